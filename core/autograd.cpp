@@ -1,0 +1,195 @@
+#include "core/autograd.h"
+
+#include <atomic>
+
+namespace voxgrad {
+namespace {
+
+thread_local bool recording = true;
+std::atomic<uint64_t> next_sequence{1};
+
+/// Deletes nodes one after the other: a node's death may free others, which queue up here instead of
+/// nesting, however long the chain.
+void delete_node(Node* node) {
+  thread_local std::vector<Node*> waiting;
+  thread_local bool draining = false;
+  waiting.push_back(node);
+  if (draining) return;
+  draining = true;
+  while (!waiting.empty()) {
+    Node* next = waiting.back();
+    waiting.pop_back();
+    delete next;
+  }
+  draining = false;
+}
+
+AutogradData& data_of(const Tensor& tensor) {
+  check(tensor.defined(), "autograd", "the tensor is undefined");
+  auto& data = tensor.body()->autograd;
+  if (!data) data = std::make_unique<AutogradData>();
+  return *data;
+}
+
+const AutogradData* find_data(const Tensor& tensor) {
+  check(tensor.defined(), "autograd", "the tensor is undefined");
+  return tensor.body()->autograd.get();
+}
+
+}  // namespace
+
+std::shared_ptr<Node> Node::make(std::string name) {
+  std::shared_ptr<Node> node(new Node(std::move(name)), delete_node);
+  node->sequence = next_sequence++;
+  return node;
+}
+
+Edge autograd::edge_to(const Tensor& tensor) {
+  if (!tensor.defined() || !tensor.requires_grad()) return {};
+  AutogradData& data = data_of(tensor);
+  if (data.grad_fn) return {data.grad_fn, data.output};
+  std::shared_ptr<Node> node = data.accumulator.lock();
+  if (!node) {
+    node = Node::make("accumulate_grad");
+    node->sequence = 0;
+    node->outputs.push_back({tensor.shape(), tensor.dtype(), tensor.device(), {}});
+    node->leaf = tensor.body();
+    data.accumulator = node;
+  }
+  return {node, 0};
+}
+
+bool grad_enabled() { return recording; }
+GradModeGuard::GradModeGuard(bool enabled) : previous_(recording) { recording = enabled; }
+GradModeGuard::~GradModeGuard() { recording = previous_; }
+
+bool needs_grad(const Tensors& inputs) {
+  if (!recording) return false;
+  for (const Tensor& input : inputs)
+    if (input.defined() && input.requires_grad()) return true;
+  return false;
+}
+
+Saved::Saved(const Tensor& tensor) : tensor_(tensor) {
+  if (tensor.defined()) version_ = tensor.storage()->version();
+}
+
+namespace {
+void check_version(const Tensor& tensor, uint64_t saved) {
+  const uint64_t now = tensor.storage()->version();
+  check(now == saved, "backward", "a tensor needed for the gradient was written to in place: ", describe(tensor),
+        " is at version ", now, ", was saved at version ", saved);
+}
+}  // namespace
+
+const Tensor& Saved::operator()() const {
+  if (tensor_.defined()) check_version(tensor_, version_);
+  return tensor_;
+}
+
+autograd::SavedOutput::SavedOutput(const Tensor& output)
+    : detached_(output.detach()),
+      node_(output.grad_fn()),
+      output_(data_of(output).output),
+      version_(output.storage()->version()) {}
+
+Tensor autograd::SavedOutput::operator()() const {
+  check_version(detached_, version_);
+  Tensor tensor = detached_.detach();
+  if (auto node = node_.lock(); node && recording) {
+    AutogradData& data = data_of(tensor);
+    data.requires_grad = true;
+    data.grad_fn = std::move(node);
+    data.output = output_;
+  }
+  return tensor;
+}
+
+void autograd::record(const char* name, const Tensors& outputs, const Tensors& inputs, Backward backward) {
+  if (!needs_grad(inputs)) return;
+  auto node = Node::make(name);
+  for (const Tensor& input : inputs) node->edges.push_back(edge_to(input));
+  for (const Tensor& output : outputs) {
+    for (const Tensor& input : inputs)
+      check(!output.is_same(input), name, "an output is one of the inputs; return a view or a copy");
+    if (is_floating(output.dtype())) {
+      AutogradData& data = data_of(output);
+      data.requires_grad = true;
+      data.grad_fn = node;
+      data.output = node->outputs.size();
+    }
+    node->outputs.push_back({output.shape(), output.dtype(), output.device(), {}});
+  }
+  node->backward = std::move(backward);
+}
+
+void autograd::once_differentiable(const char* op) {
+  check(!recording, op, "its gradient cannot be differentiated again (create_graph = true)");
+}
+
+Tensors custom_function(const char* name, const Tensors& inputs, const std::function<Tensors(const Tensors&)>& forward,
+                        Backward backward) {
+  Tensors outputs;
+  {
+    NoGradGuard no_grad;
+    outputs = forward(inputs);
+  }
+  autograd::record(name, outputs, inputs, std::move(backward));
+  return outputs;
+}
+
+bool Tensor::requires_grad() const {
+  const AutogradData* data = find_data(*this);
+  return data && data->requires_grad;
+}
+
+const Tensor& Tensor::requires_grad_(bool value) const {
+  check(is_leaf() || value, "requires_grad_", "the result of an operation requires grad; use detach()");
+  check(!value || is_floating(dtype()), "requires_grad_", "only floating tensors have gradients, this one is ",
+        describe(*this));
+  if (value || body_->autograd) data_of(*this).requires_grad = value;
+  return *this;
+}
+
+bool Tensor::is_leaf() const { return grad_fn() == nullptr; }
+
+Tensor Tensor::grad() const {
+  const AutogradData* data = find_data(*this);
+  return data ? data->grad : Tensor();
+}
+
+void Tensor::set_grad(const Tensor& grad) const {
+  if (grad.defined())
+    check(grad.shape() == shape() && grad.dtype() == dtype() && grad.device() == device(), "set_grad",
+          "the gradient is ", describe(grad), ", the tensor is ", describe(*this));
+  data_of(*this).grad = grad;
+}
+
+std::shared_ptr<Node> Tensor::grad_fn() const {
+  const AutogradData* data = find_data(*this);
+  return data ? data->grad_fn : nullptr;
+}
+
+Tensor Tensor::detach() const { return as_strided(*this, shape(), strides(), storage_offset()); }
+
+void Tensor::register_hook(std::function<Tensor(const Tensor&)> hook) const {
+  check(requires_grad(), "register_hook", "the tensor does not require grad");
+  check(static_cast<bool>(hook), "register_hook", "the hook is empty");
+  AutogradData& data = data_of(*this);
+  auto& hooks = data.grad_fn ? data.grad_fn->outputs[data.output].hooks : data.hooks;
+  hooks.push_back(std::move(hook));
+}
+
+void Tensor::retain_grad() const {
+  if (is_leaf()) return;
+  register_hook([weak = std::weak_ptr<TensorBody>(body_)](const Tensor& grad) {
+    if (auto body = weak.lock()) Tensor(body).set_grad(grad);
+    return Tensor();
+  });
+}
+
+void Tensor::backward(const Tensor& gradient, bool retain_graph, bool create_graph) const {
+  autograd::backward({*this}, {gradient}, retain_graph, create_graph);
+}
+
+}  // namespace voxgrad

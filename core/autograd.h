@@ -1,0 +1,172 @@
+// Reverse-mode differentiation: the recorded graph, and the engine that runs it backward.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "core/tensor.h"
+
+namespace voxgrad {
+
+/// The gradients of a node's inputs from those of its outputs. Undefined tensors stand for zero.
+using Backward = std::function<Tensors(const Tensors& grads)>;
+using Hook = std::function<Tensor(const Tensor& grad)>;
+
+/// Where a gradient goes: output number `output` of `node`.
+struct Edge {
+  std::shared_ptr<Node> node;
+  size_t output = 0;
+};
+
+/// One recorded operation, or the place where a leaf's gradient is accumulated.
+class Node {
+ public:
+  struct Output {
+    Shape shape;
+    DType dtype;
+    Device device;
+    std::vector<Hook> hooks;
+  };
+
+  /// Nodes are made here: they are deleted one after the other, never recursively.
+  static std::shared_ptr<Node> make(std::string name);
+
+  std::string name;
+  uint64_t sequence = 0;    ///< every node comes after those that made its inputs; 0 for a leaf
+  std::vector<Edge> edges;  ///< one for each input; an empty one needs no gradient
+  std::vector<Output> outputs;
+  Backward backward;                 ///< empty once the graph was freed, and for a leaf
+  std::shared_ptr<TensorBody> leaf;  ///< set for accumulators only
+
+ private:
+  explicit Node(std::string node_name) : name(std::move(node_name)) {}
+};
+
+/// The autograd side of a tensor; absent until needed.
+struct AutogradData {
+  bool requires_grad = false;
+  Tensor grad;
+  std::shared_ptr<Node> grad_fn;
+  size_t output = 0;                ///< which output of grad_fn
+  std::weak_ptr<Node> accumulator;  ///< leaves: where edges to this tensor end
+  std::vector<Hook> hooks;          ///< leaves: a non-leaf's hooks live in its grad_fn
+};
+
+struct TensorBody {
+  std::shared_ptr<Storage> storage;
+  int64_t offset = 0;
+  Shape shape;
+  Strides strides;
+  DType dtype = DType::f32;
+  std::unique_ptr<AutogradData> autograd;
+};
+
+/// Whether operations are being recorded on this thread.
+bool grad_enabled();
+
+/// Sets recording on this thread for as long as it lives.
+class GradModeGuard {
+ public:
+  explicit GradModeGuard(bool enabled);
+  ~GradModeGuard();
+  GradModeGuard(const GradModeGuard&) = delete;
+  GradModeGuard& operator=(const GradModeGuard&) = delete;
+
+ private:
+  bool previous_;
+};
+
+/// Nothing is recorded while it lives: `NoGradGuard no_grad;`
+class NoGradGuard : public GradModeGuard {
+ public:
+  NoGradGuard() : GradModeGuard(false) {}
+};
+
+/// True if an operation on these inputs has to be recorded.
+bool needs_grad(const Tensors& inputs);
+
+/// A tensor kept for the backward pass. Reading it throws if it was written to since.
+class Saved {
+ public:
+  Saved() = default;
+  Saved(const Tensor& tensor);
+  /// The tensor as it was saved. Throws Error after an in-place write.
+  const Tensor& operator()() const;
+  bool defined() const { return tensor_.defined(); }
+
+ private:
+  Tensor tensor_;
+  uint64_t version_ = 0;
+};
+
+namespace autograd {
+
+/// Where the gradient of `tensor` goes: the operation that made it, the accumulator of a leaf, or nowhere.
+Edge edge_to(const Tensor& tensor);
+
+/// Attaches `backward` to outputs computed from `inputs`. Does nothing if none of the inputs needs a
+/// gradient or recording is off. The outputs must be fresh tensors (not inputs).
+void record(const char* name, const Tensors& outputs, const Tensors& inputs, Backward backward);
+
+/// For a backward pass that needs its own output (exp, sigmoid): the output without a cycle through the
+/// graph, and as part of the graph again when read.
+class SavedOutput {
+ public:
+  explicit SavedOutput(const Tensor& output);
+  Tensor operator()() const;
+
+ private:
+  Tensor detached_;
+  std::weak_ptr<Node> node_;
+  size_t output_;
+  uint64_t version_;
+};
+
+/// Throws unless the backward pass that is running is an ordinary one: for gradients made of fused kernels
+/// that cannot be differentiated again.
+void once_differentiable(const char* op);
+
+/// d(sum of outputs * grad_outputs) / d(inputs), leaving all grad() alone. `grad_outputs` may be empty
+/// (ones for one-element outputs). Inputs that outputs do not depend on: undefined tensors if
+/// `allow_unused`, else an error.
+Tensors grad(const Tensors& outputs, const Tensors& inputs, const Tensors& grad_outputs = {}, bool retain_graph = false,
+             bool create_graph = false, bool allow_unused = false);
+
+/// backward() from several tensors at once.
+void backward(const Tensors& outputs, const Tensors& grad_outputs = {}, bool retain_graph = false,
+              bool create_graph = false);
+
+}  // namespace autograd
+
+using autograd::grad;
+
+/// Records a single output. `backward` is called with (grad) or with (grad, output) and returns a gradient
+/// for each input. Returns `output`.
+template <class F>
+Tensor record(const char* name, Tensor output, const Tensors& inputs, F backward) {
+  if (!needs_grad(inputs)) return output;
+  if constexpr (std::is_invocable_v<F, const Tensor&, const Tensor&>) {
+    // The node has to exist before its output can be saved: fill the slot afterwards.
+    auto saved = std::make_shared<std::unique_ptr<autograd::SavedOutput>>();
+    autograd::record(name, {output}, inputs, [backward = std::move(backward), saved](const Tensors& grads) {
+      return Tensors(backward(grads[0], (**saved)()));
+    });
+    *saved = std::make_unique<autograd::SavedOutput>(output);
+  } else {
+    autograd::record(name, {output}, inputs,
+                     [backward = std::move(backward)](const Tensors& grads) { return Tensors(backward(grads[0])); });
+  }
+  return output;
+}
+
+/// A differentiable function of the user's own: `forward` runs unrecorded, `backward` gives a gradient for
+/// each input and is itself differentiable if it is made of differentiable operations. Tensors that
+/// backward needs are captured as `Saved`.
+Tensors custom_function(const char* name, const Tensors& inputs, const std::function<Tensors(const Tensors&)>& forward,
+                        Backward backward);
+
+}  // namespace voxgrad

@@ -1,0 +1,62 @@
+#include "core/dims.h"
+
+namespace voxgrad {
+
+int64_t numel(const Shape& shape, const char* op) {
+  int64_t count = 1;
+  bool overflow = false;
+  bool zero = false;
+  for (int64_t size : shape) {
+    check(size >= 0, op, "sizes must not be negative, got ", shape);
+    zero |= size == 0;
+    overflow |= __builtin_mul_overflow(count, size, &count);
+  }
+  if (zero) return 0;
+  check(!overflow, op, "the number of elements of ", shape, " does not fit in 64 bits");
+  return count;
+}
+
+Strides contiguous_strides(const Shape& shape) {
+  Strides strides = shape;
+  int64_t step = 1;
+  for (int64_t i = shape.size() - 1; i >= 0; --i) {
+    strides[i] = step;
+    step *= shape[i] > 0 ? shape[i] : 1;
+  }
+  return strides;
+}
+
+Strides channels_last_strides(const Shape& shape) {
+  check(shape.size() >= 3, "channels_last", "needs (N, C, spatial...), got shape ", shape);
+  Strides strides = shape;
+  strides[1] = 1;
+  int64_t step = shape[1] > 0 ? shape[1] : 1;
+  for (int64_t i = shape.size() - 1; i >= 0; --i) {
+    if (i == 1) continue;
+    strides[i] = step;
+    step *= shape[i] > 0 ? shape[i] : 1;
+  }
+  return strides;
+}
+
+int64_t normalize_axis(int64_t axis, int64_t rank, const char* op) {
+  const int64_t reach = rank > 0 ? rank : 1;
+  check(axis >= -reach && axis < reach, op, "axis ", axis, " is out of range for ", rank, " axes");
+  return axis < 0 ? axis + reach : axis;
+}
+
+Shape broadcast_shapes(const Shape& a, const Shape& b, const char* op) {
+  const Shape& longer = a.size() >= b.size() ? a : b;
+  const Shape& shorter = a.size() >= b.size() ? b : a;
+  Shape shape = longer;
+  const int64_t lead = longer.size() - shorter.size();
+  for (int64_t i = 0; i < shorter.size(); ++i) {
+    const int64_t size = shorter[i];
+    int64_t& target = shape[lead + i];
+    check(size == target || size == 1 || target == 1, op, "shapes ", a, " and ", b, " do not broadcast");
+    if (target == 1) target = size;
+  }
+  return shape;
+}
+
+}  // namespace voxgrad

@@ -1,0 +1,114 @@
+// Sizes and strides: small vectors of int64_t that never allocate.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <initializer_list>
+#include <ostream>
+#include <span>
+
+#include "core/error.h"
+
+namespace voxgrad {
+
+/// A tensor has at most this many axes.
+inline constexpr int kMaxRank = 8;
+
+/// Up to kMaxRank int64_t values: the sizes of a tensor, or its strides in elements.
+class Dims {
+ public:
+  Dims() = default;
+  Dims(std::initializer_list<int64_t> values) : Dims(std::span(values.begin(), values.size())) {}
+  Dims(std::span<const int64_t> values) {
+    check(values.size() <= kMaxRank, "Dims", "at most ", kMaxRank, " axes, got ", values.size());
+    for (int64_t value : values) values_[rank_++] = value;
+  }
+  /// `rank` copies of `value`.
+  static Dims filled(int64_t rank, int64_t value) {
+    check(rank >= 0 && rank <= kMaxRank, "Dims", "at most ", kMaxRank, " axes, got ", rank);
+    Dims dims;
+    while (dims.rank_ < rank) dims.values_[dims.rank_++] = value;
+    return dims;
+  }
+
+  int64_t size() const { return rank_; }
+  bool empty() const { return rank_ == 0; }
+  int64_t& operator[](int64_t axis) { return values_[static_cast<size_t>(axis)]; }
+  int64_t operator[](int64_t axis) const { return values_[static_cast<size_t>(axis)]; }
+  const int64_t* data() const { return values_.data(); }
+  const int64_t* begin() const { return data(); }
+  const int64_t* end() const { return data() + rank_; }
+  int64_t* begin() { return values_.data(); }
+  int64_t* end() { return values_.data() + rank_; }
+  int64_t back() const { return values_[static_cast<size_t>(rank_ - 1)]; }
+
+  void push_back(int64_t value) {
+    check(rank_ < kMaxRank, "Dims", "at most ", kMaxRank, " axes");
+    values_[static_cast<size_t>(rank_++)] = value;
+  }
+  void insert(int64_t axis, int64_t value) {
+    push_back(value);
+    for (int64_t i = rank_ - 1; i > axis; --i) (*this)[i] = (*this)[i - 1];
+    (*this)[axis] = value;
+  }
+  void erase(int64_t axis) {
+    for (int64_t i = axis; i + 1 < rank_; ++i) (*this)[i] = (*this)[i + 1];
+    --rank_;
+  }
+
+  friend bool operator==(const Dims& a, const Dims& b) {
+    if (a.rank_ != b.rank_) return false;
+    for (int64_t i = 0; i < a.rank_; ++i)
+      if (a[i] != b[i]) return false;
+    return true;
+  }
+  /// "[2, 32, 8]"
+  friend std::ostream& operator<<(std::ostream& out, const Dims& dims) {
+    out << '[';
+    for (int64_t i = 0; i < dims.rank_; ++i) out << (i ? ", " : "") << dims[i];
+    return out << ']';
+  }
+
+ private:
+  std::array<int64_t, kMaxRank> values_{};
+  int64_t rank_ = 0;
+};
+
+using Shape = Dims;
+using Strides = Dims;
+
+/// The product of the sizes (1 for a scalar). Throws if a size is negative or the product overflows.
+int64_t numel(const Shape& shape, const char* op = "numel");
+
+/// Row-major strides of a dense tensor.
+Strides contiguous_strides(const Shape& shape);
+
+/// Strides of a dense tensor whose axis 1 varies fastest: (N, C, D, H, W) stored as (N, D, H, W, C).
+/// The shape needs at least three axes.
+Strides channels_last_strides(const Shape& shape);
+
+/// `axis`, counted from the end when negative. Throws if it lies outside [-rank, rank).
+int64_t normalize_axis(int64_t axis, int64_t rank, const char* op);
+
+/// The shape both broadcast to by PyTorch's rule. Throws if they do not.
+Shape broadcast_shapes(const Shape& a, const Shape& b, const char* op);
+
+/// N sizes, one for each spatial axis; a single int stands for N equal ones.
+template <int N>
+struct Extent {
+  std::array<int64_t, N> values{};
+
+  constexpr Extent(int64_t value) { values.fill(value); }
+  constexpr Extent(int value) : Extent(static_cast<int64_t>(value)) {}
+  template <class... Ints>
+  requires(N > 1 && sizeof...(Ints) == N) constexpr Extent(Ints... sizes) : values{static_cast<int64_t>(sizes)...} {}
+
+  constexpr int64_t operator[](int axis) const { return values[static_cast<size_t>(axis)]; }
+  constexpr int64_t& operator[](int axis) { return values[static_cast<size_t>(axis)]; }
+  friend constexpr bool operator==(const Extent&, const Extent&) = default;
+  friend std::ostream& operator<<(std::ostream& out, const Extent& e) { return out << Dims(e.values); }
+};
+
+using Triple = Extent<3>;
+
+}  // namespace voxgrad

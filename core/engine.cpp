@@ -1,0 +1,208 @@
+// Runs the recorded graph backward.
+//
+// Every node carries a sequence number larger than those of the nodes that made its inputs, and leaves have
+// 0. So the reachable nodes, taken by falling number, are in an order in which each node comes after all
+// that send it gradients: a heap replaces counting dependencies, and nothing recurses.
+#include <algorithm>
+#include <queue>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "core/autograd.h"
+
+namespace voxgrad {
+namespace {
+
+bool later(const std::shared_ptr<Node>& a, const std::shared_ptr<Node>& b) { return a->sequence > b->sequence; }
+
+Edge root_of(const Tensor& tensor, const char* op) {
+  check(tensor.defined(), op, "the tensor is undefined");
+  check(tensor.requires_grad(), op, "the tensor does not require grad and has no graph: ", describe(tensor));
+  return autograd::edge_to(tensor);
+}
+
+class Engine {
+ public:
+  Engine(bool retain_graph, bool create_graph) : retain_(retain_graph || create_graph), create_(create_graph) {}
+
+  /// Restricts the run to what leads to these edges, and collects their gradients instead of accumulating.
+  void capture(std::vector<Edge> wanted, const std::vector<Edge>& roots);
+  void run(const std::vector<Edge>& roots, const Tensors& gradients);
+  Tensors captured;
+
+ private:
+  struct Pending {
+    Tensors grads;            // one for each output
+    std::vector<bool> owned;  // sums made here, which may be added to in place
+  };
+
+  void send(const Edge& edge, const Tensor& grad, const std::string& from);
+  void visit(const std::shared_ptr<Node>& node, Pending pending);
+  void accumulate(TensorBody& leaf, const Tensor& grad);
+  static void run_hooks(const std::vector<Hook>& hooks, Tensor& grad);
+  bool is_needed(const Node* node) const { return wanted_.empty() || needed_.contains(node); }
+
+  bool retain_, create_;
+  std::vector<Edge> wanted_;
+  std::unordered_set<const Node*> needed_;
+  std::unordered_map<const Node*, Pending> pending_;
+  std::priority_queue<std::shared_ptr<Node>, std::vector<std::shared_ptr<Node>>,
+                      bool (*)(const std::shared_ptr<Node>&, const std::shared_ptr<Node>&)>
+      ready_{[](const std::shared_ptr<Node>& a, const std::shared_ptr<Node>& b) { return later(b, a); }};
+};
+
+void Engine::capture(std::vector<Edge> wanted, const std::vector<Edge>& roots) {
+  wanted_ = std::move(wanted);
+  captured.resize(wanted_.size());
+  std::vector<Node*> reachable, stack;
+  std::unordered_set<Node*> seen;
+  const auto push = [&](const Edge& edge) {
+    if (edge.node && seen.insert(edge.node.get()).second) stack.push_back(edge.node.get());
+  };
+  for (const Edge& root : roots) push(root);
+  while (!stack.empty()) {
+    Node* node = stack.back();
+    stack.pop_back();
+    reachable.push_back(node);
+    for (const Edge& edge : node->edges) push(edge);
+  }
+  for (const Edge& edge : wanted_) needed_.insert(edge.node.get());
+  std::sort(reachable.begin(), reachable.end(), [](Node* a, Node* b) { return a->sequence < b->sequence; });
+  for (const Node* node : reachable)
+    for (const Edge& edge : node->edges)
+      if (edge.node && needed_.contains(edge.node.get())) needed_.insert(node);
+}
+
+void Engine::run(const std::vector<Edge>& roots, const Tensors& gradients) {
+  GradModeGuard mode(create_);
+  for (size_t i = 0; i < roots.size(); ++i) send(roots[i], gradients[i], "the root");
+  while (!ready_.empty()) {
+    std::shared_ptr<Node> node = ready_.top();
+    ready_.pop();
+    auto entry = pending_.extract(node.get());
+    visit(node, std::move(entry.mapped()));
+  }
+}
+
+void Engine::send(const Edge& edge, const Tensor& grad, const std::string& from) {
+  if (!edge.node || !grad.defined() || !is_needed(edge.node.get())) return;
+  const Node::Output& to = edge.node->outputs[edge.output];
+  check(grad.shape() == to.shape && grad.dtype() == to.dtype && grad.device() == to.device, "backward", from,
+        " sends a gradient ", describe(grad), " to a tensor ", to.shape, ' ', to.dtype, " on ", to.device);
+  auto [entry, fresh] = pending_.try_emplace(edge.node.get());
+  Pending& pending = entry->second;
+  if (fresh) {
+    pending.grads.resize(edge.node->outputs.size());
+    pending.owned.resize(edge.node->outputs.size());
+    ready_.push(edge.node);
+  }
+  Tensor& sum = pending.grads[edge.output];
+  if (!sum.defined()) {
+    sum = grad;
+  } else if (pending.owned[edge.output]) {
+    sum.add_(grad);
+  } else {
+    sum = sum.add(grad);
+    pending.owned[edge.output] = !create_;
+  }
+}
+
+void Engine::visit(const std::shared_ptr<Node>& node, Pending pending) {
+  for (size_t i = 0; i < node->outputs.size(); ++i) run_hooks(node->outputs[i].hooks, pending.grads[i]);
+  if (node->leaf && node->leaf->autograd) run_hooks(node->leaf->autograd->hooks, pending.grads[0]);
+
+  for (size_t i = 0; i < wanted_.size(); ++i)
+    if (wanted_[i].node == node) captured[i] = pending.grads[wanted_[i].output];
+  if (node->leaf) {
+    if (wanted_.empty()) accumulate(*node->leaf, pending.grads[0]);
+    return;
+  }
+  const auto leads_on = [&](const Edge& edge) { return edge.node && is_needed(edge.node.get()); };
+  if (std::none_of(node->edges.begin(), node->edges.end(), leads_on)) return;
+
+  check(static_cast<bool>(node->backward), "backward", "the graph of '", node->name,
+        "' was freed by an earlier backward; give that one retain_graph = true");
+  const Tensors grads = node->backward(pending.grads);
+  check(grads.size() == node->edges.size(), "backward", '\'', node->name, "' returned ", grads.size(),
+        " gradients for ", node->edges.size(), " inputs");
+  for (size_t i = 0; i < grads.size(); ++i) send(node->edges[i], grads[i], '\'' + node->name + '\'');
+  if (!retain_) node->backward = nullptr;
+}
+
+void Engine::run_hooks(const std::vector<Hook>& hooks, Tensor& grad) {
+  if (!grad.defined()) return;
+  for (const Hook& hook : hooks) {
+    Tensor changed = hook(grad);
+    if (!changed.defined()) continue;
+    check(changed.shape() == grad.shape() && changed.dtype() == grad.dtype() && changed.device() == grad.device(),
+          "hook", "returned ", describe(changed), " for a gradient ", describe(grad));
+    grad = std::move(changed);
+  }
+}
+
+void Engine::accumulate(TensorBody& leaf, const Tensor& grad) {
+  if (!grad.defined() || !leaf.autograd) return;
+  Tensor& sum = leaf.autograd->grad;
+  if (create_) {
+    sum = sum.defined() ? sum.add(grad) : grad;
+  } else if (sum.defined() && !sum.requires_grad()) {
+    sum.add_(grad);
+  } else if (sum.defined()) {
+    sum = sum.add(grad);
+  } else {
+    // Kept as it is if nobody else holds its memory, so that writing to one gradient never shows in another.
+    const bool alone = grad.body().use_count() == 1 && grad.storage().use_count() == 1 &&
+                       (grad.is_contiguous() || grad.suggest_memory_format() == MemoryFormat::channels_last);
+    sum = alone ? grad.detach() : grad.detach().clone();
+  }
+}
+
+std::vector<Edge> roots_of(const Tensors& outputs, const char* op) {
+  std::vector<Edge> roots;
+  for (const Tensor& output : outputs) roots.push_back(root_of(output, op));
+  return roots;
+}
+
+/// The given gradients, checked, with ones where they may be left out.
+Tensors seeds(const Tensors& outputs, const Tensors& given, const char* op) {
+  check(!outputs.empty(), op, "no outputs");
+  check(given.empty() || given.size() == outputs.size(), op, given.size(), " gradients for ", outputs.size(),
+        " outputs");
+  Tensors gradients;
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const Tensor& output = outputs[i];
+    if (i < given.size() && given[i].defined()) {
+      gradients.push_back(given[i]);
+      continue;
+    }
+    check(output.numel() == 1, op, "a gradient may be left out for one element only, the output is ", describe(output));
+    Tensor one = empty(output.shape(), output.options());
+    one.fill_(1);
+    gradients.push_back(one);
+  }
+  return gradients;
+}
+
+}  // namespace
+
+void autograd::backward(const Tensors& outputs, const Tensors& grad_outputs, bool retain_graph, bool create_graph) {
+  const std::vector<Edge> roots = roots_of(outputs, "backward");
+  const Tensors gradients = seeds(outputs, grad_outputs, "backward");
+  Engine(retain_graph, create_graph).run(roots, gradients);
+}
+
+Tensors autograd::grad(const Tensors& outputs, const Tensors& inputs, const Tensors& grad_outputs, bool retain_graph,
+                       bool create_graph, bool allow_unused) {
+  check(!inputs.empty(), "grad", "no inputs");
+  const std::vector<Edge> roots = roots_of(outputs, "grad");
+  const Tensors gradients = seeds(outputs, grad_outputs, "grad");
+  Engine engine(retain_graph, create_graph);
+  engine.capture(roots_of(inputs, "grad"), roots);
+  engine.run(roots, gradients);
+  for (size_t i = 0; i < inputs.size(); ++i)
+    check(allow_unused || engine.captured[i].defined(), "grad", "input ", i,
+          " was not used by the outputs; allow_unused = true gives an undefined tensor for it");
+  return engine.captured;
+}
+
+}  // namespace voxgrad

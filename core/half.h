@@ -1,0 +1,64 @@
+// Storage types for bfloat16 and IEEE binary16. Arithmetic is done in float; conversions round to
+// nearest even. Usable in device code.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+
+#ifdef __CUDACC__
+#define VG_HOST_DEVICE __host__ __device__
+#else
+#define VG_HOST_DEVICE
+#endif
+
+namespace voxgrad {
+
+struct BFloat16 {
+  uint16_t bits = 0;
+
+  BFloat16() = default;
+  VG_HOST_DEVICE explicit BFloat16(float value) {
+    const uint32_t x = std::bit_cast<uint32_t>(value);
+    const bool nan = (x & 0x7fffffffu) > 0x7f800000u;
+    const uint32_t rounded = x + 0x7fffu + ((x >> 16) & 1u);
+    bits = static_cast<uint16_t>(nan ? (x >> 16) | 0x40u : rounded >> 16);
+  }
+  VG_HOST_DEVICE operator float() const { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
+};
+
+struct Float16 {
+  uint16_t bits = 0;
+
+  Float16() = default;
+  VG_HOST_DEVICE explicit Float16(float value) {
+    const uint32_t x = std::bit_cast<uint32_t>(value);
+    const uint32_t sign = (x >> 16) & 0x8000u;
+    const uint32_t magnitude = x & 0x7fffffffu;
+    uint32_t half;
+    if (magnitude > 0x7f800000u) {
+      half = 0x7e00u;  // NaN
+    } else if (magnitude >= 0x477ff000u) {
+      half = 0x7c00u;                       // rounds to infinity
+    } else if (magnitude >= 0x38800000u) {  // normal: rebias the exponent, round to even
+      const uint32_t odd = (magnitude >> 13) & 1u;
+      half = (magnitude - 0x38000000u + 0xfffu + odd) >> 13;
+    } else {  // subnormal: let the float adder round at 2^-24
+      const float shifted = std::bit_cast<float>(magnitude) + 0.5f;
+      half = std::bit_cast<uint32_t>(shifted) - 0x3f000000u;
+    }
+    bits = static_cast<uint16_t>(sign | half);
+  }
+  VG_HOST_DEVICE operator float() const {
+    const uint32_t sign = static_cast<uint32_t>(bits & 0x8000u) << 16;
+    const uint32_t exponent = (bits >> 10) & 0x1fu;
+    const uint32_t mantissa = bits & 0x3ffu;
+    if (exponent == 0) {
+      const float magnitude = static_cast<float>(mantissa) * 0x1p-24f;
+      return sign ? -magnitude : magnitude;
+    }
+    const uint32_t wide = exponent == 31 ? 255u : exponent + 112u;
+    return std::bit_cast<float>(sign | (wide << 23) | (mantissa << 13));
+  }
+};
+
+}  // namespace voxgrad

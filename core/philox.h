@@ -1,0 +1,65 @@
+// Philox4x32-10, a counter-based generator: the same integers on every device.
+// Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "core/half.h"
+
+namespace voxgrad {
+
+struct Philox4 {
+  uint32_t v[4];
+};
+
+/// Four random words from a key (the seed) and a counter.
+VG_HOST_DEVICE inline Philox4 philox(uint64_t seed, uint64_t counter, uint64_t stream = 0) {
+  uint32_t c0 = static_cast<uint32_t>(counter), c1 = static_cast<uint32_t>(counter >> 32);
+  uint32_t c2 = static_cast<uint32_t>(stream), c3 = static_cast<uint32_t>(stream >> 32);
+  uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
+  for (int round = 0; round < 10; ++round) {
+    const uint64_t p0 = uint64_t{0xD2511F53u} * c0;
+    const uint64_t p1 = uint64_t{0xCD9E8D57u} * c2;
+    const uint32_t n0 = static_cast<uint32_t>(p1 >> 32) ^ c1 ^ k0;
+    const uint32_t n2 = static_cast<uint32_t>(p0 >> 32) ^ c3 ^ k1;
+    c1 = static_cast<uint32_t>(p1);
+    c3 = static_cast<uint32_t>(p0);
+    c0 = n0;
+    c2 = n2;
+    k0 += 0x9E3779B9u;
+    k1 += 0xBB67AE85u;
+  }
+  return {{c0, c1, c2, c3}};
+}
+
+/// [0, 1) with 24 bits.
+VG_HOST_DEVICE inline float uniform_float(uint32_t word) { return static_cast<float>(word >> 8) * 0x1p-24f; }
+/// [0, 1) with 53 bits.
+VG_HOST_DEVICE inline double uniform_double(uint32_t high, uint32_t low) {
+  const uint64_t bits = (static_cast<uint64_t>(high) << 32 | low) >> 11;
+  return static_cast<double>(bits) * 0x1p-53;
+}
+
+/// Element `i` of a stream of uniforms on [0, 1): float elements take four to a counter, double two.
+template <class T>
+VG_HOST_DEVICE T philox_uniform(uint64_t seed, uint64_t offset, uint64_t i) {
+  if constexpr (sizeof(T) == 8) {
+    const Philox4 r = philox(seed, offset + i / 2);
+    return i % 2 ? uniform_double(r.v[2], r.v[3]) : uniform_double(r.v[0], r.v[1]);
+  } else {
+    return uniform_float(philox(seed, offset + i / 4).v[i % 4]);
+  }
+}
+
+/// Element `i` of a stream of standard normals (Box and Muller 1958, in pairs).
+template <class T>
+VG_HOST_DEVICE T philox_normal(uint64_t seed, uint64_t offset, uint64_t i) {
+  const uint64_t pair = i & ~uint64_t{1};
+  // 1 - u lies in (0, 1], where the logarithm is finite.
+  const T radius = std::sqrt(T(-2) * std::log(T(1) - philox_uniform<T>(seed, offset, pair)));
+  const T angle = T(6.283185307179586476925286766559) * philox_uniform<T>(seed, offset, pair + 1);
+  return radius * (i % 2 ? std::sin(angle) : std::cos(angle));
+}
+
+}  // namespace voxgrad

@@ -1,0 +1,34 @@
+#include "core/random.h"
+
+#include "core/error.h"
+#include "core/philox.h"
+
+namespace voxgrad {
+
+GeneratorState Generator::reserve(int64_t count, DType dtype) {
+  check(count >= 0, "random", "negative count ", count);
+  const GeneratorState start = state_;
+  const uint64_t per_counter = dtype == DType::f64 ? 2 : 4;
+  state_.offset += (static_cast<uint64_t>(count) + per_counter - 1) / per_counter;
+  return start;
+}
+
+int64_t Generator::next_below(int64_t bound) {
+  check(bound > 0, "random", "the bound must be positive, got ", bound);
+  const auto range = static_cast<uint64_t>(bound);
+  const uint64_t limit = UINT64_MAX - UINT64_MAX % range;  // reject the uneven tail
+  while (true) {
+    const Philox4 r = philox(state_.seed, state_.offset++);
+    const uint64_t draw = static_cast<uint64_t>(r.v[0]) << 32 | r.v[1];
+    if (draw < limit) return static_cast<int64_t>(draw % range);
+  }
+}
+
+Generator& default_generator() {
+  static Generator generator;
+  return generator;
+}
+
+void manual_seed(uint64_t seed) { default_generator().manual_seed(seed); }
+
+}  // namespace voxgrad

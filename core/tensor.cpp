@@ -1,0 +1,240 @@
+#include "core/tensor.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/autograd.h"
+
+namespace voxgrad {
+namespace {
+
+TensorBody& body_of(const Tensor& tensor, const char* op) {
+  check(tensor.defined(), op, "the tensor is undefined");
+  return *tensor.body();
+}
+
+/// Elements between the first and the one past the last that the geometry can reach.
+std::pair<int64_t, int64_t> reach(const Shape& shape, const Strides& strides, const char* op) {
+  int64_t low = 0, high = 0;
+  bool overflow = false;
+  for (int64_t i = 0; i < shape.size(); ++i) {
+    if (shape[i] == 0) return {0, 0};
+    int64_t step = 0;
+    overflow |= __builtin_mul_overflow(shape[i] - 1, strides[i], &step);
+    overflow |= __builtin_add_overflow(step < 0 ? low : high, step, step < 0 ? &low : &high);
+  }
+  check(!overflow && high < INT64_MAX, op, "shape ", shape, " with strides ", strides, " does not fit in 64 bits");
+  return {low, high + 1};
+}
+
+int64_t bytes_for(int64_t elements, DType dtype, const char* op) {
+  int64_t bytes = 0;
+  check(!__builtin_mul_overflow(elements, item_size(dtype), &bytes), op, elements, " elements of ", dtype,
+        " do not fit in 64 bits");
+  return bytes;
+}
+
+bool is_dense_in_order(const Shape& shape, const Strides& strides, const Strides& wanted) {
+  for (int64_t i = 0; i < shape.size(); ++i)
+    if (shape[i] > 1 && strides[i] != wanted[i]) return false;
+  return true;
+}
+
+/// True if every element of the storage range is one of the tensor's, in some order of the axes.
+bool is_dense(const Shape& shape, const Strides& strides) {
+  Dims order;
+  for (int64_t i = 0; i < shape.size(); ++i)
+    if (shape[i] != 1) order.push_back(i);
+  std::sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return strides[a] < strides[b]; });
+  int64_t expected = 1;
+  for (int64_t axis : order) {
+    if (strides[axis] != expected) return false;
+    expected *= shape[axis];
+  }
+  return true;
+}
+
+template <class T>
+T load(const void* data, DType dtype) {
+  T value{};
+  dispatch<float, double, BFloat16, Float16, int64_t, int32_t, uint8_t, bool>(dtype, "item", "CPU", [&]<class S>() {
+    S stored;
+    std::memcpy(static_cast<void*>(&stored), data, sizeof(S));
+    value = static_cast<T>(stored);
+  });
+  return value;
+}
+
+int64_t offset_of(const Tensor& tensor, const Dims& index) {
+  check(index.size() == tensor.dim(), "at", "index ", index, " does not fit shape ", tensor.shape());
+  int64_t offset = tensor.storage_offset();
+  for (int64_t i = 0; i < index.size(); ++i) {
+    check(index[i] >= 0 && index[i] < tensor.shape()[i], "at", "index ", index, " is out of range for shape ",
+          tensor.shape());
+    offset += index[i] * tensor.strides()[i];
+  }
+  return offset * item_size(tensor.dtype());
+}
+
+template <class T>
+T read_element(const Tensor& tensor, const Dims& index) {
+  char bytes[8];
+  const auto* from = static_cast<const char*>(tensor.storage()->data()) + offset_of(tensor, index);
+  runtime(tensor.device()).copy(bytes, Device::cpu(), from, tensor.device(), item_size(tensor.dtype()));
+  return load<T>(bytes, tensor.dtype());
+}
+
+View view_of(const TensorBody& body) {
+  View view;
+  view.data = static_cast<char*>(body.storage->data()) + body.offset * item_size(body.dtype);
+  view.dtype = body.dtype;
+  view.device = body.storage->device().is_cuda() ? body.storage->device().index : -1;
+  view.rank = static_cast<int>(body.shape.size());
+  std::copy(body.shape.begin(), body.shape.end(), view.size);
+  std::copy(body.strides.begin(), body.strides.end(), view.stride);
+  return view;
+}
+
+}  // namespace
+
+const Shape& Tensor::shape() const { return body_of(*this, "shape").shape; }
+const Strides& Tensor::strides() const { return body_of(*this, "strides").strides; }
+int64_t Tensor::size(int64_t axis) const { return shape()[normalize_axis(axis, dim(), "size")]; }
+int64_t Tensor::numel() const { return voxgrad::numel(shape()); }
+DType Tensor::dtype() const { return body_of(*this, "dtype").dtype; }
+Device Tensor::device() const { return body_of(*this, "device").storage->device(); }
+const std::shared_ptr<Storage>& Tensor::storage() const { return body_of(*this, "storage").storage; }
+int64_t Tensor::storage_offset() const { return body_of(*this, "storage_offset").offset; }
+
+bool Tensor::is_contiguous(MemoryFormat format) const {
+  if (format == MemoryFormat::contiguous) return is_dense_in_order(shape(), strides(), contiguous_strides(shape()));
+  return dim() >= 3 && is_dense_in_order(shape(), strides(), channels_last_strides(shape()));
+}
+
+MemoryFormat Tensor::suggest_memory_format() const {
+  const bool last = !is_contiguous() && is_contiguous(MemoryFormat::channels_last);
+  return last ? MemoryFormat::channels_last : MemoryFormat::contiguous;
+}
+
+const void* Tensor::raw_data() const { return view_of(body_of(*this, "data")).data; }
+void* Tensor::mutable_raw_data() const { return view_out().data; }
+View Tensor::view_in() const { return view_of(body_of(*this, "data")); }
+View Tensor::view_out() const {
+  TensorBody& body = body_of(*this, "data");
+  body.storage->bump_version();
+  return view_of(body);
+}
+
+void Tensor::require_dtype(DType expected) const {
+  check(dtype() == expected, "data", "asked for ", expected, ", the tensor is ", describe(*this));
+}
+void Tensor::check_item() const {
+  check(numel() == 1, "item", "needs a tensor with one element, got ", describe(*this));
+}
+double Tensor::read(const Dims& index) const { return read_element<double>(*this, index); }
+int64_t Tensor::read_int(const Dims& index) const { return read_element<int64_t>(*this, index); }
+
+void Tensor::set(const Dims& index, double value) const {
+  check(!(grad_enabled() && requires_grad()), "set", "in-place write to a tensor that requires grad");
+  char bytes[8];
+  dispatch<float, double, BFloat16, Float16, int64_t, int32_t, uint8_t, bool>(dtype(), "set", "CPU", [&]<class T>() {
+    T stored;
+    if constexpr (std::is_same_v<T, BFloat16> || std::is_same_v<T, Float16>)
+      stored = T(static_cast<float>(value));
+    else
+      stored = static_cast<T>(value);
+    std::memcpy(bytes, &stored, sizeof(T));
+  });
+  storage()->bump_version();
+  auto* to = static_cast<char*>(storage()->data()) + offset_of(*this, index);
+  runtime(device()).copy(to, device(), bytes, Device::cpu(), item_size(dtype()));
+}
+
+template <class T>
+std::vector<T> Tensor::to_vector() const {
+  const auto [low, high] = reach(shape(), strides(), "to_vector");
+  const int64_t size = item_size(dtype());
+  std::vector<char> bytes(static_cast<size_t>((high - low) * size));
+  const auto* from = static_cast<const char*>(storage()->data()) + (storage_offset() + low) * size;
+  runtime(device()).copy(bytes.data(), Device::cpu(), from, device(), bytes.size());
+
+  std::vector<T> values(static_cast<size_t>(numel()));
+  Dims index = Dims::filled(dim(), 0);
+  int64_t offset = -low;
+  for (T& value : values) {
+    value = load<T>(bytes.data() + offset * size, dtype());
+    for (int64_t axis = dim() - 1; axis >= 0; --axis) {
+      offset += strides()[axis];
+      if (++index[axis] < shape()[axis]) break;
+      offset -= strides()[axis] * shape()[axis];
+      index[axis] = 0;
+    }
+  }
+  return values;
+}
+template std::vector<double> Tensor::to_vector() const;
+template std::vector<float> Tensor::to_vector() const;
+template std::vector<int64_t> Tensor::to_vector() const;
+
+Tensor empty_strided(const Shape& shape, const Strides& strides, TensorOptions options) {
+  check(shape.size() == strides.size(), "empty", "shape ", shape, " and strides ", strides, " differ in rank");
+  numel(shape, "empty");  // refuses negative sizes
+  const auto [low, high] = reach(shape, strides, "empty");
+  check(low == 0, "empty", "negative strides ", strides);
+  auto body = std::make_shared<TensorBody>();
+  body->storage =
+      std::make_shared<Storage>(static_cast<size_t>(bytes_for(high, options.dtype, "empty")), options.device);
+  body->shape = shape;
+  body->strides = strides;
+  body->dtype = options.dtype;
+  Tensor tensor(std::move(body));
+  if (options.requires_grad) tensor.requires_grad_();
+  return tensor;
+}
+
+Tensor empty(const Shape& shape, TensorOptions options) {
+  bytes_for(numel(shape, "empty"), options.dtype, "empty");
+  return empty_strided(shape, contiguous_strides(shape), options);
+}
+
+Tensor empty_like(const Tensor& like) {
+  if (is_dense(like.shape(), like.strides())) return empty_strided(like.shape(), like.strides(), like.options());
+  return empty(like.shape(), like.options());
+}
+
+Tensor as_strided(const Tensor& tensor, const Shape& shape, const Strides& strides, int64_t storage_offset) {
+  check(shape.size() == strides.size(), "as_strided", "shape ", shape, " and strides ", strides, " differ in rank");
+  numel(shape, "as_strided");
+  const auto [low, high] = reach(shape, strides, "as_strided");
+  const auto available = static_cast<int64_t>(tensor.storage()->bytes()) / item_size(tensor.dtype());
+  const bool inside = storage_offset >= -low && storage_offset <= available && high <= available - storage_offset;
+  check(inside, "as_strided", "shape ", shape, " with strides ", strides, " at ", storage_offset,
+        " reaches outside a storage of ", available, " elements");
+  auto body = std::make_shared<TensorBody>();
+  body->storage = tensor.storage();
+  body->offset = storage_offset;
+  body->shape = shape;
+  body->strides = strides;
+  body->dtype = tensor.dtype();
+  return Tensor(std::move(body));
+}
+
+Tensor from_blob(void* data, const Shape& shape, TensorOptions options, std::function<void(void*)> release) {
+  runtime(options.device).require(options.device.index);
+  const int64_t bytes = bytes_for(numel(shape, "from_blob"), options.dtype, "from_blob");
+  check(data != nullptr || bytes == 0, "from_blob", "data is null");
+  if (!release) release = [](void*) {};
+  auto body = std::make_shared<TensorBody>();
+  body->storage = std::make_shared<Storage>(data, static_cast<size_t>(bytes), options.device, std::move(release));
+  body->shape = shape;
+  body->strides = contiguous_strides(shape);
+  body->dtype = options.dtype;
+  return Tensor(std::move(body));
+}
+
+std::string describe(const Tensor& tensor) {
+  if (!tensor.defined()) return "undefined";
+  return concat(tensor.shape(), ' ', tensor.dtype(), " on ", tensor.device());
+}
+
+}  // namespace voxgrad

@@ -1,0 +1,175 @@
+// The tensor: a cheap handle to a shared body of storage, geometry and autograd data.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/device.h"
+#include "core/dims.h"
+#include "core/dtype.h"
+#include "core/storage.h"
+#include "core/view.h"
+
+namespace voxgrad {
+
+class Tensor;
+class Node;
+struct TensorBody;
+using Tensors = std::vector<Tensor>;
+
+/// What a new tensor is made of.
+struct TensorOptions {
+  DType dtype = DType::f32;
+  Device device = Device::cpu();
+  bool requires_grad = false;
+};
+
+/// How the axes of a dense (N, C, spatial...) tensor lie in memory.
+enum class MemoryFormat : uint8_t { contiguous, channels_last };
+
+/// An n-dimensional array on one device. Copying a Tensor copies the handle: both see the same elements
+/// and the same gradient; clone() copies the elements. A default-constructed Tensor is undefined.
+class Tensor {
+ public:
+  Tensor() = default;
+  explicit Tensor(std::shared_ptr<TensorBody> body) : body_(std::move(body)) {}
+
+  // ---- what it is
+  bool defined() const { return body_ != nullptr; }
+  const Shape& shape() const;
+  const Strides& strides() const;
+  /// The size of one axis; negative axes count from the end.
+  int64_t size(int64_t axis) const;
+  int64_t dim() const { return shape().size(); }
+  int64_t numel() const;
+  DType dtype() const;
+  Device device() const;
+  TensorOptions options() const { return {dtype(), device(), false}; }
+  bool is_contiguous(MemoryFormat format = MemoryFormat::contiguous) const;
+  /// channels_last if the tensor is dense in that order and not contiguous, else contiguous.
+  MemoryFormat suggest_memory_format() const;
+  const std::shared_ptr<Storage>& storage() const;
+  /// Elements between the start of the storage and the first element.
+  int64_t storage_offset() const;
+
+  // ---- elements
+  /// Address of the first element, on device(). Throws if T is not the dtype.
+  template <class T>
+  const T* data() const {
+    require_dtype(dtype_of<T>);
+    return static_cast<const T*>(raw_data());
+  }
+  /// The same, for writing: notes the write in the version counter.
+  template <class T>
+  T* mutable_data() const {
+    require_dtype(dtype_of<T>);
+    return static_cast<T*>(mutable_raw_data());
+  }
+  const void* raw_data() const;
+  void* mutable_raw_data() const;
+  /// For kernels that read, and for kernels that write (notes the write).
+  View view_in() const;
+  View view_out() const;
+
+  /// The one element of a tensor with numel() == 1, converted to T. Copies from the GPU and waits.
+  template <class T = double>
+  T item() const {
+    check_item();
+    return at<T>(Dims::filled(dim(), 0));
+  }
+  /// The element at `index`, converted to T. Copies from the GPU and waits.
+  template <class T = double>
+  T at(const Dims& index) const {
+    if constexpr (std::is_integral_v<T>)
+      return static_cast<T>(read_int(index));
+    else
+      return static_cast<T>(read(index));
+  }
+  /// Writes one element. Not recorded by autograd.
+  void set(const Dims& index, double value) const;
+  /// All elements in row-major order, converted to T, on the CPU.
+  template <class T = double>
+  std::vector<T> to_vector() const;
+
+  // ---- autograd
+  bool requires_grad() const;
+  /// Marks a leaf as wanting a gradient. Throws for integers and for results of recorded operations.
+  const Tensor& requires_grad_(bool value = true) const;
+  bool is_leaf() const;
+  /// The accumulated gradient; undefined until backward() reached this tensor.
+  Tensor grad() const;
+  /// Replaces the gradient; an undefined tensor clears it.
+  void set_grad(const Tensor& grad) const;
+  /// The operation that made this tensor; null for leaves.
+  std::shared_ptr<Node> grad_fn() const;
+  /// Adds d(this)/d(leaf) to the gradient of every leaf. `gradient` may be left out for one element.
+  void backward(const Tensor& gradient = {}, bool retain_graph = false, bool create_graph = false) const;
+  /// The same elements, cut off from the graph. Shares storage and version counter.
+  Tensor detach() const;
+  /// Calls `hook` with each gradient that arrives here; a defined result replaces it.
+  void register_hook(std::function<Tensor(const Tensor&)> hook) const;
+  /// Keeps the gradient of a non-leaf in grad().
+  void retain_grad() const;
+
+  // ---- operations that read well as methods; defined in ops/methods.cpp, each as the function it names
+  Tensor clone() const;
+  Tensor contiguous(MemoryFormat format = MemoryFormat::contiguous) const;
+  Tensor to(Device device) const;
+  Tensor to(DType dtype) const;
+  Tensor to(Device device, DType dtype) const;
+  Tensor reshape(const Shape& shape) const;
+  Tensor view(const Shape& shape) const;
+  Tensor permute(const Dims& order) const;
+  Tensor transpose(int64_t a, int64_t b) const;
+  Tensor squeeze(int64_t axis) const;
+  Tensor unsqueeze(int64_t axis) const;
+  Tensor expand(const Shape& shape) const;
+  Tensor narrow(int64_t axis, int64_t start, int64_t length) const;
+  Tensor slice(int64_t axis, int64_t start, int64_t stop, int64_t step = 1) const;
+  Tensor select(int64_t axis, int64_t index) const;
+  Tensor flatten(int64_t start_axis = 0, int64_t end_axis = -1) const;
+  Tensor add(const Tensor& other) const;
+  Tensor sum(const Dims& axes = {}, bool keepdim = false) const;
+  Tensor mean(const Dims& axes = {}, bool keepdim = false) const;
+  // Writes in place; throw if autograd would have to record them.
+  const Tensor& copy_(const Tensor& source) const;
+  const Tensor& fill_(double value) const;
+  const Tensor& zero_() const { return fill_(0); }
+  const Tensor& add_(const Tensor& other, double alpha = 1) const;
+  const Tensor& mul_(double factor) const;
+
+  /// Identity of the handle: true if both are the same tensor (not: equal elements).
+  bool is_same(const Tensor& other) const { return body_ == other.body_; }
+  const std::shared_ptr<TensorBody>& body() const { return body_; }
+
+ private:
+  void require_dtype(DType expected) const;
+  void check_item() const;
+  double read(const Dims& index) const;
+  int64_t read_int(const Dims& index) const;
+
+  std::shared_ptr<TensorBody> body_;
+};
+
+/// Values, shape, dtype and device in PyTorch's form, shortened when there are more than 1000 elements.
+std::ostream& operator<<(std::ostream& out, const Tensor& tensor);
+std::string to_string(const Tensor& tensor);
+
+/// "[2, 32, 8] f32 on cuda:0", for messages.
+std::string describe(const Tensor& tensor);
+
+/// An uninitialised tensor. Throws Error for a bad shape or device, OutOfMemoryError.
+Tensor empty(const Shape& shape, TensorOptions options = {});
+Tensor empty_strided(const Shape& shape, const Strides& strides, TensorOptions options = {});
+/// Shape, dtype, device of `like`; its strides too if it is dense, else contiguous.
+Tensor empty_like(const Tensor& like);
+/// Elements of `tensor`'s storage seen through another geometry; not recorded by autograd.
+/// Throws if an element would lie outside the storage.
+Tensor as_strided(const Tensor& tensor, const Shape& shape, const Strides& strides, int64_t storage_offset);
+/// A tensor over memory from elsewhere; `release` is called when the last view is gone.
+Tensor from_blob(void* data, const Shape& shape, TensorOptions options, std::function<void(void*)> release);
+
+}  // namespace voxgrad

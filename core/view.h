@@ -1,0 +1,32 @@
+// What a kernel sees of a tensor: a plain struct that also travels to the GPU by value.
+#pragma once
+
+#include <cstdint>
+
+#include "core/dims.h"
+#include "core/dtype.h"
+
+namespace voxgrad {
+
+/// Address, element type and geometry of a tensor. Strides count elements and may be zero (a broadcast
+/// axis) or, for inputs, negative (a flipped axis). `device` is the index of the GPU, -1 for the CPU.
+struct View {
+  void* data = nullptr;
+  DType dtype = DType::f32;
+  int device = -1;
+  int rank = 0;
+  int64_t size[kMaxRank] = {};
+  int64_t stride[kMaxRank] = {};
+
+  template <class T>
+  T* as() const {
+    return static_cast<T*>(data);
+  }
+  VG_HOST_DEVICE int64_t numel() const {
+    int64_t count = 1;
+    for (int i = 0; i < rank; ++i) count *= size[i];
+    return count;
+  }
+};
+
+}  // namespace voxgrad
