@@ -1,0 +1,134 @@
+#include "ops/create.h"
+
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "core/autograd.h"
+#include "ops/checks.h"
+#include "ops/kernels.h"
+
+namespace voxgrad {
+
+Tensor full(const Shape& shape, double value, TensorOptions options) {
+  TensorOptions plain = options;
+  plain.requires_grad = false;
+  Tensor out = empty(shape, plain);
+  kernels(options.device).fill(out.view_out(), value);
+  if (options.requires_grad) out.requires_grad_();
+  return out;
+}
+Tensor zeros(const Shape& shape, TensorOptions options) { return full(shape, 0, options); }
+Tensor ones(const Shape& shape, TensorOptions options) { return full(shape, 1, options); }
+
+Tensor full_like(const Tensor& like, double value) {
+  Tensor out = empty_like(like);
+  kernels(out.device()).fill(out.view_out(), value);
+  return out;
+}
+Tensor zeros_like(const Tensor& like) { return full_like(like, 0); }
+Tensor ones_like(const Tensor& like) { return full_like(like, 1); }
+
+namespace {
+Tensor ramp(const char* op, double start, double step, double count, TensorOptions options) {
+  check(count < 9e18, op, "too many elements");
+  const bool requires_grad = std::exchange(options.requires_grad, false);
+  Tensor out = empty({static_cast<int64_t>(count)}, options);
+  kernels(options.device).arange(out.view_out(), start, step);
+  if (requires_grad) out.requires_grad_();
+  return out;
+}
+}  // namespace
+
+Tensor arange(double start, double end, double step, TensorOptions options) {
+  check_finite("arange", "start", start);
+  check_finite("arange", "end", end);
+  check(std::isfinite(step) && step != 0, "arange", "step must be finite and not zero, got ", step);
+  check((end - start) * step >= 0, "arange", "step ", step, " does not lead from ", start, " to ", end);
+  return ramp("arange", start, step, std::ceil((end - start) / step), options);
+}
+
+Tensor linspace(double start, double end, int64_t count, TensorOptions options) {
+  check_finite("linspace", "start", start);
+  check_finite("linspace", "end", end);
+  check(count >= 0, "linspace", "count must not be negative, got ", count);
+  check(is_floating(options.dtype), "linspace", "needs a floating dtype, got ", options.dtype);
+  const double step = count > 1 ? (end - start) / static_cast<double>(count - 1) : 0;
+  return ramp("linspace", start, step, static_cast<double>(count), options);
+}
+
+namespace {
+using RandomKernel = void (*Kernels::*)(const View&, GeneratorState);
+
+Tensor draw(RandomKernel kernel, const Shape& shape, TensorOptions options, Generator* generator) {
+  const bool requires_grad = std::exchange(options.requires_grad, false);
+  Tensor out = empty(shape, options);
+  Generator& source = generator ? *generator : default_generator();
+  (kernels(options.device).*kernel)(out.view_out(), source.reserve(out.numel(), options.dtype));
+  if (requires_grad) out.requires_grad_();
+  return out;
+}
+}  // namespace
+
+Tensor rand(const Shape& shape, TensorOptions options, Generator* generator) {
+  return draw(&Kernels::uniform, shape, options, generator);
+}
+Tensor randn(const Shape& shape, TensorOptions options, Generator* generator) {
+  return draw(&Kernels::normal, shape, options, generator);
+}
+
+Tensor randperm(int64_t n, Generator* generator) {
+  check(n >= 0, "randperm", "n must not be negative, got ", n);
+  Generator& source = generator ? *generator : default_generator();
+  Tensor out = empty({n}, {.dtype = i64});
+  int64_t* order = out.mutable_data<int64_t>();
+  for (int64_t i = 0; i < n; ++i) {  // Fisher and Yates, inside out
+    const int64_t j = source.next_below(i + 1);
+    order[i] = order[j];
+    order[j] = i;
+  }
+  return out;
+}
+
+template <class T>
+Tensor from_span(std::span<const T> values, const Shape& shape, Device device) {
+  check(static_cast<int64_t>(values.size()) == numel(shape, "from_span"), "from_span", values.size(),
+        " values do not fill shape ", shape);
+  Tensor out = empty(shape, {.dtype = dtype_of<T>});
+  if (!values.empty()) std::memcpy(out.mutable_raw_data(), values.data(), values.size_bytes());
+  return out.to(device);
+}
+template Tensor from_span(std::span<const float>, const Shape&, Device);
+template Tensor from_span(std::span<const double>, const Shape&, Device);
+template Tensor from_span(std::span<const int64_t>, const Shape&, Device);
+template Tensor from_span(std::span<const int32_t>, const Shape&, Device);
+template Tensor from_span(std::span<const uint8_t>, const Shape&, Device);
+template Tensor from_span(std::span<const bool>, const Shape&, Device);
+
+Shape NestedList::shape() const {
+  if (leaf_) return {};
+  Shape shape{static_cast<int64_t>(children_.size())};
+  if (children_.empty()) return shape;
+  const Shape inner = children_[0].shape();
+  for (const NestedList& child : children_)
+    check(child.shape() == inner, "tensor", "the list is ragged: parts of shape ", inner, " and ", child.shape());
+  for (int64_t size : inner) shape.push_back(size);
+  return shape;
+}
+
+void NestedList::collect(std::vector<double>& values) const {
+  if (leaf_) values.push_back(value_);
+  for (const NestedList& child : children_) child.collect(values);
+}
+
+Tensor tensor(const NestedList& list, TensorOptions options) {
+  const bool requires_grad = std::exchange(options.requires_grad, false);
+  std::vector<double> values;
+  const Shape shape = list.shape();
+  list.collect(values);
+  Tensor out = from_span<double>(values, shape).to(options.device, options.dtype);
+  if (requires_grad) out.requires_grad_();
+  return out;
+}
+
+}  // namespace voxgrad

@@ -1,0 +1,52 @@
+// Making tensors.
+#pragma once
+
+#include <initializer_list>
+#include <span>
+
+#include "core/random.h"
+#include "core/tensor.h"
+
+namespace voxgrad {
+
+Tensor zeros(const Shape& shape, TensorOptions options = {});
+Tensor ones(const Shape& shape, TensorOptions options = {});
+Tensor full(const Shape& shape, double value, TensorOptions options = {});
+Tensor zeros_like(const Tensor& like);
+Tensor ones_like(const Tensor& like);
+Tensor full_like(const Tensor& like, double value);
+
+/// start, start + step, ... below `end` (above, for a negative step). Throws for a zero or non-finite step.
+Tensor arange(double start, double end, double step = 1, TensorOptions options = {});
+/// `count` values from `start` to `end`, both included.
+Tensor linspace(double start, double end, int64_t count, TensorOptions options = {});
+
+/// Uniform on [0, 1); the same bits on every device for the same generator state. f32 and f64.
+Tensor rand(const Shape& shape, TensorOptions options = {}, Generator* generator = nullptr);
+/// Standard normals; the same on every device to rounding. f32 and f64.
+Tensor randn(const Shape& shape, TensorOptions options = {}, Generator* generator = nullptr);
+/// A random order of 0 .. n - 1, i64 on the CPU.
+Tensor randperm(int64_t n, Generator* generator = nullptr);
+
+/// A copy of `values` in row-major order; T (float, double, int64_t, int32_t, uint8_t, bool) gives the dtype.
+/// Throws if their number does not fill the shape.
+template <class T>
+Tensor from_span(std::span<const T> values, const Shape& shape, Device device = Device::cpu());
+
+/// From a nested list: tensor({{1, 2}, {3, 4}}). Throws if it is ragged.
+class NestedList {
+ public:
+  NestedList(double value) : value_(value) {}
+  NestedList(int value) : value_(value) {}
+  NestedList(std::initializer_list<NestedList> children) : children_(children), leaf_(false) {}
+  Shape shape() const;
+  void collect(std::vector<double>& values) const;
+
+ private:
+  double value_ = 0;
+  std::vector<NestedList> children_;
+  bool leaf_ = true;
+};
+Tensor tensor(const NestedList& values, TensorOptions options = {});
+
+}  // namespace voxgrad

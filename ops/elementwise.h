@@ -1,0 +1,76 @@
+// Elementwise arithmetic with broadcasting, comparisons, and the activations. All keep the first operand's
+// memory format, demand one dtype and one device of all tensors, and are differentiable any number of times.
+#pragma once
+
+#include "core/random.h"
+#include "core/tensor.h"
+
+namespace voxgrad {
+
+Tensor add(const Tensor& x, const Tensor& y);
+Tensor sub(const Tensor& x, const Tensor& y);
+Tensor mul(const Tensor& x, const Tensor& y);
+Tensor div(const Tensor& x, const Tensor& y);
+Tensor pow(const Tensor& x, const Tensor& y);
+Tensor pow(const Tensor& x, double exponent);
+/// Where both are equal, the gradient is shared half and half.
+Tensor maximum(const Tensor& x, const Tensor& y);
+Tensor minimum(const Tensor& x, const Tensor& y);
+/// factor * x + offset.
+Tensor affine(const Tensor& x, double factor, double offset);
+
+Tensor operator+(const Tensor& x, const Tensor& y);
+Tensor operator-(const Tensor& x, const Tensor& y);
+Tensor operator*(const Tensor& x, const Tensor& y);
+Tensor operator/(const Tensor& x, const Tensor& y);
+Tensor operator+(const Tensor& x, double y);
+Tensor operator-(const Tensor& x, double y);
+Tensor operator*(const Tensor& x, double y);
+Tensor operator/(const Tensor& x, double y);
+Tensor operator+(double x, const Tensor& y);
+Tensor operator-(double x, const Tensor& y);
+Tensor operator*(double x, const Tensor& y);
+Tensor operator/(double x, const Tensor& y);
+Tensor operator-(const Tensor& x);
+
+Tensor neg(const Tensor& x);
+Tensor abs(const Tensor& x);
+Tensor exp(const Tensor& x);
+Tensor log(const Tensor& x);
+Tensor sqrt(const Tensor& x);
+Tensor rsqrt(const Tensor& x);
+Tensor reciprocal(const Tensor& x);
+Tensor sin(const Tensor& x);
+Tensor cos(const Tensor& x);
+Tensor erf(const Tensor& x);
+Tensor sign(const Tensor& x);
+/// x limited to [low, high]; use infinities for an open side. The gradient is 1 inside and on the limits.
+Tensor clamp(const Tensor& x, double low, double high);
+/// `condition` (bool) ? x : y, all three broadcast.
+Tensor where(const Tensor& condition, const Tensor& x, const Tensor& y);
+
+/// Comparisons give bool tensors and have no gradient.
+Tensor eq(const Tensor& x, const Tensor& y);
+Tensor ne(const Tensor& x, const Tensor& y);
+Tensor lt(const Tensor& x, const Tensor& y);
+Tensor le(const Tensor& x, const Tensor& y);
+Tensor gt(const Tensor& x, const Tensor& y);
+Tensor ge(const Tensor& x, const Tensor& y);
+Tensor logical_not(const Tensor& x);
+Tensor isfinite(const Tensor& x);
+
+Tensor relu(const Tensor& x);
+Tensor leaky_relu(const Tensor& x, double negative_slope = 0.01);
+Tensor sigmoid(const Tensor& x);
+Tensor tanh(const Tensor& x);
+/// x * Phi(x), the exact form with erf (Hendrycks and Gimpel 2016).
+Tensor gelu(const Tensor& x);
+/// x * sigmoid(x).
+Tensor silu(const Tensor& x);
+/// log(1 + exp(beta * x)) / beta; x itself where beta * x > threshold.
+Tensor softplus(const Tensor& x, double beta = 1, double threshold = 20);
+/// Zeroes each element with probability p and scales the others by 1 / (1 - p); x itself if not training.
+/// Throws unless 0 <= p <= 1.
+Tensor dropout(const Tensor& x, double p = 0.5, bool training = true, Generator* generator = nullptr);
+
+}  // namespace voxgrad

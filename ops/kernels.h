@@ -1,0 +1,197 @@
+// The device contract: everything that the operators ask of a device, in one table.
+//
+// A kernel is a plain function on Views. What holds for all of them:
+// - All views of a call lie on one device. Shapes were checked by the operator; a kernel checks only dtypes,
+//   and throws "<op> has no <device> kernel for <dtype>" (dispatch() in core/dtype.h) for one it lacks.
+// - Any strides are allowed, for inputs also zero and negative ones; outputs have no zero strides and never
+//   overlap inputs, except that unary and binary may be given one input's own view as output. Sizes may be
+//   zero: then outputs without elements are left, and empty sums are 0.
+// - Outputs arrive uninitialised; every element is written.
+// - On CUDA the work is queued on the current stream of the views' device. Nothing waits.
+// - The same inputs give the same bits, whatever the number of threads.
+// - Unless noted: f32 and f64.
+#pragma once
+
+#include <cstdint>
+
+#include "core/device.h"
+#include "core/random.h"
+#include "core/view.h"
+
+namespace voxgrad {
+
+/// out = op(x; a, b). The formulas stand in ops/scalar_ops.h.
+enum class UnaryOp : uint8_t {
+  affine,  // a * x + b; also i64, i32
+  neg,
+  abs,  // also i64, i32
+  exp,
+  log,
+  sqrt,
+  rsqrt,
+  reciprocal,
+  sin,
+  cos,
+  erf,
+  sign,
+  pow,    // x ^ a
+  clamp,  // to [a, b]; also i64, i32
+  relu,
+  leaky_relu,
+  sigmoid,
+  tanh,
+  gelu,
+  silu,
+  softplus,
+  logical_not,  // bool -> bool only
+  isfinite,     // any float -> bool
+};
+
+/// out = op(x, y). Broadcasting comes in as zero strides.
+enum class BinaryOp : uint8_t {
+  add,
+  sub,
+  mul,
+  maximum,
+  minimum,  // f32, f64, i64, i32; add and mul of bool are or, and
+  div,
+  pow,
+  // gradients: x is the gradient that came in, y what was saved (y = the output for relu, leaky_relu,
+  // sigmoid and tanh; the input for clamp, gelu, silu, softplus)
+  relu_grad,
+  leaky_relu_grad,
+  sigmoid_grad,
+  tanh_grad,
+  gelu_grad,
+  silu_grad,
+  softplus_grad,
+  clamp_grad,
+  // comparisons: any dtype but bf16 and f16 -> bool
+  eq,
+  ne,
+  lt,
+  le,
+  gt,
+  ge,
+};
+
+enum class ReduceOp : uint8_t { sum, amax, amin };
+
+/// Geometry of the convolution family; one-axis and two-axis forms arrive with leading axes of size 1.
+struct ConvGeometry {
+  Triple stride{1};
+  Triple padding{0};
+  Triple dilation{1};
+  int64_t groups = 1;
+};
+
+struct PoolGeometry {
+  Triple kernel_size{1};
+  Triple stride{1};
+  Triple padding{0};
+  Triple dilation{1};
+};
+
+/// A linear map along one axis: resampling and box averaging. Output o reads
+///   nearest: the input at min(floor(o * scale), n - 1);
+///   linear:  the two inputs about s = align_corners ? o * scale : max((o + 0.5) * scale - 0.5, 0);
+///   box:     the inputs o * stride - padding + [0, kernel), those inside summed and divided by kernel, or
+///            by the number inside the padded input, or (count_include_pad = false) by the number inside.
+/// The weights are worked out by Resample's functions in ops/resample_taps.h, which both devices use.
+struct Resample {
+  enum class Mode : uint8_t { nearest, linear, box } mode = Mode::nearest;
+  bool align_corners = false;
+  bool count_include_pad = true;
+  double scale = 1;  // input positions to an output step
+  int64_t kernel = 1, stride = 1, padding = 0;
+};
+
+/// Options of an optimizer's step; what each member means is PyTorch's definition.
+struct SgdStep {
+  double lr, momentum, dampening, weight_decay;
+  bool nesterov, maximize, first;  // first: the momentum buffer starts as the gradient
+};
+struct AdamStep {
+  double lr, beta1, beta2, eps, weight_decay;
+  bool decoupled, amsgrad, maximize;  // decoupled weight decay: AdamW
+  int64_t step;                       // 1 for the first
+};
+struct RmspropStep {
+  double lr, alpha, eps, weight_decay, momentum;
+  bool centered, maximize;
+};
+
+struct Kernels {
+  // ---- elementwise
+  /// out = in converted to out's dtype; any pair of dtypes. Floats to integers truncate; to bool, x != 0.
+  void (*copy)(const View& out, const View& in);
+  /// Any dtype.
+  void (*fill)(const View& out, double value);
+  /// out[i] = start + i * step over a contiguous 1-D output; also i64, i32.
+  void (*arange)(const View& out, double start, double step);
+  void (*unary)(UnaryOp op, const View& out, const View& in, double a, double b);
+  /// `a` and `b`: the constants of leaky_relu_grad (slope), softplus_grad (beta, threshold), clamp_grad (low, high).
+  void (*binary)(BinaryOp op, const View& out, const View& x, const View& y, double a, double b);
+  /// out = condition ? x : y, condition bool; any dtype but bf16 and f16.
+  void (*where)(const View& out, const View& condition, const View& x, const View& y);
+  /// Element i in row-major order is philox_uniform / philox_normal (core/philox.h) of the state; out is contiguous.
+  void (*uniform)(const View& out, GeneratorState state);
+  void (*normal)(const View& out, GeneratorState state);
+
+  // ---- reductions
+  /// `out` has `in`'s rank; its axes of size 1 where in's are larger are reduced. sum: also i64, i32 (into an i64
+  /// out), u8 and bool (into an i64 out); amax and amin: also i64, i32, and NaN wins.
+  /// f32 sums are accurate to a few roundings whatever the length (pairwise, or in double).
+  void (*reduce)(ReduceOp op, const View& out, const View& in);
+  /// y = softmax(x) or log_softmax(x) along `axis`; y has x's shape.
+  void (*softmax)(const View& y, const View& x, int axis, bool logarithm);
+
+  // ---- linear algebra
+  /// c[b] = a[b] * b[b]: a (batch, m, k), b (batch, k, n), c (batch, m, n); batch strides may be 0.
+  /// c's last axis is contiguous; a and b may be transposed or have any strides.
+  void (*matmul)(const View& c, const View& a, const View& b);
+
+  // ---- convolution: x (N, Ci, D, H, W), w (Co, Ci / groups, kD, kH, kW), y (N, Co, D', H', W').
+  // bias may be null. Output position o and tap k meet input position o * stride - padding + k * dilation.
+  void (*conv_forward)(const View& y, const View& x, const View& w, const View* bias, const ConvGeometry& geometry);
+  /// x from y: the gradient of conv_forward in its input, and conv_transpose forward (bias over x's channels).
+  void (*conv_backward_data)(const View& x, const View& y, const View& w, const View* bias,
+                             const ConvGeometry& geometry);
+  void (*conv_backward_weight)(const View& w, const View& x, const View& y, const ConvGeometry& geometry);
+
+  // ---- normalisation: x (N, C, L) contiguous or with channels innermost, mean and rstd (N, groups), gamma and beta
+  // (C) or null
+  void (*group_norm)(const View& y, const View& mean, const View& rstd, const View& x, const View* gamma,
+                     const View* beta, double eps);
+  /// dgamma and dbeta (C) may be null.
+  void (*group_norm_backward)(const View& dx, const View* dgamma, const View* dbeta, const View& dy, const View& x,
+                              const View& mean, const View& rstd, const View* gamma);
+
+  // ---- pooling and resampling
+  /// y (N, C, D', H', W'), indices i64 of y's shape: position in D * H * W of the first maximum; NaN wins.
+  void (*max_pool)(const View& y, const View& indices, const View& x, const PoolGeometry& geometry);
+  void (*max_pool_backward)(const View& dx, const View& dy, const View& indices, const PoolGeometry& geometry);
+  /// out and in differ in the size of `axis` only. transposed: the transposed map (out has the map's input size).
+  void (*resample)(const View& out, const View& in, int axis, const Resample& map, bool transposed);
+
+  // ---- indexing
+  /// out[.., i, ..] = in[.., index[.., i, ..], ..] along `axis`; index i64 of out's shape. Any dtype of 1, 4 or 8
+  /// bytes. On the CPU an index out of range throws; on CUDA it was checked by nobody and yields NaN or 0.
+  void (*gather)(const View& out, const View& in, const View& index, int axis);
+  /// out is zero, then out[.., index[.., i, ..], ..] += in[.., i, ..] in the order of i.
+  void (*scatter_add)(const View& out, const View& in, const View& index, int axis);
+
+  // ---- optimizers, in place on contiguous f32 or f64 of one shape; unused buffers are null
+  void (*sgd)(const View& param, const View& grad, const View* momentum, const SgdStep& step);
+  void (*adam)(const View& param, const View& grad, const View& exp_avg, const View& exp_avg_sq,
+               const View* max_exp_avg_sq, const AdamStep& step);
+  void (*rmsprop)(const View& param, const View& grad, const View& square_avg, const View* momentum,
+                  const View* grad_avg, const RmspropStep& step);
+};
+
+const Kernels& cpu_kernels();
+/// All entries throw "this build has no CUDA" in a build without it.
+const Kernels& cuda_kernels();
+inline const Kernels& kernels(Device device) { return device.is_cuda() ? cuda_kernels() : cpu_kernels(); }
+
+}  // namespace voxgrad

@@ -1,0 +1,127 @@
+// The operations that Tensor offers as methods.
+#include "core/autograd.h"
+#include "ops/checks.h"
+#include "ops/elementwise.h"
+#include "ops/kernels.h"
+#include "ops/reduce.h"
+#include "ops/shape.h"
+
+namespace voxgrad {
+namespace {
+
+/// A copy in the given order of axes, recorded.
+Tensor copy_strided(const char* op, const Tensor& x, const Strides& strides) {
+  Tensor out = empty_strided(x.shape(), strides, x.options());
+  kernels(x.device()).copy(out.view_out(), x.view_in());
+  return record(op, out, {x}, [](const Tensor& g) { return Tensors{g}; });
+}
+
+void check_in_place(const char* op, const Tensor& target, const Tensor& source = {}) {
+  check_defined(op, "the target", target);
+  const bool recorded = target.requires_grad() || (source.defined() && source.requires_grad());
+  check(!(grad_enabled() && recorded), op,
+        "an in-place write is not recorded, and a tensor here requires grad; use NoGradGuard or the function form");
+  for (int64_t i = 0; i < target.dim(); ++i)
+    check(target.strides()[i] != 0 || target.shape()[i] <= 1, op, "the target is an expanded view: ", describe(target));
+}
+
+/// To another device, as dense bytes.
+Tensor transfer(const Tensor& x, Device device) {
+  runtime(device).require(device.index);
+  const Tensor dense = empty_like(x).strides() == x.strides() ? x : x.contiguous();
+  Tensor out = empty_strided(dense.shape(), dense.strides(), {x.dtype(), device});
+  const auto bytes = static_cast<size_t>(x.numel() * item_size(x.dtype()));
+  if (bytes > 0) {
+    const Runtime& mover = device.is_cuda() ? runtime(device) : runtime(x.device());
+    mover.copy(out.mutable_raw_data(), device, dense.raw_data(), x.device(), bytes);
+  }
+  return record("to", out, {x}, [from = x.device()](const Tensor& g) { return Tensors{g.to(from)}; });
+}
+
+}  // namespace
+
+Tensor Tensor::clone() const {
+  check_defined("clone", "the tensor", *this);
+  return copy_strided("clone", *this, empty_like(*this).strides());
+}
+
+Tensor Tensor::contiguous(MemoryFormat format) const {
+  if (is_contiguous(format)) return *this;
+  const bool last = format == MemoryFormat::channels_last;
+  return copy_strided("contiguous", *this, last ? channels_last_strides(shape()) : contiguous_strides(shape()));
+}
+
+Tensor Tensor::to(Device target) const {
+  check_defined("to", "the tensor", *this);
+  return target == device() ? *this : transfer(*this, target);
+}
+
+Tensor Tensor::to(DType target) const {
+  check_defined("to", "the tensor", *this);
+  if (target == dtype()) return *this;
+  Tensor out = empty_strided(shape(), empty_like(*this).strides(), {target, device()});
+  kernels(device()).copy(out.view_out(), view_in());
+  if (!is_floating(target)) return out;
+  return record("to", out, {*this}, [from = dtype()](const Tensor& g) { return Tensors{g.to(from)}; });
+}
+
+Tensor Tensor::to(Device target, DType type) const {
+  // Convert on the side where the element is smaller on the way.
+  return item_size(type) < item_size(dtype()) ? to(type).to(target) : to(target).to(type);
+}
+
+Tensor Tensor::reshape(const Shape& target) const { return voxgrad::reshape(*this, target); }
+Tensor Tensor::view(const Shape& target) const { return voxgrad::view(*this, target); }
+Tensor Tensor::permute(const Dims& order) const { return voxgrad::permute(*this, order); }
+Tensor Tensor::transpose(int64_t a, int64_t b) const { return voxgrad::transpose(*this, a, b); }
+Tensor Tensor::squeeze(int64_t axis) const { return voxgrad::squeeze(*this, axis); }
+Tensor Tensor::unsqueeze(int64_t axis) const { return voxgrad::unsqueeze(*this, axis); }
+Tensor Tensor::expand(const Shape& target) const { return voxgrad::expand(*this, target); }
+Tensor Tensor::narrow(int64_t axis, int64_t start, int64_t length) const {
+  return voxgrad::narrow(*this, axis, start, length);
+}
+Tensor Tensor::slice(int64_t axis, int64_t start, int64_t stop, int64_t step) const {
+  return voxgrad::slice(*this, axis, start, stop, step);
+}
+Tensor Tensor::select(int64_t axis, int64_t index) const { return voxgrad::select(*this, axis, index); }
+Tensor Tensor::flatten(int64_t start_axis, int64_t end_axis) const {
+  return voxgrad::flatten(*this, start_axis, end_axis);
+}
+Tensor Tensor::add(const Tensor& other) const { return voxgrad::add(*this, other); }
+Tensor Tensor::sum(const Dims& axes, bool keepdim) const { return voxgrad::sum(*this, axes, keepdim); }
+Tensor Tensor::mean(const Dims& axes, bool keepdim) const { return voxgrad::mean(*this, axes, keepdim); }
+
+const Tensor& Tensor::copy_(const Tensor& source) const {
+  check_in_place("copy_", *this, source);
+  check_defined("copy_", "the source", source);
+  NoGradGuard no_grad;
+  const Tensor here = voxgrad::expand(source.to(device()), shape());
+  // A source that overlaps the target is read before anything is written.
+  const bool shared = here.storage() == storage();
+  kernels(device()).copy(view_out(), (shared ? here.clone() : here).view_in());
+  return *this;
+}
+
+const Tensor& Tensor::fill_(double value) const {
+  check_in_place("fill_", *this);
+  kernels(device()).fill(view_out(), value);
+  return *this;
+}
+
+const Tensor& Tensor::add_(const Tensor& other, double alpha) const {
+  check_in_place("add_", *this, other);
+  check_defined("add_", "the other tensor", other);
+  check_same_kind("add_", {*this, other});
+  NoGradGuard no_grad;
+  const Tensor term = voxgrad::expand(alpha == 1 ? other : affine(other, alpha, 0), shape());
+  kernels(device()).binary(BinaryOp::add, view_out(), view_in(), term.view_in(), 0, 0);
+  return *this;
+}
+
+const Tensor& Tensor::mul_(double factor) const {
+  check_in_place("mul_", *this);
+  kernels(device()).unary(UnaryOp::affine, view_out(), view_in(), factor, 0);
+  return *this;
+}
+
+}  // namespace voxgrad

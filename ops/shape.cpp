@@ -1,0 +1,331 @@
+#include "ops/shape.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "core/autograd.h"
+#include "ops/checks.h"
+#include "ops/create.h"
+#include "ops/kernels.h"
+#include "ops/reduce.h"
+
+namespace voxgrad {
+namespace {
+
+/// `shape` with a -1 worked out.
+Shape resolve(const char* op, const Tensor& x, const Shape& shape) {
+  Shape resolved = shape;
+  int64_t known = 1, unknown = -1;
+  for (int64_t i = 0; i < shape.size(); ++i) {
+    if (shape[i] == -1) {
+      check(unknown < 0, op, "only one size may be -1, got ", shape);
+      unknown = i;
+    } else {
+      check(shape[i] >= 0, op, "sizes must not be negative, got ", shape);
+      check(!__builtin_mul_overflow(known, shape[i], &known), op, "sizes ", shape, " overflow");
+    }
+  }
+  if (unknown >= 0) {
+    check(known > 0 && x.numel() % known == 0, op, "cannot make ", shape, " of ", x.shape());
+    resolved[unknown] = x.numel() / known;
+  }
+  check(numel(resolved, op) == x.numel(), op, "cannot make ", shape, " of ", x.shape());
+  return resolved;
+}
+
+/// Strides that show x's elements in `shape` without a copy, if there are any: each run of axes that
+/// lies evenly in memory may be cut anew.
+std::optional<Strides> view_strides(const Tensor& x, const Shape& shape) {
+  if (x.numel() == 0) return contiguous_strides(shape);
+  Strides strides = Dims::filled(shape.size(), 0);
+  int64_t axis = shape.size() - 1;
+  int64_t chunk = 1;  // elements of the evenly spaced run so far
+  int64_t step = x.dim() > 0 ? x.strides().back() : 1;
+  for (int64_t i = x.dim() - 1; i >= -1; --i) {
+    if (i >= 0) chunk *= x.shape()[i];
+    const bool run_ends = i <= 0 || (x.shape()[i - 1] != 1 && x.strides()[i - 1] != chunk * step);
+    if (!run_ends) continue;
+    int64_t taken = 1;
+    while (axis >= 0 && (taken < chunk || shape[axis] == 1)) {
+      strides[axis] = taken * step;
+      taken *= shape[axis--];
+    }
+    if (taken != chunk) return std::nullopt;
+    if (i > 0) {
+      step = x.strides()[i - 1];
+      chunk = 1;
+    } else {
+      break;
+    }
+  }
+  if (axis >= 0) return std::nullopt;
+  return strides;
+}
+
+/// A view recorded with the gradient `back`.
+template <class F>
+Tensor make_view(const char* op, const Tensor& x, const Shape& shape, const Strides& strides, int64_t offset, F back) {
+  return record(op, as_strided(x, shape, strides, offset), {x}, std::move(back));
+}
+
+/// Copies `source` into a part of `target` without a record.
+void place(const Tensor& target, const Tensor& source) {
+  kernels(target.device()).copy(target.view_out(), source.view_in());
+}
+
+/// Zeros of `shape` with `part` in the slice: the gradient of narrow and slice, and itself differentiable.
+Tensor embed(const Tensor& part, const Shape& shape, int64_t axis, int64_t start, int64_t step) {
+  Tensor out = zeros(shape, part.options());
+  const int64_t stop = start + part.shape()[axis] * step;
+  {
+    NoGradGuard no_grad;
+    if (part.numel() > 0) place(slice(out, axis, start, std::min(stop, shape[axis]), step), part);
+  }
+  return record("embed", out, {part}, [axis, start, stop, step, size = shape[axis]](const Tensor& g) {
+    return Tensors{slice(g, axis, start, std::min(stop, size), step)};
+  });
+}
+
+}  // namespace
+
+Tensor reshape(const Tensor& x, const Shape& shape) {
+  check_defined("reshape", "input", x);
+  const Shape target = resolve("reshape", x, shape);
+  return view(view_strides(x, target) ? x : x.contiguous(), target);
+}
+
+Tensor view(const Tensor& x, const Shape& shape) {
+  check_defined("view", "input", x);
+  const Shape target = resolve("view", x, shape);
+  const auto strides = view_strides(x, target);
+  check(strides.has_value(), "view", "shape ", target, " needs a copy of ", x.shape(), " with strides ", x.strides(),
+        "; use reshape");
+  return make_view("view", x, target, *strides, x.storage_offset(),
+                   [shape = x.shape()](const Tensor& g) { return Tensors{reshape(g, shape)}; });
+}
+
+Tensor permute(const Tensor& x, const Dims& order) {
+  check_defined("permute", "input", x);
+  check(order.size() == x.dim(), "permute", "order ", order, " does not name the axes of ", x.shape());
+  Shape shape = x.shape();
+  Strides strides = x.strides();
+  Dims inverse = Dims::filled(x.dim(), -1);
+  for (int64_t i = 0; i < x.dim(); ++i) {
+    const int64_t from = normalize_axis(order[i], x.dim(), "permute");
+    check(inverse[from] < 0, "permute", "order ", order, " names an axis twice");
+    inverse[from] = i;
+    shape[i] = x.shape()[from];
+    strides[i] = x.strides()[from];
+  }
+  return make_view("permute", x, shape, strides, x.storage_offset(),
+                   [inverse](const Tensor& g) { return Tensors{permute(g, inverse)}; });
+}
+
+Tensor transpose(const Tensor& x, int64_t a, int64_t b) {
+  check_defined("transpose", "input", x);
+  Dims order = Dims::filled(x.dim(), 0);
+  for (int64_t i = 0; i < x.dim(); ++i) order[i] = i;
+  if (x.dim() > 0)
+    std::swap(order[normalize_axis(a, x.dim(), "transpose")], order[normalize_axis(b, x.dim(), "transpose")]);
+  return permute(x, order);
+}
+
+Tensor squeeze(const Tensor& x, int64_t axis) {
+  check_defined("squeeze", "input", x);
+  axis = normalize_axis(axis, x.dim(), "squeeze");
+  if (x.dim() == 0 || x.shape()[axis] != 1) return x;
+  return select(x, axis, 0);
+}
+
+Tensor squeeze(const Tensor& x) {
+  check_defined("squeeze", "input", x);
+  Tensor out = x;
+  for (int64_t axis = x.dim() - 1; axis >= 0; --axis) out = squeeze(out, axis);
+  return out;
+}
+
+Tensor unsqueeze(const Tensor& x, int64_t axis) {
+  check_defined("unsqueeze", "input", x);
+  axis = normalize_axis(axis, x.dim() + 1, "unsqueeze");
+  Shape shape = x.shape();
+  Strides strides = x.strides();
+  strides.insert(axis, axis < x.dim() ? x.shape()[axis] * x.strides()[axis] : 1);
+  shape.insert(axis, 1);
+  return make_view("unsqueeze", x, shape, strides, x.storage_offset(),
+                   [axis](const Tensor& g) { return Tensors{select(g, axis, 0)}; });
+}
+
+Tensor expand(const Tensor& x, const Shape& shape) {
+  check_defined("expand", "input", x);
+  const int64_t lead = shape.size() - x.dim();
+  check(lead >= 0, "expand", "cannot expand ", x.shape(), " to ", shape);
+  Shape target = shape;
+  Strides strides = Dims::filled(shape.size(), 0);
+  for (int64_t i = 0; i < x.dim(); ++i) {
+    const int64_t size = x.shape()[i];
+    if (target[lead + i] == -1) target[lead + i] = size;
+    check(size == target[lead + i] || size == 1, "expand", "cannot expand ", x.shape(), " to ", shape);
+    if (size == target[lead + i]) strides[lead + i] = x.strides()[i];
+  }
+  numel(target, "expand");
+  return make_view("expand", x, target, strides, x.storage_offset(),
+                   [from = x.shape()](const Tensor& g) { return Tensors{sum_to(g, from)}; });
+}
+
+Tensor narrow(const Tensor& x, int64_t axis, int64_t start, int64_t length) {
+  check_defined("narrow", "input", x);
+  check(x.dim() > 0, "narrow", "the tensor has no axes");
+  axis = normalize_axis(axis, x.dim(), "narrow");
+  const int64_t size = x.shape()[axis];
+  if (start < 0) start += size;
+  check(start >= 0 && length >= 0 && start <= size - length, "narrow", "start ", start, ", length ", length,
+        " do not fit axis ", axis, " of ", x.shape());
+  return slice(x, axis, start, start + length);
+}
+
+Tensor slice(const Tensor& x, int64_t axis, int64_t start, int64_t stop, int64_t step) {
+  check_defined("slice", "input", x);
+  check(x.dim() > 0, "slice", "the tensor has no axes");
+  check(step > 0, "slice", "step must be positive, got ", step);
+  axis = normalize_axis(axis, x.dim(), "slice");
+  const int64_t size = x.shape()[axis];
+  start = std::clamp<int64_t>(start < 0 ? start + size : start, 0, size);
+  stop = std::clamp<int64_t>(stop < 0 ? stop + size : stop, start, size);
+  Shape shape = x.shape();
+  Strides strides = x.strides();
+  shape[axis] = (stop - start + step - 1) / step;
+  strides[axis] *= step;
+  const int64_t offset = x.storage_offset() + (shape[axis] > 0 ? start * x.strides()[axis] : 0);
+  return make_view("slice", x, shape, strides, offset, [from = x.shape(), axis, start, step](const Tensor& g) {
+    return Tensors{embed(g, from, axis, start, step)};
+  });
+}
+
+Tensor select(const Tensor& x, int64_t axis, int64_t index) {
+  check_defined("select", "input", x);
+  check(x.dim() > 0, "select", "the tensor has no axes");
+  axis = normalize_axis(axis, x.dim(), "select");
+  const int64_t size = x.shape()[axis];
+  check(index >= -size && index < size, "select", "index ", index, " is out of range for axis ", axis, " of ",
+        x.shape());
+  if (index < 0) index += size;
+  Shape shape = x.shape();
+  Strides strides = x.strides();
+  shape.erase(axis);
+  strides.erase(axis);
+  return make_view("select", x, shape, strides, x.storage_offset() + index * x.strides()[axis],
+                   [from = x.shape(), axis, index](const Tensor& g) {
+                     const Tensor row = unsqueeze(g, axis);
+                     return Tensors{from[axis] == 1 ? row : embed(row, from, axis, index, 1)};
+                   });
+}
+
+Tensor flatten(const Tensor& x, int64_t start_axis, int64_t end_axis) {
+  check_defined("flatten", "input", x);
+  const int64_t first = normalize_axis(start_axis, x.dim(), "flatten");
+  const int64_t last = normalize_axis(end_axis, x.dim(), "flatten");
+  check(first <= last, "flatten", "start_axis ", start_axis, " comes after end_axis ", end_axis);
+  Shape shape;
+  for (int64_t i = 0; i < first; ++i) shape.push_back(x.shape()[i]);
+  int64_t merged = 1;
+  for (int64_t i = first; i <= last && i < x.dim(); ++i) merged *= x.shape()[i];
+  shape.push_back(merged);
+  for (int64_t i = last + 1; i < x.dim(); ++i) shape.push_back(x.shape()[i]);
+  return reshape(x, shape);
+}
+
+Tensor cat(const Tensors& tensors, int64_t axis) {
+  check(!tensors.empty(), "cat", "no tensors");
+  for (const Tensor& tensor : tensors) check_defined("cat", "a tensor", tensor);
+  const Tensor& first = tensors[0];
+  check(first.dim() > 0, "cat", "tensors without axes cannot be joined; use stack");
+  axis = normalize_axis(axis, first.dim(), "cat");
+  Shape shape = first.shape();
+  shape[axis] = 0;
+  std::vector<int64_t> sizes;
+  for (const Tensor& tensor : tensors) {
+    check_same_kind("cat", {first, tensor});
+    bool fits = tensor.dim() == first.dim();
+    for (int64_t i = 0; fits && i < first.dim(); ++i) fits = i == axis || tensor.shape()[i] == first.shape()[i];
+    check(fits, "cat", "shapes ", first.shape(), " and ", tensor.shape(), " differ outside axis ", axis);
+    sizes.push_back(tensor.shape()[axis]);
+    shape[axis] += sizes.back();
+  }
+  const bool last = first.suggest_memory_format() == MemoryFormat::channels_last;
+  Tensor out = empty_strided(shape, last ? channels_last_strides(shape) : contiguous_strides(shape), first.options());
+  int64_t start = 0;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    place(narrow(out, axis, start, sizes[i]), tensors[i]);
+    start += sizes[i];
+  }
+  return record("cat", out, tensors, [sizes, axis](const Tensor& g) {
+    Tensors grads;
+    int64_t from = 0;
+    for (int64_t size : sizes) {
+      grads.push_back(narrow(g, axis, from, size));
+      from += size;
+    }
+    return grads;
+  });
+}
+
+Tensor stack(const Tensors& tensors, int64_t axis) {
+  check(!tensors.empty(), "stack", "no tensors");
+  Tensors raised;
+  for (const Tensor& tensor : tensors) {
+    check_defined("stack", "a tensor", tensor);
+    check(tensor.shape() == tensors[0].shape(), "stack", "shapes ", tensors[0].shape(), " and ", tensor.shape(),
+          " differ");
+    raised.push_back(unsqueeze(tensor, axis));
+  }
+  return cat(raised, normalize_axis(axis, raised[0].dim(), "stack"));
+}
+
+Tensor pad(const Tensor& x, const std::vector<int64_t>& amounts, double value) {
+  check_defined("pad", "input", x);
+  check(amounts.size() % 2 == 0 && static_cast<int64_t>(amounts.size()) <= 2 * x.dim(), "pad", amounts.size(),
+        " amounts do not fit shape ", x.shape());
+  Shape shape = x.shape();
+  Tensor inside = x;  // x without what is cropped
+  Dims start = Dims::filled(x.dim(), 0);
+  for (size_t i = 0; i < amounts.size(); i += 2) {
+    const int64_t axis = x.dim() - 1 - static_cast<int64_t>(i / 2);
+    const int64_t before = amounts[i], after = amounts[i + 1];
+    shape[axis] += before + after;
+    check(shape[axis] >= 0, "pad", "amounts ", before, " and ", after, " leave a negative size of axis ", axis, " of ",
+          x.shape());
+    const int64_t crop_before = std::min(std::max<int64_t>(-before, 0), x.shape()[axis]);
+    const int64_t crop_after = std::min(std::max<int64_t>(-after, 0), x.shape()[axis] - crop_before);
+    inside = narrow(inside, axis, crop_before, x.shape()[axis] - crop_before - crop_after);
+    start[axis] = std::max<int64_t>(before, 0);
+  }
+  Tensor out = full(shape, value, x.options());
+  Tensor target = out;
+  for (int64_t axis = 0; axis < x.dim(); ++axis) target = narrow(target, axis, start[axis], inside.shape()[axis]);
+  place(target, inside);
+  return record("pad", out, {inside}, [start, sizes = inside.shape()](const Tensor& g) {
+    Tensor part = g;
+    for (int64_t axis = 0; axis < start.size(); ++axis) part = narrow(part, axis, start[axis], sizes[axis]);
+    return Tensors{part};
+  });
+}
+
+Tensor flip(const Tensor& x, const Dims& axes) {
+  check_defined("flip", "input", x);
+  View view = x.view_in();
+  std::vector<bool> seen(kMaxRank);
+  for (int64_t given : axes) {
+    check(x.dim() > 0, "flip", "the tensor has no axes");
+    const int64_t axis = normalize_axis(given, x.dim(), "flip");
+    check(!seen[static_cast<size_t>(axis)], "flip", "axes ", axes, " name an axis twice");
+    seen[static_cast<size_t>(axis)] = true;
+    if (view.size[axis] > 0)
+      view.data = static_cast<char*>(view.data) + (view.size[axis] - 1) * view.stride[axis] * item_size(x.dtype());
+    view.stride[axis] = -view.stride[axis];
+  }
+  Tensor out = empty_like(x);
+  kernels(x.device()).copy(out.view_out(), view);
+  return record("flip", out, {x}, [axes](const Tensor& g) { return Tensors{flip(g, axes)}; });
+}
+
+}  // namespace voxgrad

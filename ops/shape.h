@@ -1,0 +1,44 @@
+// Views and rearrangements. Views share storage; their gradients go back through the same geometry.
+#pragma once
+
+#include "core/tensor.h"
+
+namespace voxgrad {
+
+/// A view if the strides allow it, else a copy. One size may be -1.
+Tensor reshape(const Tensor& x, const Shape& shape);
+/// Like reshape, but throws where a copy would be needed.
+Tensor view(const Tensor& x, const Shape& shape);
+Tensor permute(const Tensor& x, const Dims& order);
+Tensor transpose(const Tensor& x, int64_t a, int64_t b);
+/// Drops an axis of size 1 (left as it is if larger).
+Tensor squeeze(const Tensor& x, int64_t axis);
+/// Drops all axes of size 1.
+Tensor squeeze(const Tensor& x);
+Tensor unsqueeze(const Tensor& x, int64_t axis);
+/// Broadcasts to `shape` without a copy; -1 keeps a size.
+Tensor expand(const Tensor& x, const Shape& shape);
+Tensor narrow(const Tensor& x, int64_t axis, int64_t start, int64_t length);
+/// [start, stop) with a positive step; negative bounds count from the end, bounds are clipped as in Python.
+Tensor slice(const Tensor& x, int64_t axis, int64_t start, int64_t stop, int64_t step = 1);
+/// One index of an axis, which is dropped.
+Tensor select(const Tensor& x, int64_t axis, int64_t index);
+/// Axes start_axis .. end_axis made one.
+Tensor flatten(const Tensor& x, int64_t start_axis = 0, int64_t end_axis = -1);
+
+Tensor cat(const Tensors& tensors, int64_t axis = 0);
+Tensor stack(const Tensors& tensors, int64_t axis = 0);
+/// Adds `amounts` = {before last axis, after last axis, before second last, ...} elements of `value`;
+/// negative amounts crop. PyTorch's pad(mode='constant').
+Tensor pad(const Tensor& x, const std::vector<int64_t>& amounts, double value = 0);
+/// Reverses the order along each of `axes`.
+Tensor flip(const Tensor& x, const Dims& axes);
+
+/// Picks by an i64 tensor: index_select takes a list of positions along `axis`; gather has an index for each
+/// element of the result. An index out of range throws on the CPU; on CUDA it is not checked.
+Tensor index_select(const Tensor& x, int64_t axis, const Tensor& index);
+Tensor gather(const Tensor& x, int64_t axis, const Tensor& index);
+/// Zeros of size `size` along `axis`, with source added at `index` (deterministic): gather's gradient.
+Tensor scatter_add(const Tensor& source, int64_t axis, const Tensor& index, int64_t size);
+
+}  // namespace voxgrad
