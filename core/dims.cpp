@@ -16,12 +16,20 @@ int64_t numel(const Shape& shape, const char* op) {
   return count;
 }
 
+namespace {
+/// The next stride. An empty axis counts as one; the product may wrap only where the tensor is empty, and no stride
+/// is ever used.
+int64_t times(int64_t step, int64_t size) {
+  return static_cast<int64_t>(static_cast<uint64_t>(step) * static_cast<uint64_t>(size > 0 ? size : 1));
+}
+}  // namespace
+
 Strides contiguous_strides(const Shape& shape) {
   Strides strides = shape;
   int64_t step = 1;
   for (int64_t i = shape.size() - 1; i >= 0; --i) {
     strides[i] = step;
-    step *= shape[i] > 0 ? shape[i] : 1;
+    step = times(step, shape[i]);
   }
   return strides;
 }
@@ -30,11 +38,11 @@ Strides channels_last_strides(const Shape& shape) {
   check(shape.size() >= 3, "channels_last", "needs (N, C, spatial...), got shape ", shape);
   Strides strides = shape;
   strides[1] = 1;
-  int64_t step = shape[1] > 0 ? shape[1] : 1;
+  int64_t step = times(1, shape[1]);
   for (int64_t i = shape.size() - 1; i >= 0; --i) {
     if (i == 1) continue;
     strides[i] = step;
-    step *= shape[i] > 0 ? shape[i] : 1;
+    step = times(step, shape[i]);
   }
   return strides;
 }

@@ -41,25 +41,40 @@ VG_HOST_DEVICE inline double uniform_double(uint32_t high, uint32_t low) {
   return static_cast<double>(bits) * 0x1p-53;
 }
 
-/// Element `i` of a stream of uniforms on [0, 1): float elements take four to a counter, double two.
+/// Uniforms on [0, 1) that one counter gives: four floats or two doubles.
 template <class T>
-VG_HOST_DEVICE T philox_uniform(uint64_t seed, uint64_t offset, uint64_t i) {
-  if constexpr (sizeof(T) == 8) {
-    const Philox4 r = philox(seed, offset + i / 2);
-    return i % 2 ? uniform_double(r.v[2], r.v[3]) : uniform_double(r.v[0], r.v[1]);
-  } else {
-    return uniform_float(philox(seed, offset + i / 4).v[i % 4]);
-  }
+inline constexpr uint64_t kUniformsPerCounter = 16 / sizeof(T);
+
+/// Number `j` of these.
+template <class T>
+VG_HOST_DEVICE T uniform_of(const Philox4& r, uint64_t j) {
+  if constexpr (sizeof(T) == 8)
+    return j ? uniform_double(r.v[2], r.v[3]) : uniform_double(r.v[0], r.v[1]);
+  else
+    return uniform_float(r.v[j]);
 }
 
-/// Element `i` of a stream of standard normals (Box and Muller 1958, in pairs).
+/// One of the two standard normals that a pair of uniforms gives (Box and Muller 1958).
+template <class T>
+VG_HOST_DEVICE T normal_of(T u, T v, bool second) {
+  // 1 - u lies in (0, 1], where the logarithm is finite.
+  const T radius = std::sqrt(T(-2) * std::log(T(1) - u));
+  const T angle = T(6.283185307179586476925286766559) * v;
+  return radius * (second ? std::sin(angle) : std::cos(angle));
+}
+
+/// Element `i` of a stream of uniforms on [0, 1).
+template <class T>
+VG_HOST_DEVICE T philox_uniform(uint64_t seed, uint64_t offset, uint64_t i) {
+  constexpr uint64_t n = kUniformsPerCounter<T>;
+  return uniform_of<T>(philox(seed, offset + i / n), i % n);
+}
+
+/// Element `i` of a stream of standard normals.
 template <class T>
 VG_HOST_DEVICE T philox_normal(uint64_t seed, uint64_t offset, uint64_t i) {
   const uint64_t pair = i & ~uint64_t{1};
-  // 1 - u lies in (0, 1], where the logarithm is finite.
-  const T radius = std::sqrt(T(-2) * std::log(T(1) - philox_uniform<T>(seed, offset, pair)));
-  const T angle = T(6.283185307179586476925286766559) * philox_uniform<T>(seed, offset, pair + 1);
-  return radius * (i % 2 ? std::sin(angle) : std::cos(angle));
+  return normal_of(philox_uniform<T>(seed, offset, pair), philox_uniform<T>(seed, offset, pair + 1), i % 2 != 0);
 }
 
 }  // namespace voxgrad

@@ -1,0 +1,79 @@
+#include "core/input_file.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <system_error>
+
+namespace voxgrad {
+
+InputFile::InputFile(const std::filesystem::path& path, const char* op) : name_(path.string()), op_(op) {
+  const auto fail_with = [&](int error) {
+    voxgrad::fail(op, "cannot read '", name_, "': ", std::generic_category().message(error));
+  };
+  // Without O_NONBLOCK, opening a pipe would wait for its writer before it can be refused.
+  descriptor_ = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (descriptor_ < 0) fail_with(errno);
+  struct stat status;
+  const int error = fstat(descriptor_, &status) == 0 ? 0 : errno;
+  if (error != 0 || !S_ISREG(status.st_mode)) {
+    close(descriptor_);
+    if (error != 0) fail_with(error);
+    const char* kind = S_ISDIR(status.st_mode) ? "a directory" : "not a regular file";
+    voxgrad::fail(op, "cannot read '", name_, "': it is ", kind);
+  }
+  size_ = status.st_size;
+}
+
+InputFile::~InputFile() { close(descriptor_); }
+
+void InputFile::read(void* to, size_t bytes) {
+  auto* next = static_cast<char*>(to);
+  while (bytes > 0) {
+    const ssize_t got = ::read(descriptor_, next, bytes);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) fail(std::generic_category().message(errno));
+    check(got > 0, "truncated: ", bytes, " more bytes were expected");
+    next += got;
+    bytes -= static_cast<size_t>(got);
+    position_ += got;
+  }
+}
+
+std::string in_quotes(std::string_view text) {
+  constexpr size_t kLongest = 80;
+  std::string shown(text.substr(0, kLongest));
+  std::replace_if(
+      shown.begin(), shown.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }, '?');
+  return concat("'", shown, text.size() > kLongest ? "...'" : "'");
+}
+
+int64_t claimed_bytes(const InputFile& file, const Shape& shape, DType dtype) {
+  int64_t bytes = item_size(dtype);
+  bool overflow = false;
+  bool empty = false;
+  for (int64_t size : shape) {
+    file.check(size >= 0, "negative size in shape ", shape);
+    empty |= size == 0;
+    overflow |= __builtin_mul_overflow(bytes, std::max<int64_t>(size, 1), &bytes);
+  }
+  file.check(!overflow, "the bytes of shape ", shape, " ", dtype, " do not fit in 64 bits");
+  return empty ? 0 : bytes;
+}
+
+Tensor read_tensor(InputFile& file, const Shape& shape, const Strides& strides, DType dtype) {
+  Tensor tensor = empty_strided(shape, strides, {.dtype = dtype});
+  const auto bytes = static_cast<size_t>(tensor.numel() * item_size(dtype));
+  auto* data = static_cast<unsigned char*>(tensor.mutable_raw_data());
+  file.read(data, bytes);
+  if (dtype == b8) {
+    const auto* bad = std::find_if(data, data + bytes, [](unsigned char byte) { return byte > 1; });
+    file.check(bad == data + bytes, "a bool must be 0 or 1, found ", bad == data + bytes ? 0 : int{*bad});
+  }
+  return tensor;
+}
+
+}  // namespace voxgrad

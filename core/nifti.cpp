@@ -1,0 +1,407 @@
+// A packed file says nothing reliable about its unpacked size, so it is unpacked twice: once to count what
+// it holds, in constant memory, and once into the tensor that the header asks for.
+#include "core/nifti.h"
+
+#include <unistd.h>
+#include <zlib.h>
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <system_error>
+#include <vector>
+
+#include "core/atomic_file.h"
+#include "core/input_file.h"
+
+namespace voxgrad {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "headers are written as they lie in memory");
+
+// Bytes from the start of the header to each field (nifti1.h).
+namespace field {
+constexpr size_t kSizeofHdr = 0, kDim = 40, kDatatype = 70, kBitpix = 72, kPixdim = 76, kVoxOffset = 108,
+                 kSclSlope = 112, kSclInter = 116, kXyztUnits = 123, kDescrip = 148, kQformCode = 252, kSformCode = 254,
+                 kQuatern = 256, kQoffset = 268, kSrow = 280, kMagic = 344;
+}
+constexpr size_t kHeaderBytes = 348;
+constexpr size_t kDescripBytes = 80;
+constexpr int64_t kDataStart = 352;  // the header and four bytes that announce extensions
+constexpr size_t kChunk = 1 << 16;
+constexpr char kMillimetres = 2;
+
+struct GzClose {
+  void operator()(gzFile file) const { gzclose(file); }
+};
+using GzHandle = std::unique_ptr<gzFile_s, GzClose>;
+
+/// zlib's view of an open file; closing it leaves the descriptor open.
+GzHandle open_gz(int descriptor, const char* mode) {
+  const int copy = dup(descriptor);
+  gzFile file = copy >= 0 ? gzdopen(copy, mode) : nullptr;
+  if (file == nullptr && copy >= 0) close(copy);
+  return GzHandle(file);
+}
+
+/// The bytes of a file, unpacked if it is gzip.
+class UnpackedFile {
+ public:
+  explicit UnpackedFile(const InputFile& file) : file_(file), handle_(open_gz(file.descriptor(), "rb")) {
+    file_.check(handle_ != nullptr, "cannot be opened by zlib");
+    gzbuffer(handle_.get(), kChunk);
+  }
+
+  /// Reads up to `bytes` bytes; fewer only at the end.
+  size_t read(void* to, size_t bytes) {
+    size_t done = 0;
+    while (done < bytes) {
+      const auto want = static_cast<unsigned>(std::min(bytes - done, kChunk));
+      const int got = gzread(handle_.get(), static_cast<char*>(to) + done, want);
+      int error = Z_OK;
+      const char* message = gzerror(handle_.get(), &error);
+      file_.check(error != Z_BUF_ERROR, "truncated: the gzip stream has no end");
+      file_.check(got >= 0 && error == Z_OK, "damaged: ", message);
+      if (got == 0) break;
+      done += static_cast<size_t>(got);
+    }
+    return done;
+  }
+
+  /// Bytes from the start to the end, or to `limit` if there are more. Then stands at the start again.
+  int64_t count(int64_t limit) {
+    if (gzdirect(handle_.get())) return std::min(limit, file_.size());
+    rewind();
+    std::vector<char> chunk(kChunk);
+    int64_t total = 0;
+    size_t got = 1;
+    while (got > 0 && total < limit) total += static_cast<int64_t>(got = read(chunk.data(), chunk.size()));
+    rewind();
+    return std::min(total, limit);
+  }
+
+  void seek(int64_t position) {
+    rewind();
+    std::vector<char> chunk(kChunk);
+    while (position > 0) {
+      const size_t want = std::min<size_t>(chunk.size(), static_cast<size_t>(position));
+      file_.check(read(chunk.data(), want) == want, "truncated: no voxels at the vox_offset of the header");
+      position -= static_cast<int64_t>(want);
+    }
+  }
+
+ private:
+  void rewind() { file_.check(gzrewind(handle_.get()) == 0, "cannot be read twice"); }
+
+  const InputFile& file_;
+  GzHandle handle_;
+};
+
+template <class T>
+T swap_bytes(T value) {
+  char bytes[sizeof(T)];
+  std::memcpy(bytes, &value, sizeof(T));
+  std::reverse(bytes, bytes + sizeof(T));
+  std::memcpy(&value, bytes, sizeof(T));
+  return value;
+}
+
+/// The 348 bytes at the start, and the byte order they are in.
+struct RawHeader {
+  std::array<char, kHeaderBytes> bytes{};
+  bool swapped = false;
+
+  template <class T>
+  T get(size_t offset, size_t index = 0) const {
+    T value;
+    std::memcpy(&value, bytes.data() + offset + index * sizeof(T), sizeof(T));
+    return swapped ? swap_bytes(value) : value;
+  }
+  template <class T>
+  void set(size_t offset, std::type_identity_t<T> value, size_t index = 0) {
+    std::memcpy(bytes.data() + offset + index * sizeof(T), &value, sizeof(T));
+  }
+};
+
+struct Scaling {
+  double slope = 1;
+  double intercept = 0;
+};
+
+using Decode = void (*)(const char* from, float* to, int64_t count, bool swapped, Scaling scaling);
+
+template <class T>
+void decode(const char* from, float* to, int64_t count, bool swapped, Scaling scaling) {
+  const bool scaled = scaling.slope != 1 || scaling.intercept != 0;  // else -0.0f would lose its sign
+  for (int64_t i = 0; i < count; ++i) {
+    T value;
+    std::memcpy(&value, from + i * static_cast<int64_t>(sizeof(T)), sizeof(T));
+    if (swapped) value = swap_bytes(value);
+    to[i] = static_cast<float>(scaled ? scaling.slope * static_cast<double>(value) + scaling.intercept
+                                      : static_cast<double>(value));
+  }
+}
+
+struct VoxelType {
+  int code;
+  const char* name;
+  int64_t bytes;
+  Decode decode;  ///< null: of the format, but not read here
+};
+constexpr VoxelType kVoxelTypes[] = {
+    {2, "u8", 1, decode<uint8_t>},     {4, "i16", 2, decode<int16_t>},    {8, "i32", 4, decode<int32_t>},
+    {16, "f32", 4, decode<float>},     {64, "f64", 8, decode<double>},    {256, "i8", 1, decode<int8_t>},
+    {512, "u16", 2, decode<uint16_t>}, {768, "u32", 4, decode<uint32_t>}, {1, "binary", 0, nullptr},
+    {32, "complex64", 8, nullptr},     {128, "rgb24", 3, nullptr},        {1024, "i64", 8, nullptr},
+    {1280, "u64", 8, nullptr},         {1536, "f128", 16, nullptr},       {1792, "complex128", 16, nullptr},
+    {2048, "complex256", 32, nullptr}, {2304, "rgba32", 4, nullptr},
+};
+
+/// What the header says, checked.
+struct Layout {
+  Shape shape;
+  const VoxelType* type = nullptr;
+  int64_t offset = 0;
+  Scaling scaling;
+};
+
+RawHeader read_header(const InputFile& file, UnpackedFile& unpacked) {
+  RawHeader header;
+  const size_t got = unpacked.read(header.bytes.data(), kHeaderBytes);
+  file.check(got == kHeaderBytes, "truncated: ", got, " bytes hold no NIfTI-1 header");
+  const auto size = header.get<int32_t>(field::kSizeofHdr);
+  header.swapped = size != static_cast<int32_t>(kHeaderBytes);
+  const auto other = header.get<int32_t>(field::kSizeofHdr);
+  file.check(size != 540 && other != 540, "NIfTI-2 is not supported");
+  file.check(other == static_cast<int32_t>(kHeaderBytes), "not a NIfTI-1 file: sizeof_hdr is ", size, ", not 348");
+  const std::string_view magic(header.bytes.data() + field::kMagic, 4);
+  file.check(magic != std::string_view("ni1\0", 4),
+             "is the header of a .hdr/.img pair; convert it to a single .nii file");
+  file.check(magic == std::string_view("n+1\0", 4), "not a NIfTI-1 file: the magic string is missing");
+  return header;
+}
+
+/// (D, H, W), or (T, D, H, W) for more than one volume.
+Shape read_shape(const InputFile& file, const RawHeader& header) {
+  const int rank = header.get<int16_t>(field::kDim);
+  file.check(rank >= 1 && rank <= 7, "dim[0] must be 1 to 7, is ", rank);
+  std::array<int64_t, 7> sizes;
+  sizes.fill(1);
+  for (int i = 0; i < rank; ++i) {
+    sizes[i] = header.get<int16_t>(field::kDim, i + 1);
+    file.check(sizes[i] > 0, "dim[", i + 1, "] must be positive, is ", sizes[i]);
+    file.check(i < 4 || sizes[i] == 1, "dim[", i + 1, "] is ", sizes[i], "; more than four axes are not supported");
+  }
+  if (sizes[3] > 1) return {sizes[3], sizes[2], sizes[1], sizes[0]};
+  return {sizes[2], sizes[1], sizes[0]};
+}
+
+Layout read_layout(const InputFile& file, const RawHeader& header) {
+  Layout layout;
+  layout.shape = read_shape(file, header);
+  const int code = header.get<int16_t>(field::kDatatype);
+  layout.type = std::find_if(std::begin(kVoxelTypes), std::end(kVoxelTypes), [&](auto& t) { return t.code == code; });
+  file.check(layout.type != std::end(kVoxelTypes), "unknown datatype ", code);
+  file.check(layout.type->decode != nullptr, "voxels of ", layout.type->name, " are not supported");
+  const int bits = header.get<int16_t>(field::kBitpix);
+  file.check(bits == 8 * layout.type->bytes, "bitpix is ", bits, ", voxels of ", layout.type->name, " have ",
+             8 * layout.type->bytes);
+
+  const auto offset = header.get<float>(field::kVoxOffset);
+  const bool whole = offset >= kDataStart && offset < 0x1p53f && offset == std::floor(offset);
+  file.check(whole, "vox_offset must be a whole number from ", kDataStart, " on, is ", offset);
+  layout.offset = static_cast<int64_t>(offset);
+
+  // The reference reader takes a slope that is 0 or not finite for "not scaled".
+  const auto slope = header.get<float>(field::kSclSlope), intercept = header.get<float>(field::kSclInter);
+  if (slope != 0 && std::isfinite(slope)) {
+    file.check(std::isfinite(intercept), "scl_inter is not finite");
+    layout.scaling = {slope, intercept};
+  }
+  return layout;
+}
+
+/// Along the file's axes i, j, k, without the sign that some writers give.
+std::array<double, 3> read_pixdim(const InputFile& file, const RawHeader& header) {
+  std::array<double, 3> pixdim;
+  const int rank = header.get<int16_t>(field::kDim);
+  for (int i = 0; i < 3; ++i) {
+    pixdim[i] = std::abs(header.get<float>(field::kPixdim, i + 1));
+    const bool single = i >= rank || header.get<int16_t>(field::kDim, i + 1) == 1;
+    if (single && !(pixdim[i] > 0 && std::isfinite(pixdim[i]))) pixdim[i] = 1;  // an axis that nobody measured
+    file.check(std::isfinite(pixdim[i]), "pixdim[", i + 1, "] is not finite");
+    file.check(pixdim[i] > 0, "pixdim[", i + 1, "] is 0");
+  }
+  return pixdim;
+}
+
+/// Method 2 of nifti1.h: a unit quaternion, of which the header stores the imaginary part, and an offset.
+void set_from_qform(const InputFile& file, const RawHeader& header, const std::array<double, 3>& pixdim,
+                    NiftiImage& image) {
+  const double b = header.get<float>(field::kQuatern, 0), c = header.get<float>(field::kQuatern, 1),
+               d = header.get<float>(field::kQuatern, 2);
+  const double rest = 1 - (b * b + c * c + d * d);
+  file.check(rest >= -1e-5, "the quaternion of the qform (", b, ", ", c, ", ", d, ") is longer than 1 or not finite");
+  const double a = std::sqrt(std::max(rest, 0.0));
+  const double rotation[3][3] = {{a * a + b * b - c * c - d * d, 2 * (b * c - a * d), 2 * (b * d + a * c)},
+                                 {2 * (b * c + a * d), a * a + c * c - b * b - d * d, 2 * (c * d - a * b)},
+                                 {2 * (b * d - a * c), 2 * (c * d + a * b), a * a + d * d - b * b - c * c}};
+  const double handedness = header.get<float>(field::kPixdim, 0) < 0 ? -1 : 1;
+  const double scale[3] = {pixdim[0], pixdim[1], pixdim[2] * handedness};
+  for (size_t row = 0; row < 3; ++row) {
+    for (size_t column = 0; column < 3; ++column) image.affine[row][column] = rotation[row][column] * scale[column];
+    image.affine[row][3] = header.get<float>(field::kQoffset, row);
+  }
+}
+
+void read_geometry(const InputFile& file, const RawHeader& header, NiftiImage& image) {
+  const auto pixdim = read_pixdim(file, header);
+  if (header.get<int16_t>(field::kSformCode) > 0) {
+    for (size_t row = 0; row < 3; ++row)
+      for (size_t column = 0; column < 4; ++column)
+        image.affine[row][column] = header.get<float>(field::kSrow, row * 4 + column);
+  } else if (header.get<int16_t>(field::kQformCode) > 0) {
+    set_from_qform(file, header, pixdim, image);
+  } else {
+    for (size_t i = 0; i < 3; ++i) image.affine[i][i] = pixdim[i];
+  }
+
+  const int unit = header.bytes[field::kXyztUnits] & 7;
+  const double to_mm = unit == 1 ? 1000 : unit == 3 ? 0.001 : 1;  // metres, micrometres, millimetres or unknown
+  for (size_t i = 0; i < 3; ++i) image.spacing[i] = pixdim[2 - i] * to_mm;
+  for (size_t row = 0; row < 3; ++row) {
+    for (double& value : image.affine[row]) {
+      file.check(std::isfinite(value), "the voxel-to-world matrix is not finite");
+      value *= to_mm;
+    }
+  }
+}
+
+Tensor read_voxels(const InputFile& file, UnpackedFile& unpacked, const Layout& layout, bool swapped) {
+  // Four axes below 2^15 and 8 bytes a voxel stay below 2^63.
+  const int64_t count = numel(layout.shape), bytes = count * layout.type->bytes;
+  int64_t end = 0;
+  file.check(!__builtin_add_overflow(layout.offset, bytes, &end) && end < INT64_MAX, "more voxels than 64 bits hold");
+  const int64_t held = unpacked.count(end + 1);
+  file.check(held >= end, "truncated: ", layout.shape, " ", layout.type->name, " end at byte ", end,
+             ", the file holds ", held);
+  file.check(held == end, "trailing bytes: ", layout.shape, " ", layout.type->name, " end at byte ", end,
+             ", the file goes on");
+
+  Tensor tensor = empty(layout.shape);
+  float* to = tensor.mutable_data<float>();
+  const int64_t per_chunk = static_cast<int64_t>(kChunk) / layout.type->bytes;
+  std::vector<char> chunk(kChunk);
+  unpacked.seek(layout.offset);
+  for (int64_t done = 0; done < count; done += per_chunk) {
+    const int64_t now = std::min(per_chunk, count - done);
+    const auto wanted = static_cast<size_t>(now * layout.type->bytes);
+    file.check(unpacked.read(chunk.data(), wanted) == wanted, "truncated while it was read");
+    layout.type->decode(chunk.data(), to + done, now, swapped, layout.scaling);
+  }
+  return tensor;
+}
+
+bool ends_with(const std::filesystem::path& path, std::string_view suffix) {
+  return path.filename().string().ends_with(suffix);
+}
+
+void check_image(const std::filesystem::path& path, const NiftiImage& image) {
+  constexpr const char* op = "save_nifti";
+  check(ends_with(path, ".nii") || ends_with(path, ".nii.gz"), op, "'", path.string(),
+        "' must end with .nii or .nii.gz");
+  check(image.data.defined(), op, "the image has no data");
+  const Shape& shape = image.data.shape();
+  check(shape.size() == 3 || shape.size() == 4, op, "expected (D, H, W) or (T, D, H, W), got ", shape);
+  for (int64_t size : shape)
+    check(size >= 1 && size <= INT16_MAX, op, "axes must have 1 to ", INT16_MAX, " voxels, got ", shape);
+  for (double spacing : image.spacing)
+    check(std::isfinite(static_cast<float>(spacing)) && static_cast<float>(spacing) > 0, op,
+          "spacing must be positive, got ", spacing);
+  for (const auto& row : image.affine)
+    for (double value : row) check(std::isfinite(static_cast<float>(value)), op, "the affine is not finite");
+  check(image.affine[3] == std::array<double, 4>{0, 0, 0, 1}, op, "the last row of the affine must be 0 0 0 1");
+  check(image.descrip.size() < kDescripBytes, op, "descrip has ", image.descrip.size(), " bytes, at most ",
+        kDescripBytes - 1, " fit");
+}
+
+RawHeader make_header(const NiftiImage& image) {
+  RawHeader header;
+  const Shape& shape = image.data.shape();
+  const auto rank = static_cast<size_t>(shape.size());
+  header.set<int32_t>(field::kSizeofHdr, kHeaderBytes);
+  header.set<int16_t>(field::kDim, static_cast<int16_t>(rank));
+  header.set<float>(field::kPixdim, 1);
+  for (size_t i = 0; i < 7; ++i) {
+    const int64_t size = i < rank ? shape[static_cast<int64_t>(rank - 1 - i)] : 1;
+    header.set<int16_t>(field::kDim, static_cast<int16_t>(size), i + 1);
+    header.set<float>(field::kPixdim, i < 3 ? static_cast<float>(image.spacing[2 - i]) : 1.0f, i + 1);
+  }
+  header.set<int16_t>(field::kDatatype, 16);
+  header.set<int16_t>(field::kBitpix, 32);
+  header.set<float>(field::kVoxOffset, kDataStart);
+  header.set<float>(field::kSclSlope, 1);
+  header.bytes[field::kXyztUnits] = kMillimetres;
+  std::copy(image.descrip.begin(), image.descrip.end(), header.bytes.begin() + field::kDescrip);
+  header.set<int16_t>(field::kSformCode, 1);  // scanner coordinates
+  for (size_t row = 0; row < 3; ++row)
+    for (size_t column = 0; column < 4; ++column)
+      header.set<float>(field::kSrow, static_cast<float>(image.affine[row][column]), row * 4 + column);
+  std::copy_n("n+1", 4, header.bytes.begin() + field::kMagic);
+  return header;
+}
+
+/// Passes the parts to `write` one after the other.
+template <class Write>
+void write_parts(const RawHeader& header, const Tensor& voxels, Write write) {
+  write(header.bytes.data(), kHeaderBytes);
+  const char no_extensions[kDataStart - kHeaderBytes] = {};
+  write(no_extensions, sizeof(no_extensions));
+  const auto* data = static_cast<const char*>(voxels.raw_data());
+  const auto bytes = static_cast<size_t>(voxels.numel()) * sizeof(float);
+  for (size_t done = 0; done < bytes; done += kChunk) write(data + done, std::min(kChunk, bytes - done));
+}
+
+}  // namespace
+
+NiftiImage load_nifti(const std::filesystem::path& path, Device device) {
+  runtime(device).require(device.index);
+  InputFile file(path, "load_nifti");
+  UnpackedFile unpacked(file);
+  const RawHeader header = read_header(file, unpacked);
+  const Layout layout = read_layout(file, header);
+  NiftiImage image;
+  read_geometry(file, header, image);
+  const char* descrip = header.bytes.data() + field::kDescrip;
+  image.descrip.assign(descrip, strnlen(descrip, kDescripBytes));
+  image.data = read_voxels(file, unpacked, layout, header.swapped);
+  if (!device.is_cpu()) image.data = image.data.to(device);
+  return image;
+}
+
+void save_nifti(const std::filesystem::path& path, const NiftiImage& image) {
+  check_image(path, image);
+  const RawHeader header = make_header(image);
+  const Tensor voxels = image.data.detach().to(Device::cpu(), f32).contiguous();
+  AtomicFile file(path, "save_nifti");
+  if (ends_with(path, ".nii")) {
+    write_parts(header, voxels, [&](const char* data, size_t bytes) { file.write(data, bytes); });
+  } else {
+    GzHandle gz = open_gz(file.descriptor(), "wb6");
+    check(gz != nullptr, "save_nifti", "zlib cannot write '", path.string(), "'");
+    const auto check_gz = [&](bool written) {
+      check(written, "save_nifti", "cannot write '", path.string(), "': ", std::generic_category().message(errno));
+    };
+    write_parts(header, voxels, [&](const char* data, size_t bytes) {
+      check_gz(gzwrite(gz.get(), data, static_cast<unsigned>(bytes)) == static_cast<int>(bytes));
+    });
+    check_gz(gzclose(gz.release()) == Z_OK);
+  }
+  file.commit();
+}
+
+}  // namespace voxgrad

@@ -1,0 +1,37 @@
+// Medical volumes in the NIfTI-1 format (https://nifti.nimh.nih.gov/nifti-1): .nii, and .nii.gz through zlib.
+#pragma once
+
+#include <array>
+#include <filesystem>
+#include <string>
+
+#include "core/tensor.h"
+
+namespace voxgrad {
+
+/// A volume, and where its voxels lie in space.
+struct NiftiImage {
+  /// Intensities, scaled as the file says: f32 of shape (D, H, W), or (T, D, H, W) for a series. W is the
+  /// file's first axis (i, x in the file's order), H its second (j), D its third (k).
+  Tensor data;
+  /// Size of a voxel in mm along D, H, W.
+  std::array<double, 3> spacing{1, 1, 1};
+  /// From a voxel (i, j, k, 1), that is data[k][j][i], to the world (x, y, z, 1) in mm, where x grows to
+  /// the subject's right, y to the front, z upwards.
+  std::array<std::array<double, 4>, 4> affine{{{1, 0, 0, 0}, {0, 1, 0, 0}, {0, 0, 1, 0}, {0, 0, 0, 1}}};
+  /// Free text, at most 79 bytes.
+  std::string descrip;
+};
+
+/// Reads .nii or .nii.gz (told apart by content) in either byte order; voxels of u8 i8 i16 u16 i32 u32
+/// f32 f64. The affine is the sform, else the qform, else the spacing alone. Throws Error if the file
+/// cannot be read, breaks a rule of the format or ends early, and for .hdr/.img pairs, NIfTI-2, other
+/// voxel types and more than four axes. Sizes are compared with what the file holds, unpacked, before memory is taken.
+NiftiImage load_nifti(const std::filesystem::path& path, Device device = Device::cpu());
+
+/// Writes float32 voxels with `affine` as the sform, atomically; `path` ends with .nii or .nii.gz.
+/// `data` may be on any device and of any dtype. Throws for other ranks than 3 and 4, axes above 32767,
+/// spacing that is not positive and values of the affine that are not finite.
+void save_nifti(const std::filesystem::path& path, const NiftiImage& image);
+
+}  // namespace voxgrad
