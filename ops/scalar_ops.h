@@ -1,8 +1,8 @@
 // The formulas of the elementwise operators, once for both devices.
 #pragma once
-// clang-format off: one formula a line
 
 #include <cmath>
+#include <limits>
 #include <type_traits>
 
 #include "ops/kernels.h"
@@ -12,15 +12,57 @@ namespace voxgrad {
 inline constexpr double kSqrtHalf = 0.70710678118654752440;
 inline constexpr double kInvSqrtTwoPi = 0.39894228040143267794;
 
+/// The operators' names in messages, in the order of the enums.
+inline constexpr const char* kUnaryNames[] = {"affine", "neg",        "abs",      "exp",         "log",     "sqrt",
+                                              "rsqrt",  "reciprocal", "sin",      "cos",         "erf",     "sign",
+                                              "pow",    "clamp",      "relu",     "leaky_relu",  "sigmoid", "tanh",
+                                              "gelu",   "silu",       "softplus", "logical_not", "isfinite"};
+inline constexpr const char* kBinaryNames[] = {"add",
+                                               "sub",
+                                               "mul",
+                                               "maximum",
+                                               "minimum",
+                                               "div",
+                                               "pow",
+                                               "relu_grad",
+                                               "leaky_relu_grad",
+                                               "sigmoid_grad",
+                                               "tanh_grad",
+                                               "gelu_grad",
+                                               "silu_grad",
+                                               "softplus_grad",
+                                               "clamp_grad",
+                                               "eq",
+                                               "ne",
+                                               "lt",
+                                               "le",
+                                               "gt",
+                                               "ge"};
+
 template <class T>
 VG_HOST_DEVICE T sigmoid_of(T x) {
   return T(1) / (T(1) + std::exp(-x));
 }
 
-/// T(x) for a NaN-propagating comparison: true if x wins over y.
 template <class T>
 VG_HOST_DEVICE bool is_nan(T x) {
   return x != x;
+}
+
+/// An operator's constant as a T. Integers saturate: an open side of clamp is infinite.
+template <class T>
+VG_HOST_DEVICE T constant_of(double value) {
+  if constexpr (std::is_integral_v<T> && !std::is_same_v<T, bool>) {
+    constexpr T low = std::numeric_limits<T>::min(), high = std::numeric_limits<T>::max();
+    if (value <= static_cast<double>(low)) return low;
+    if (value >= static_cast<double>(high)) return high;
+  }
+  return static_cast<T>(value);
+}
+
+/// Element `i` of arange, rounded once: whether a compiler fuses the product and the sum makes no difference.
+VG_HOST_DEVICE inline double arange_value(double start, double step, int64_t i) {
+  return std::fma(static_cast<double>(i), step, start);
 }
 
 /// op(x; a, b), a and b already of type T.
@@ -53,7 +95,7 @@ VG_HOST_DEVICE auto apply(T x, [[maybe_unused]] T a, [[maybe_unused]] T b) {
   else if constexpr (op == UnaryOp::pow)
     return a == T(2) ? x * x : std::pow(x, a);
   else if constexpr (op == UnaryOp::clamp)
-    return x < a ? a : (x > b ? b : x);
+    return (x < a ? a : x) > b ? b : (x < a ? a : x);
   else if constexpr (op == UnaryOp::relu)
     return x < T(0) ? T(0) : x;
   else if constexpr (op == UnaryOp::leaky_relu)
@@ -92,7 +134,7 @@ VG_HOST_DEVICE auto apply(T x, T y, [[maybe_unused]] T a, [[maybe_unused]] T b) 
   else if constexpr (op == BinaryOp::pow)
     return std::pow(x, y);
   else if constexpr (op == BinaryOp::relu_grad)
-    return y > T(0) ? x : T(0);
+    return y <= T(0) ? T(0) : x;  // a NaN in y lets the gradient through, as in PyTorch
   else if constexpr (op == BinaryOp::leaky_relu_grad)
     return y > T(0) ? x : a * x;
   else if constexpr (op == BinaryOp::sigmoid_grad)

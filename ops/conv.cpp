@@ -1,0 +1,262 @@
+// Convolutions over one, two and three axes.
+//
+// Below the public functions there are three maps of (N, C, D, H, W) tensors: the convolution, its gradient in
+// the input (which is the transposed convolution) and its gradient in the weight. Each is linear in both of its
+// arguments, and its gradients are the two others: so all of them can be differentiated any number of times.
+// They take their result's size as an argument, because a stride skips voxels and the size of what was skipped
+// cannot be told from the other side. Fewer axes are axes of size 1 in front.
+#include "ops/conv.h"
+
+#include <algorithm>
+
+#include "core/autograd.h"
+#include "ops/checks.h"
+#include "ops/conv_geometry.h"
+#include "ops/kernels.h"
+#include "ops/reduce.h"
+#include "ops/shape.h"
+
+namespace voxgrad {
+namespace {
+
+Triple spatial_size(const Tensor& t) { return {t.size(2), t.size(3), t.size(4)}; }
+
+/// A result (N, channels, size...) that lies in memory as `like` does.
+Tensor empty_volume(const Tensor& like, int64_t channels, const Triple& size) {
+  const Shape shape{like.size(0), channels, size[0], size[1], size[2]};
+  const bool last = like.suggest_memory_format() == MemoryFormat::channels_last;
+  return empty_strided(shape, last ? channels_last_strides(shape) : contiguous_strides(shape), like.options());
+}
+
+std::optional<View> optional_view(const Tensor& t) {
+  return t.defined() ? std::optional<View>(t.view_in()) : std::nullopt;
+}
+
+bool wants_grad(const Tensor& t) { return t.defined() && t.requires_grad(); }
+
+Saved saved_if(bool needed, const Tensor& t) { return needed ? Saved(t) : Saved(); }
+
+Tensor sum_over_voxels(const Tensor& grad) { return sum(grad, {0, 2, 3, 4}); }
+
+Tensor convolve(const Tensor& x, const Tensor& weight, const Tensor& bias, const Triple& size,
+                const ConvGeometry& geometry);
+Tensor convolve_transposed(const Tensor& y, const Tensor& weight, const Tensor& bias, const Triple& size,
+                           const ConvGeometry& geometry);
+Tensor convolve_weight(const Tensor& x, const Tensor& y, const Triple& size, const ConvGeometry& geometry);
+
+Tensor convolve(const Tensor& x, const Tensor& weight, const Tensor& bias, const Triple& size,
+                const ConvGeometry& geometry) {
+  Tensor y = empty_volume(x, weight.size(0), size);
+  const auto bias_view = optional_view(bias);
+  kernels(x.device())
+      .conv_forward(y.view_out(), x.view_in(), weight.view_in(), bias_view ? &*bias_view : nullptr, geometry);
+  const bool dx = wants_grad(x), dw = wants_grad(weight), db = wants_grad(bias);
+  return record("conv", y, {x, weight, bias},
+                [=, x_saved = saved_if(dw, x), w_saved = saved_if(dx, weight), x_size = spatial_size(x),
+                 w_size = spatial_size(weight)](const Tensor& grad) {
+                  return Tensors{dx ? convolve_transposed(grad, w_saved(), {}, x_size, geometry) : Tensor(),
+                                 dw ? convolve_weight(x_saved(), grad, w_size, geometry) : Tensor(),
+                                 db ? sum_over_voxels(grad) : Tensor()};
+                });
+}
+
+Tensor convolve_transposed(const Tensor& y, const Tensor& weight, const Tensor& bias, const Triple& size,
+                           const ConvGeometry& geometry) {
+  Tensor x = empty_volume(y, weight.size(1) * geometry.groups, size);
+  const auto bias_view = optional_view(bias);
+  kernels(y.device())
+      .conv_backward_data(x.view_out(), y.view_in(), weight.view_in(), bias_view ? &*bias_view : nullptr, geometry);
+  const bool dy = wants_grad(y), dw = wants_grad(weight), db = wants_grad(bias);
+  return record("conv_transpose", x, {y, weight, bias},
+                [=, y_saved = saved_if(dw, y), w_saved = saved_if(dy, weight), y_size = spatial_size(y),
+                 w_size = spatial_size(weight)](const Tensor& grad) {
+                  return Tensors{dy ? convolve(grad, w_saved(), {}, y_size, geometry) : Tensor(),
+                                 dw ? convolve_weight(grad, y_saved(), w_size, geometry) : Tensor(),
+                                 db ? sum_over_voxels(grad) : Tensor()};
+                });
+}
+
+/// The weight (y's channels, x's channels / groups, size...) for which <convolve(x, weight), y> grows fastest.
+Tensor convolve_weight(const Tensor& x, const Tensor& y, const Triple& size, const ConvGeometry& geometry) {
+  Tensor weight = empty({y.size(1), x.size(1) / geometry.groups, size[0], size[1], size[2]}, x.options());
+  kernels(x.device()).conv_backward_weight(weight.view_out(), x.view_in(), y.view_in(), geometry);
+  const bool dx = wants_grad(x), dy = wants_grad(y);
+  return record("conv_weight", weight, {x, y},
+                [=, x_saved = saved_if(dy, x), y_saved = saved_if(dx, y), x_size = spatial_size(x),
+                 y_size = spatial_size(y)](const Tensor& grad) {
+                  return Tensors{dx ? convolve_transposed(y_saved(), grad, {}, x_size, geometry) : Tensor(),
+                                 dy ? convolve(x_saved(), grad, {}, y_size, geometry) : Tensor()};
+                });
+}
+
+// ---- what a caller asked for: the options of any number of axes, and the checks
+
+// Far beyond any volume, and small enough for products with positions to stay within 64 bits.
+constexpr int64_t kMaxOption = int64_t{1} << 31;
+constexpr int64_t kMaxSize = int64_t{1} << 62;
+
+struct Request {
+  const char* op;
+  Dims stride, padding, dilation;
+  int64_t groups;
+  bool transposed = false;
+  Dims output_padding{};
+  std::optional<Dims> output_size{};
+
+  int64_t axes() const { return stride.size(); }
+};
+
+/// Names both operands in a message.
+struct Operands {
+  const Tensor &x, &weight;
+  friend std::ostream& operator<<(std::ostream& out, const Operands& o) {
+    return out << " (input " << o.x.shape() << ", weight " << o.weight.shape() << ')';
+  }
+};
+
+void check_options(const Request& r) {
+  check(r.groups > 0, r.op, "groups must be positive, got ", r.groups);
+  for (int64_t i = 0; i < r.axes(); ++i) {
+    check(r.stride[i] > 0 && r.stride[i] < kMaxOption, r.op, "stride must be positive (and below 2^31), got ", r.stride);
+    check(r.dilation[i] > 0 && r.dilation[i] < kMaxOption, r.op, "dilation must be positive (and below 2^31), got ",
+          r.dilation);
+    check(r.padding[i] >= 0 && r.padding[i] < kMaxOption, r.op, "padding must not be negative (nor 2^31), got ", r.padding);
+    if (!r.transposed || r.output_size) continue;
+    check(r.output_padding[i] >= 0, r.op, "output_padding must not be negative, got ", r.output_padding);
+    check(r.output_padding[i] < std::max(r.stride[i], r.dilation[i]), r.op,
+          "output_padding must be smaller than stride or dilation, got output_padding ", r.output_padding, ", stride ",
+          r.stride, ", dilation ", r.dilation);
+  }
+}
+
+int64_t output_channels(const Request& r, const Tensor& weight) {
+  return r.transposed ? weight.size(1) * r.groups : weight.size(0);
+}
+
+void check_channels(const Request& r, const Tensor& x, const Tensor& weight, const Tensor& bias) {
+  const Operands operands{x, weight};
+  const int64_t channels = x.size(1);
+  if (r.transposed) {
+    check(weight.size(0) == channels, r.op, "weight expects ", weight.size(0), " input channels, input has ", channels,
+          operands);
+    check(channels % r.groups == 0, r.op, "groups ", r.groups, " do not divide the ", channels, " input channels",
+          operands);
+  } else {
+    int64_t expected = 0;
+    const bool overflow = __builtin_mul_overflow(weight.size(1), r.groups, &expected);
+    check(!overflow && expected == channels, r.op, "weight expects ", weight.size(1), " * ", r.groups,
+          " groups input channels, input has ", channels, operands);
+    check(weight.size(0) % r.groups == 0, r.op, "groups ", r.groups, " do not divide the ", weight.size(0),
+          " output channels", operands);
+  }
+  if (!bias.defined()) return;
+  check(bias.shape() == Shape{output_channels(r, weight)}, r.op, "bias must have shape [", output_channels(r, weight),
+        "], got ", bias.shape(), operands);
+}
+
+/// `x` has its batch axis by now.
+void check_operands(const Request& r, const Tensor& x, const Tensor& weight, const Tensor& bias) {
+  const Operands operands{x, weight};
+  check_floating(r.op, x);
+  check_same_kind(r.op, {x, weight, bias});
+  check(weight.dim() == r.axes() + 2, r.op, "weight must have ", r.axes() + 2, " axes", operands);
+  for (int64_t i = 0; i < r.axes() + 2; ++i) {
+    check(weight.shape()[i] > 0, r.op, "weight has an empty axis", operands);
+    check(i == 0 || x.shape()[i] > 0, r.op, "input has an empty axis other than the batch", operands);
+  }
+  check_channels(r, x, weight, bias);
+}
+
+/// The spatial size of the result.
+Dims result_size(const Request& r, const Tensor& x, const Tensor& weight) {
+  const Operands operands{x, weight};
+  Dims size;
+  for (int64_t i = 0; i < r.axes(); ++i) {
+    const int64_t in = x.size(i + 2), kernel = weight.size(i + 2);
+    if (!r.transposed) {
+      size.push_back(conv_output_size(in, kernel, r.stride[i], r.padding[i], r.dilation[i]));
+      check(size[i] > 0, r.op, "the dilated kernel is larger than the padded input along axis ", i + 2, operands);
+      continue;
+    }
+    const int64_t least = conv_transpose_output_size(in, kernel, r.stride[i], r.padding[i], 0, r.dilation[i]);
+    check(least < kMaxSize, r.op, "the result would have ", least, " elements along axis ", i + 2, operands);
+    size.push_back(r.output_size ? (*r.output_size)[i] : least + r.output_padding[i]);
+    if (r.output_size)
+      check(size[i] >= least && size[i] < least + r.stride[i], r.op, "output_size ", *r.output_size,
+            " cannot be had: along axis ", i + 2, " it can be ", least, " to ", least + r.stride[i] - 1, operands);
+    check(size[i] > 0, r.op, "the result would have ", size[i], " elements along axis ", i + 2, operands);
+  }
+  return size;
+}
+
+Triple lift(const Dims& values, int64_t fill) {
+  Triple lifted(fill);
+  const int missing = 3 - static_cast<int>(values.size());
+  for (int i = missing; i < 3; ++i) lifted[i] = values[i - missing];
+  return lifted;
+}
+
+Tensor lift(Tensor t) {
+  while (t.dim() < 5) t = unsqueeze(t, 2);
+  return t;
+}
+
+Tensor run(const Request& r, const Tensor& input, const Tensor& weight, const Tensor& bias) {
+  check_defined(r.op, "input", input);
+  check_defined(r.op, "weight", weight);
+  check_options(r);
+  const bool batched = input.dim() == r.axes() + 2;
+  check(batched || input.dim() == r.axes() + 1, r.op, "input must have ", r.axes() + 2, " axes, or ", r.axes() + 1,
+        " without a batch", Operands{input, weight});
+  const Tensor x = batched ? input : unsqueeze(input, 0);
+  check_operands(r, x, weight, bias);
+  const Triple size = lift(result_size(r, x, weight), 1);
+  numel({x.size(0), output_channels(r, weight), size[0], size[1], size[2]}, r.op);  // refuses what does not fit in 64 bits
+  const ConvGeometry geometry{lift(r.stride, 1), lift(r.padding, 0), lift(r.dilation, 1), r.groups};
+
+  const auto map = r.transposed ? convolve_transposed : convolve;
+  Tensor y = map(lift(x), lift(weight), bias, size, geometry);
+  for (int64_t i = r.axes(); i < 3; ++i) y = squeeze(y, 2);
+  return batched ? y : squeeze(y, 0);
+}
+
+template <int N>
+Tensor conv(const char* op, const Tensor& x, const Tensor& weight, const Tensor& bias, const ConvOptions<N>& o) {
+  return run({op, Dims(o.stride.values), Dims(o.padding.values), Dims(o.dilation.values), o.groups}, x, weight, bias);
+}
+
+template <int N>
+Tensor conv_transpose(const char* op, const Tensor& x, const Tensor& weight, const Tensor& bias,
+                      const ConvTransposeOptions<N>& o) {
+  Request request{op, Dims(o.stride.values), Dims(o.padding.values), Dims(o.dilation.values), o.groups, true};
+  request.output_padding = Dims(o.output_padding.values);
+  if (o.output_size) request.output_size = Dims(o.output_size->values);
+  return run(request, x, weight, bias);
+}
+
+}  // namespace
+
+Tensor conv3d(const Tensor& x, const Tensor& weight, const Tensor& bias, const ConvOptions<3>& options) {
+  return conv("conv3d", x, weight, bias, options);
+}
+Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias, const ConvOptions<2>& options) {
+  return conv("conv2d", x, weight, bias, options);
+}
+Tensor conv1d(const Tensor& x, const Tensor& weight, const Tensor& bias, const ConvOptions<1>& options) {
+  return conv("conv1d", x, weight, bias, options);
+}
+
+Tensor conv_transpose3d(const Tensor& x, const Tensor& weight, const Tensor& bias,
+                        const ConvTransposeOptions<3>& options) {
+  return conv_transpose("conv_transpose3d", x, weight, bias, options);
+}
+Tensor conv_transpose2d(const Tensor& x, const Tensor& weight, const Tensor& bias,
+                        const ConvTransposeOptions<2>& options) {
+  return conv_transpose("conv_transpose2d", x, weight, bias, options);
+}
+Tensor conv_transpose1d(const Tensor& x, const Tensor& weight, const Tensor& bias,
+                        const ConvTransposeOptions<1>& options) {
+  return conv_transpose("conv_transpose1d", x, weight, bias, options);
+}
+
+}  // namespace voxgrad

@@ -1,0 +1,71 @@
+#include "ops/conv_geometry.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "core/error.h"
+
+namespace voxgrad {
+namespace {
+
+// Sizes come from users and files: intermediate products may pass 64 bits even where the result is small.
+using Wide = __int128;
+
+int64_t narrow(Wide value, const char* op) {
+  check(value >= std::numeric_limits<int64_t>::min() && value <= std::numeric_limits<int64_t>::max(), op,
+        "the output size does not fit 64 bits");
+  return static_cast<int64_t>(value);
+}
+
+int64_t floor_div(int64_t a, int64_t b) { return a / b - (a % b < 0 ? 1 : 0); }
+int64_t ceil_div(int64_t a, int64_t b) { return -floor_div(-a, b); }
+int64_t modulo(int64_t a, int64_t b) { return a - floor_div(a, b) * b; }
+
+}  // namespace
+
+int64_t conv_output_size(int64_t size, int64_t kernel, int64_t stride, int64_t padding, int64_t dilation) {
+  const Wide room = Wide(size) + 2 * Wide(padding) - Wide(dilation) * (kernel - 1) - 1;
+  return room < 0 ? 0 : narrow(room / stride + 1, "conv_output_size");
+}
+
+int64_t conv_transpose_output_size(int64_t size, int64_t kernel, int64_t stride, int64_t padding,
+                                   int64_t output_padding, int64_t dilation) {
+  return narrow(Wide(size - 1) * stride - 2 * Wide(padding) + Wide(dilation) * (kernel - 1) + output_padding + 1,
+                "conv_transpose_output_size");
+}
+
+int64_t ConvGather::steps() const {
+  int64_t most = 0;
+  for (const ConvPhase& phase : phases) most = std::max(most, phase.count);
+  return most;
+}
+
+ConvGather gather_forward(const ConvAxis& axis) {
+  ConvGather gather{axis.x_size, axis.y_size, axis.stride, 1, {}};
+  if (axis.y_size <= 0) return gather;
+  ConvPhase phase{0, axis.y_size, {}};
+  for (int64_t k = 0; k < axis.kernel; ++k) phase.taps.push_back({k, k * axis.dilation - axis.padding});
+  gather.phases.push_back(std::move(phase));
+  return gather;
+}
+
+ConvGather gather_transposed(const ConvAxis& axis) {
+  ConvGather gather{axis.y_size, axis.x_size, 1, axis.stride, {}};
+  for (int64_t first = 0; first < std::min(axis.stride, axis.x_size); ++first) {
+    ConvPhase phase{first, ceil_div(axis.x_size - first, axis.stride), {}};
+    for (int64_t k = 0; k < axis.kernel; ++k) {
+      const int64_t distance = first + axis.padding - k * axis.dilation;
+      if (modulo(distance, axis.stride) == 0) phase.taps.push_back({k, floor_div(distance, axis.stride)});
+    }
+    gather.phases.push_back(std::move(phase));
+  }
+  return gather;
+}
+
+ConvRange tap_range(const ConvGather& gather, const ConvPhase& phase, const ConvTap& tap) {
+  const int64_t begin = std::max<int64_t>(0, ceil_div(-tap.offset, gather.in_step));
+  const int64_t end = std::min(phase.count, ceil_div(gather.in_size - tap.offset, gather.in_step));
+  return begin < end ? ConvRange{begin, end} : ConvRange{0, 0};
+}
+
+}  // namespace voxgrad

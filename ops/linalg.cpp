@@ -1,0 +1,83 @@
+// Matrix products: everything becomes a batch of matrices (batch, rows, columns).
+#include "ops/linalg.h"
+
+#include "core/autograd.h"
+#include "ops/checks.h"
+#include "ops/elementwise.h"
+#include "ops/kernels.h"
+#include "ops/shape.h"
+
+namespace voxgrad {
+namespace {
+
+/// a (batch, m, k) times b (batch, k, n).
+Tensor batched_product(const Tensor& a, const Tensor& b) {
+  const Tensor c = empty({a.size(0), a.size(1), b.size(2)}, a.options());
+  kernels(a.device()).matmul(c.view_out(), a.view_in(), b.view_in());
+  const bool da = a.requires_grad(), db = b.requires_grad();
+  return record("matmul", c, {a, b},
+                [da, db, a = db ? Saved(a) : Saved(), b = da ? Saved(b) : Saved()](const Tensor& grad) {
+                  return Tensors{da ? batched_product(grad, transpose(b(), 1, 2)) : Tensor(),
+                                 db ? batched_product(transpose(a(), 1, 2), grad) : Tensor()};
+                });
+}
+
+/// The axes in front of the matrix.
+Shape batch_of(const Tensor& t) { return Shape(std::span(t.shape().data(), static_cast<size_t>(t.dim() - 2))); }
+
+Shape with_matrix(Shape batch, int64_t rows, int64_t columns) {
+  batch.push_back(rows);
+  batch.push_back(columns);
+  return batch;
+}
+
+/// `t` broadcast to the batch and flattened to three axes. One matrix for the whole batch stays one in memory.
+Tensor flattened(const Tensor& t, const Shape& batch) {
+  const int64_t count = numel(batch), rows = t.size(-2), columns = t.size(-1);
+  if (numel(batch_of(t)) == 1) return expand(reshape(t, {1, rows, columns}), {count, rows, columns});
+  return reshape(expand(t, with_matrix(batch, rows, columns)), {count, rows, columns});
+}
+
+Tensor matrix_product(const Tensor& a, const Tensor& b) {
+  const int64_t m = a.size(-2), k = a.size(-1), n = b.size(-1);
+  if (b.dim() == 2) {  // all rows of the batch at once
+    const int64_t rows = numel(batch_of(a)) * m;
+    const Tensor c = batched_product(reshape(a, {1, rows, k}), unsqueeze(b, 0));
+    return reshape(c, with_matrix(batch_of(a), m, n));
+  }
+  const Shape batch = broadcast_shapes(batch_of(a), batch_of(b), "matmul");
+  return reshape(batched_product(flattened(a, batch), flattened(b, batch)), with_matrix(batch, m, n));
+}
+
+}  // namespace
+
+Tensor matmul(const Tensor& a, const Tensor& b) {
+  check_defined("matmul", "the first operand", a);
+  check_defined("matmul", "the second operand", b);
+  check_floating("matmul", a);
+  check_same_kind("matmul", {a, b});
+  check(a.dim() > 0 && b.dim() > 0, "matmul", "needs vectors or matrices, got shapes ", a.shape(), " and ", b.shape());
+  const int64_t inner = b.size(b.dim() > 1 ? -2 : 0);
+  check(a.size(-1) == inner, "matmul", "inner sizes ", a.size(-1), " and ", inner, " differ (shapes ", a.shape(),
+        " and ", b.shape(), ')');
+  // A vector is a row on the left and a column on the right; its axis is dropped again.
+  if (a.dim() == 1) return squeeze(matmul(unsqueeze(a, 0), b), b.dim() > 1 ? -2 : 0);
+  if (b.dim() == 1) return squeeze(matrix_product(a, unsqueeze(b, 1)), -1);
+  return matrix_product(a, b);
+}
+
+Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
+  check_defined("linear", "input", x);
+  check_defined("linear", "weight", weight);
+  check_floating("linear", x);
+  check_same_kind("linear", {x, weight, bias});
+  check(weight.dim() == 2, "linear", "weight must be (out, in), got ", weight.shape());
+  check(x.dim() > 0 && x.size(-1) == weight.size(1), "linear", "weight expects ", weight.size(1),
+        " input features (input ", x.shape(), ", weight ", weight.shape(), ')');
+  check(!bias.defined() || bias.shape() == Shape{weight.size(0)}, "linear", "bias must have shape [", weight.size(0),
+        "], got ", describe(bias));
+  const Tensor y = matmul(x, transpose(weight, 0, 1));
+  return bias.defined() ? y + bias : y;
+}
+
+}  // namespace voxgrad

@@ -1,0 +1,81 @@
+// Losses, composed of elementwise operators and a reduction.
+#include "ops/loss.h"
+
+#include "ops/checks.h"
+#include "ops/create.h"
+#include "ops/elementwise.h"
+#include "ops/reduce.h"
+#include "ops/shape.h"
+
+namespace voxgrad {
+namespace {
+
+void check_pair(const char* op, const Tensor& input, const Tensor& target) {
+  check_defined(op, "input", input);
+  check_defined(op, "target", target);
+  check_floating(op, input);
+  check_same_kind(op, {input, target});
+  check(input.shape() == target.shape(), op, "input ", input.shape(), " and target ", target.shape(),
+        " differ in shape");
+}
+
+Tensor reduced(const Tensor& losses, Reduction reduction) {
+  if (reduction == Reduction::none) return losses;
+  return reduction == Reduction::sum ? sum(losses) : mean(losses);
+}
+
+}  // namespace
+
+Tensor mse_loss(const Tensor& input, const Tensor& target, Reduction reduction) {
+  check_pair("mse_loss", input, target);
+  const Tensor difference = input - target;
+  return reduced(difference * difference, reduction);
+}
+
+Tensor l1_loss(const Tensor& input, const Tensor& target, Reduction reduction) {
+  check_pair("l1_loss", input, target);
+  return reduced(abs(input - target), reduction);
+}
+
+Tensor smooth_l1_loss(const Tensor& input, const Tensor& target, Reduction reduction, double beta) {
+  check_pair("smooth_l1_loss", input, target);
+  check(std::isfinite(beta) && beta >= 0, "smooth_l1_loss", "beta must be finite and not negative, got ", beta);
+  if (beta == 0) return l1_loss(input, target, reduction);
+  const Tensor difference = input - target;
+  const Tensor distance = abs(difference);
+  const Tensor near = lt(distance, full({}, beta, input.options()));
+  return reduced(where(near, difference * difference * (0.5 / beta), distance - 0.5 * beta), reduction);
+}
+
+Tensor binary_cross_entropy_with_logits(const Tensor& input, const Tensor& target, Reduction reduction) {
+  check_pair("binary_cross_entropy_with_logits", input, target);
+  // -log sigmoid(x) = softplus(-x) and -log(1 - sigmoid(x)) = softplus(x): neither overflows, and as both are
+  // positive their sum cancels nothing. Beyond the threshold softplus(x) is x to the last bit of a double.
+  constexpr double kThreshold = 40;
+  const Tensor as_one = softplus(neg(input), 1, kThreshold), as_zero = softplus(input, 1, kThreshold);
+  return reduced(target * as_one + (1.0 - target) * as_zero, reduction);
+}
+
+Tensor cross_entropy(const Tensor& input, const Tensor& target, Reduction reduction) {
+  constexpr const char* kOp = "cross_entropy";
+  check_defined(kOp, "input", input);
+  check_defined(kOp, "target", target);
+  check_floating(kOp, input);
+  check(input.dim() >= 2, kOp, "input must be (N, C, ...), got ", describe(input));
+  check(target.dtype() == i64, kOp, "target must hold i64 class numbers, got ", describe(target));
+  check(target.device() == input.device(), kOp, "tensors lie on different devices: ", describe(input), " and ",
+        describe(target));
+  Shape expected = input.shape();
+  expected.erase(1);
+  check(target.shape() == expected, kOp, "target must have shape ", expected, " for input ", input.shape(), ", got ",
+        target.shape());
+  if (target.device().is_cpu() && target.numel() > 0) {  // on a GPU a look would wait for it
+    const auto least = amin(target).item<int64_t>(), most = amax(target).item<int64_t>();
+    check(least >= 0 && most < input.size(1), kOp, "target class ", least < 0 ? least : most, " is outside [0, ",
+          input.size(1), ')');
+  }
+  const Tensor picked = gather(log_softmax(input, 1), 1, unsqueeze(target, 1));
+  return reduced(neg(squeeze(picked, 1)), reduction);
+}
+
+}  // namespace voxgrad

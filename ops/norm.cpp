@@ -1,0 +1,165 @@
+// Normalisation: one kernel over the groups of (N, C, L) serves groups, instances and layers.
+//
+// The gradient is a fused kernel too. Where it will itself be differentiated it is composed of operators
+// instead, from the same formula.
+#include "ops/norm.h"
+
+#include <optional>
+
+#include "core/autograd.h"
+#include "ops/checks.h"
+#include "ops/elementwise.h"
+#include "ops/kernels.h"
+#include "ops/reduce.h"
+#include "ops/shape.h"
+
+namespace voxgrad {
+namespace {
+
+bool wants_grad(const Tensor& t) { return t.defined() && t.requires_grad(); }
+
+bool is_channels_last(const Tensor& x) { return x.suggest_memory_format() == MemoryFormat::channels_last; }
+
+/// The kernels' (N, C, L) view of an x that is dense in one of the two memory formats.
+View as_rows(const Tensor& x, View view) {
+  const int64_t n = x.size(0), c = x.size(1);
+  int64_t l = 1;
+  for (int64_t i = 2; i < x.dim(); ++i) l *= x.size(i);
+  const bool last = is_channels_last(x);
+  const int64_t size[] = {n, c, l};
+  const int64_t stride[] = {c * l, last ? 1 : l, last ? c : 1};
+  view.rank = 3;
+  for (int i = 0; i < 3; ++i) {
+    view.size[i] = size[i];
+    view.stride[i] = stride[i];
+  }
+  return view;
+}
+
+std::optional<View> optional_view(const Tensor& t) {
+  return t.defined() ? std::optional<View>(t.view_in()) : std::nullopt;
+}
+
+struct Wanted {
+  bool x, weight, bias;
+};
+
+/// With n = (x - mean) * rstd: dbias = sum dy, dweight = sum dy * n, and with h = dy * weight,
+/// dx = rstd * (h - mean(h) - n * mean(h * n)) over each group.
+Tensors composed_gradients(const Tensor& grad, const Tensor& x, const Tensor& weight, int64_t groups, double eps,
+                           Wanted wanted) {
+  const int64_t n = x.size(0), c = x.size(1);
+  const Shape rows{n, c, x.numel() / (n * c)}, in_groups{n, groups, x.numel() / (n * groups)};
+  const Tensor values = reshape(x, in_groups);
+  const Tensor centred = values - mean(values, {2}, true);
+  const Tensor rstd = rsqrt(mean(centred * centred, {2}, true) + eps);
+  const Tensor normal = centred * rstd;
+  const Tensor dy = reshape(grad, rows);
+
+  Tensors grads(3);
+  if (wanted.x) {
+    const Tensor h = reshape(weight.defined() ? dy * reshape(weight, {c, 1}) : dy, in_groups);
+    const Tensor dx = rstd * (h - mean(h, {2}, true) - normal * mean(h * normal, {2}, true));
+    grads[0] = reshape(dx, x.shape());
+  }
+  if (wanted.weight) grads[1] = sum(dy * reshape(normal, rows), {0, 2});
+  if (wanted.bias) grads[2] = sum(dy, {0, 2});
+  return grads;
+}
+
+Tensors fused_gradients(const Tensor& grad, const Tensor& x, const Tensor& mean, const Tensor& rstd,
+                        const Tensor& weight, Wanted wanted) {
+  const Tensor dy = grad.contiguous(x.suggest_memory_format());
+  const Tensor dx = empty_like(x);
+  Tensors grads{wanted.x ? dx : Tensor(), Tensor(), Tensor()};
+  std::optional<View> dweight, dbias;
+  const auto allocate = [&](Tensor& into, std::optional<View>& view) {
+    into = empty({x.size(1)}, x.options());
+    view = into.view_out();
+  };
+  if (wanted.weight) allocate(grads[1], dweight);
+  if (wanted.bias) allocate(grads[2], dbias);
+  const auto gamma = optional_view(weight);
+  kernels(x.device()).group_norm_backward(as_rows(x, dx.view_out()), dweight ? &*dweight : nullptr,
+                                          dbias ? &*dbias : nullptr, as_rows(x, dy.view_in()),
+                                          as_rows(x, x.view_in()), mean.view_in(), rstd.view_in(),
+                                          gamma ? &*gamma : nullptr);
+  return grads;
+}
+
+void check_affine(const char* op, const char* what, const Tensor& t, const Shape& shape) {
+  check(!t.defined() || t.shape() == shape, op, what, " must have shape ", shape, ", got ", describe(t));
+}
+
+void check_eps(const char* op, double eps) {
+  check(std::isfinite(eps) && eps >= 0, op, "eps must be finite and not negative, got ", eps);
+}
+
+Tensor normalise(const char* op, const Tensor& input, int64_t groups, const Tensor& weight, const Tensor& bias,
+                 double eps) {
+  const bool dense = input.is_contiguous() || input.is_contiguous(MemoryFormat::channels_last);
+  const Tensor x = dense ? input : input.contiguous();
+  const Tensor y = empty_like(x);
+  const Tensor mean = empty({x.size(0), groups}, x.options()), rstd = empty_like(mean);
+  const auto gamma = optional_view(weight), beta = optional_view(bias);
+  kernels(x.device()).group_norm(as_rows(x, y.view_out()), mean.view_out(), rstd.view_out(), as_rows(x, x.view_in()),
+                                 gamma ? &*gamma : nullptr, beta ? &*beta : nullptr, eps);
+  const Wanted wanted{x.requires_grad(), wants_grad(weight), wants_grad(bias)};
+  return record(op, y, {x, weight, bias},
+                [=, x = Saved(x), mean = Saved(mean), rstd = Saved(rstd), weight = Saved(weight)](const Tensor& grad) {
+                  // Nothing to normalise, and no means of it: the kernel knows what empty sums are.
+                  if (grad_enabled() && x().numel() > 0)
+                    return composed_gradients(grad, x(), weight(), groups, eps, wanted);
+                  return fused_gradients(grad, x(), mean(), rstd(), weight(), wanted);
+                });
+}
+
+void check_input(const char* op, const Tensor& x, int64_t least_rank, const char* form) {
+  check_defined(op, "input", x);
+  check_floating(op, x);
+  check(x.dim() >= least_rank, op, "input must be ", form, ", got ", describe(x));
+}
+
+void check_parameters(const char* op, const Tensor& x, const Tensor& weight, const Tensor& bias, const Shape& shape) {
+  check_affine(op, "weight", weight, shape);
+  check_affine(op, "bias", bias, shape);
+  check_same_kind(op, {x, weight, bias});
+}
+
+}  // namespace
+
+Tensor group_norm(const Tensor& x, int64_t num_groups, const Tensor& weight, const Tensor& bias, double eps) {
+  check_input("group_norm", x, 2, "(N, C, spatial...)");
+  check_eps("group_norm", eps);
+  check(num_groups > 0 && x.size(1) % num_groups == 0, "group_norm", "num_groups ", num_groups, " does not divide the ",
+        x.size(1), " channels of input ", x.shape());
+  check_parameters("group_norm", x, weight, bias, {x.size(1)});
+  return normalise("group_norm", x, num_groups, weight, bias, eps);
+}
+
+Tensor instance_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps) {
+  check_input("instance_norm", x, 3, "(N, C, spatial...)");
+  check_eps("instance_norm", eps);
+  check_parameters("instance_norm", x, weight, bias, {x.size(1)});
+  return normalise("instance_norm", x, x.size(1), weight, bias, eps);
+}
+
+Tensor layer_norm(const Tensor& x, const Shape& normalized_shape, const Tensor& weight, const Tensor& bias,
+                  double eps) {
+  check_input("layer_norm", x, 1, "(..., normalized_shape)");
+  check_eps("layer_norm", eps);
+  const int64_t lead = x.dim() - normalized_shape.size();
+  bool fits = !normalized_shape.empty() && lead >= 0;
+  for (int64_t i = 0; fits && i < normalized_shape.size(); ++i) fits = x.size(lead + i) == normalized_shape[i];
+  check(fits, "layer_norm", "normalized_shape ", normalized_shape, " does not match the last axes of input ", x.shape());
+  check_parameters("layer_norm", x, weight, bias, normalized_shape);
+
+  int64_t rows = 1;
+  for (int64_t i = 0; i < lead; ++i) rows *= x.size(i);
+  const Tensor flat = reshape(x, {rows, 1, numel(normalized_shape)});
+  const Tensor y = reshape(normalise("layer_norm", flat, 1, {}, {}, eps), x.shape());
+  const Tensor scaled = weight.defined() ? y * weight : y;
+  return bias.defined() ? scaled + bias : scaled;
+}
+
+}  // namespace voxgrad

@@ -1,0 +1,214 @@
+// Pooling and resampling of volumes.
+//
+// Averages and interpolation are linear and separate into axes: each is `resample` along one axis after the
+// other, whose gradient is the transposed map. A maximum is a choice: its gradient puts values back where the
+// indices point, and the gradient of that picks them from there.
+#include "ops/pool.h"
+
+#include "core/autograd.h"
+#include "ops/checks.h"
+#include "ops/create.h"
+#include "ops/elementwise.h"
+#include "ops/kernels.h"
+#include "ops/shape.h"
+
+namespace voxgrad {
+namespace {
+
+constexpr int kFirstSpatial = 2;
+
+Triple spatial_size(const Tensor& x) { return {x.size(2), x.size(3), x.size(4)}; }
+
+Tensor empty_sized(const Tensor& like, const Shape& shape, DType dtype) {
+  const bool last = like.suggest_memory_format() == MemoryFormat::channels_last;
+  return empty_strided(shape, last ? channels_last_strides(shape) : contiguous_strides(shape), {dtype, like.device()});
+}
+
+Shape with_size(const Tensor& x, const Triple& size) { return {x.size(0), x.size(1), size[0], size[1], size[2]}; }
+
+/// Runs `map` on x with a batch axis, which an unbatched (C, D, H, W) is given for the time.
+template <class Map>
+Tensor batched(const char* op, const Tensor& x, Map map) {
+  check_defined(op, "input", x);
+  check_floating(op, x);
+  check(x.dim() == 5 || x.dim() == 4, op, "input must be (N, C, D, H, W) or (C, D, H, W), got ", describe(x));
+  for (int64_t i = x.dim() - 4; i < x.dim(); ++i)
+    check(x.size(i) > 0, op, "input has an empty axis other than the batch: ", x.shape());
+  return x.dim() == 5 ? map(x) : squeeze(map(unsqueeze(x, 0)), 0);
+}
+
+/// The linear map along `axis` to `size` outputs, or its transpose (where `size` is that of the map's input).
+Tensor resample(const Tensor& x, int64_t axis, const Resample& map, int64_t size, bool transposed = false) {
+  Shape shape = x.shape();
+  shape[axis] = size;
+  const Tensor y = empty_sized(x, shape, x.dtype());
+  kernels(x.device()).resample(y.view_out(), x.view_in(), static_cast<int>(axis), map, transposed);
+  return record("resample", y, {x}, [=, n = x.size(axis)](const Tensor& grad) {
+    return Tensors{resample(grad, axis, map, n, !transposed)};
+  });
+}
+
+// ---- pooling
+
+struct Windows {
+  Triple kernel_size, stride, padding, dilation;
+  bool ceil_mode;
+};
+
+void check_windows(const char* op, const Windows& w) {
+  constexpr int64_t kLimit = int64_t{1} << 31;  // products of two stay within 64 bits
+  const auto inside = [](int64_t value, int64_t least) { return value >= least && value < kLimit; };
+  for (int i = 0; i < 3; ++i) {
+    check(inside(w.kernel_size[i], 1), op, "kernel_size must be positive and below 2^31, got ", w.kernel_size);
+    check(inside(w.stride[i], 1), op, "stride must be positive and below 2^31, got ", w.stride);
+    check(inside(w.dilation[i], 1), op, "dilation must be positive and below 2^31, got ", w.dilation);
+    check(w.padding[i] >= 0 && w.padding[i] <= w.kernel_size[i] / 2, op,
+          "padding must lie between 0 and half of kernel_size ", w.kernel_size, ", got ", w.padding);
+  }
+}
+
+/// Dilated windows can step over a small input altogether and would have no maximum.
+void check_not_empty(const char* op, const Windows& w, int axis, int64_t in, int64_t out) {
+  const int64_t k = w.kernel_size[axis], d = w.dilation[axis], p = w.padding[axis];
+  if (d == 1 || p == 0) return;
+  for (int64_t o = 0; o < out; ++o) {
+    const int64_t start = o * w.stride[axis] - p;
+    const int64_t first = start < 0 ? start + (-start + d - 1) / d * d : start;
+    check(first <= start + (k - 1) * d && first < in, op, "a window along axis ", axis + kFirstSpatial,
+          " holds padding only (size ", in, ", kernel_size ", k, ", padding ", p, ", dilation ", d, ')');
+  }
+}
+
+Triple pooled_size(const char* op, const Windows& w, const Tensor& x) {
+  Triple size(0);
+  for (int i = 0; i < 3; ++i) {
+    const int64_t in = x.size(i + kFirstSpatial), stride = w.stride[i];
+    const int64_t room = in + 2 * w.padding[i] - w.dilation[i] * (w.kernel_size[i] - 1) - 1;
+    check(room >= 0 || (w.ceil_mode && room + stride - 1 >= 0), op, "the window (kernel_size ", w.kernel_size,
+          ", dilation ", w.dilation, ") is larger than the padded input ", x.shape());
+    size[i] = (room + (w.ceil_mode ? stride - 1 : 0)) / stride + 1;
+    // A last window that would begin in the padding behind the input is left out.
+    if (w.ceil_mode && (size[i] - 1) * stride >= in + w.padding[i]) --size[i];
+    check_not_empty(op, w, i, in, size[i]);
+  }
+  return size;
+}
+
+/// Zeros of `size`, with the values of `y` added at `indices`.
+Tensor max_unpool(const Tensor& y, const Tensor& indices, const Triple& size, const PoolGeometry& geometry) {
+  const Tensor x = empty_sized(y, with_size(y, size), y.dtype());
+  kernels(y.device()).max_pool_backward(x.view_out(), y.view_in(), indices.view_in(), geometry);
+  return record("max_unpool", x, {y}, [indices = Saved(indices), shape = y.shape()](const Tensor& grad) {
+    return Tensors{reshape(gather(flatten(grad, 2), 2, flatten(indices(), 2)), shape)};
+  });
+}
+
+MaxPoolResult max_pool(const Tensor& x, const Windows& w) {
+  const Shape shape = with_size(x, pooled_size("max_pool3d", w, x));
+  const Tensor y = empty_sized(x, shape, x.dtype()), indices = empty_sized(x, shape, i64);
+  const PoolGeometry geometry{w.kernel_size, w.stride, w.padding, w.dilation};
+  kernels(x.device()).max_pool(y.view_out(), indices.view_out(), x.view_in(), geometry);
+  record("max_pool3d", y, {x}, [indices = Saved(indices), size = spatial_size(x), geometry](const Tensor& grad) {
+    return Tensors{max_unpool(grad, indices(), size, geometry)};
+  });
+  return {y, indices};
+}
+
+/// How many inputs each window along one axis holds, shaped to broadcast over a volume.
+Tensor window_counts(const Windows& w, int axis, int64_t in, int64_t out, TensorOptions options) {
+  std::vector<double> counts;
+  for (int64_t o = 0; o < out; ++o) {
+    const int64_t start = o * w.stride[axis] - w.padding[axis];
+    const int64_t end = std::min(start + w.kernel_size[axis], in);
+    counts.push_back(static_cast<double>(end - std::max<int64_t>(start, 0)));
+  }
+  Shape shape{1, 1, 1, 1, 1};
+  shape[axis + kFirstSpatial] = out;
+  return from_span<double>(counts, shape).to(options.device, options.dtype);
+}
+
+Tensor average(const Tensor& x, const Windows& w, bool count_include_pad, std::optional<int64_t> divisor) {
+  const Triple size = pooled_size("avg_pool3d", w, x);
+  Tensor y = x;
+  for (int i = 0; i < 3; ++i) {
+    Resample box{.mode = Resample::Mode::box, .count_include_pad = count_include_pad && !divisor};
+    box.kernel = w.kernel_size[i];
+    box.stride = w.stride[i];
+    box.padding = w.padding[i];
+    y = resample(y, i + kFirstSpatial, box, size[i]);
+    if (divisor) y = y * window_counts(w, i, x.size(i + kFirstSpatial), size[i], x.options());
+  }
+  return divisor ? y * (1.0 / static_cast<double>(*divisor)) : y;
+}
+
+// ---- interpolation
+
+Triple interpolated_size(const Tensor& x, const InterpolateOptions& options) {
+  if (options.size) return *options.size;
+  Triple size(0);
+  for (int i = 0; i < 3; ++i) {
+    const double exact = std::floor(static_cast<double>(x.size(i + kFirstSpatial)) * *options.scale_factor);
+    check(exact < 9e18, "interpolate", "scale_factor ", *options.scale_factor, " makes input ", x.shape(), " too large");
+    size[i] = static_cast<int64_t>(exact);
+  }
+  return size;
+}
+
+/// Input positions to an output step, as PyTorch has it.
+double step_of(const InterpolateOptions& options, bool align_corners, int64_t in, int64_t out) {
+  if (align_corners) return out > 1 ? static_cast<double>(in - 1) / static_cast<double>(out - 1) : 0;
+  return options.scale_factor ? 1 / *options.scale_factor : static_cast<double>(in) / static_cast<double>(out);
+}
+
+}  // namespace
+
+MaxPoolResult max_pool3d_with_indices(const Tensor& x, const MaxPoolOptions& o) {
+  const Windows windows{o.kernel_size, o.stride.value_or(o.kernel_size), o.padding, o.dilation, o.ceil_mode};
+  check_windows("max_pool3d", windows);
+  Tensor indices;
+  const Tensor output = batched("max_pool3d", x, [&](const Tensor& volume) {
+    MaxPoolResult result = max_pool(volume, windows);
+    indices = result.indices;
+    return result.output;
+  });
+  return {output, x.dim() == 5 ? indices : squeeze(indices, 0)};
+}
+
+Tensor max_pool3d(const Tensor& x, const MaxPoolOptions& options) { return max_pool3d_with_indices(x, options).output; }
+
+Tensor avg_pool3d(const Tensor& x, const AvgPoolOptions& o) {
+  const Windows windows{o.kernel_size, o.stride.value_or(o.kernel_size), o.padding, Triple(1), o.ceil_mode};
+  check_windows("avg_pool3d", windows);
+  check(!o.divisor_override || *o.divisor_override != 0, "avg_pool3d", "divisor_override must not be zero");
+  return batched("avg_pool3d", x, [&](const Tensor& volume) {
+    return average(volume, windows, o.count_include_pad, o.divisor_override);
+  });
+}
+
+Tensor interpolate(const Tensor& x, const InterpolateOptions& options) {
+  constexpr const char* kOp = "interpolate";
+  check(options.size.has_value() != options.scale_factor.has_value(), kOp,
+        "exactly one of size and scale_factor must be given");
+  const bool linear = options.mode == InterpolateMode::trilinear;
+  check(linear || !options.align_corners, kOp, "align_corners is for trilinear mode only");
+  if (options.scale_factor)
+    check(std::isfinite(*options.scale_factor) && *options.scale_factor > 0, kOp,
+          "scale_factor must be finite and positive, got ", *options.scale_factor);
+  return batched(kOp, x, [&](const Tensor& volume) {
+    const Triple size = interpolated_size(volume, options);
+    for (int i = 0; i < 3; ++i)
+      check(size[i] > 0, kOp, "the result must have at least one voxel along each axis, size is ", size, " for input ",
+            volume.shape());
+    Tensor y = volume;
+    for (int i = 0; i < 3; ++i) {
+      const int64_t axis = i + kFirstSpatial, in = volume.size(axis);
+      const Resample map{.mode = linear ? Resample::Mode::linear : Resample::Mode::nearest,
+                         .align_corners = options.align_corners,
+                         .scale = step_of(options, options.align_corners, in, size[i])};
+      if (in != size[i] || map.scale != 1) y = resample(y, axis, map, size[i]);
+    }
+    return y.is_same(volume) ? volume.clone() : y;
+  });
+}
+
+}  // namespace voxgrad
