@@ -1,0 +1,329 @@
+// Forward and transposed convolution on the CPU: one gather for both, see ops/conv_geometry.h.
+//
+// A task packs a tile of the input once, then walks the rows of outputs that it feeds. A row is a product whose
+// left factor is the packed tile itself, read at one offset for each tap; taps that miss the input along d or h are
+// left out, along w they meet zeros. Sums run over taps, then channels, in an order that depends on shapes only.
+#include <algorithm>
+
+#include "core/parallel.h"
+#include "ops/cpu/conv_pack.h"
+#include "ops/cpu/conv_tile.h"
+#include "ops/cpu/kernels.h"
+
+namespace voxgrad::cpu {
+namespace {
+
+// Memory beside the operands: kWeightBytes in all, and kTileBytes for each thread; a thread's tile and the weights of
+// one phase (at most kPanelBytes) share its second-level cache.
+constexpr int64_t kWeightBytes = 16 << 20;
+constexpr int64_t kTileBytes = 320 << 10;
+constexpr int64_t kPanelBytes = 384 << 10;
+// Rows shorter than this are not worth a wider range of channels.
+constexpr int64_t kShortestRow = 32;
+
+/// out(n, co) = bias(co) + sum over ci and taps of in(n, ci) * weight(co, ci), channels counted within a group.
+template <class T>
+struct Problem {
+  Volume<T> out;
+  Volume<const T> in;
+  Gather3 gather;
+  Triple kernel{1};
+  int64_t groups = 1;
+  const T* weight = nullptr;
+  int64_t weight_group_stride = 0, weight_out_stride = 0, weight_in_stride = 0;
+  Triple weight_stride{0};
+  const T* bias = nullptr;
+  int64_t bias_stride = 0;
+
+  int64_t in_channels() const { return in.channels / groups; }
+  int64_t out_channels() const { return out.channels / groups; }
+};
+
+/// The smallest piece of work: some output channels of a group from some of its input channels.
+template <class T>
+struct Unit {
+  int64_t group = 0;
+  int64_t first_channel = 0, channels = 0;
+  ColumnBlock<T> block;
+  T* weights = nullptr;  // packed: [phase d, h, w][tap d, h, w][channel][column]
+};
+
+/// One phase of each axis, and the number of taps in the phases before it.
+struct Phase3 {
+  std::array<const ConvPhase*, 3> axis{};
+  int64_t taps_before = 0;
+};
+
+/// The phases of the three axes in all combinations, numbered with w fastest. A large stride has a great many:
+/// they are never listed.
+class Phases {
+ public:
+  explicit Phases(const Gather3& gather) : gather_(gather) {
+    for (size_t i = 0; i < 3; ++i) {
+      taps_before_[i].push_back(0);
+      for (const ConvPhase& phase : gather[i].phases) {
+        taps_before_[i].push_back(taps_before_[i].back() + taps(phase));
+        most_[i] = std::max(most_[i], taps(phase));
+      }
+    }
+  }
+  int64_t taps() const { return taps(0) * taps(1) * taps(2); }
+  int64_t most_taps() const { return most_[0] * most_[1] * most_[2]; }
+
+  Phase3 at(size_t d, size_t h, size_t w) const {
+    const ConvPhase &pd = gather_[0].phases[d], &ph = gather_[1].phases[h], &pw = gather_[2].phases[w];
+    return {{&pd, &ph, &pw},
+            (taps_before_[0][d] * taps(1) + taps(pd) * taps_before_[1][h]) * taps(2) +
+                taps(pd) * taps(ph) * taps_before_[2][w]};
+  }
+
+ private:
+  static int64_t taps(const ConvPhase& phase) { return static_cast<int64_t>(phase.taps.size()); }
+  int64_t taps(size_t axis) const { return taps_before_[axis].back(); }
+
+  const Gather3& gather_;
+  std::array<std::vector<int64_t>, 3> taps_before_;
+  std::array<int64_t, 3> most_{};
+};
+
+template <class T>
+class Convolution {
+ public:
+  explicit Convolution(const Problem<T>& problem)
+      : p_(problem), blocks_(column_blocks<T>(problem.out_channels())), phases_(problem.gather) {
+    channels_per_unit_ = choose_channels();
+    const int64_t wanted = (4 * num_threads() + p_.out.batch - 1) / p_.out.batch;
+    const int64_t slots = kTileBytes / item() / std::max<int64_t>(1, channels_per_unit_);
+    tiling_ = make_tiling(p_.gather, p_.kernel, {.slots = slots, .tiles = wanted});
+    layout_ = {tiling_.windows[2].slots * channels_per_unit_, tiling_.windows[2].slots, 1};
+  }
+
+  void run() {
+    std::vector<Unit<T>> units;
+    int64_t elements = 0;
+    auto flush = [&] {
+      run_pass(units, elements);
+      units.clear();
+      elements = 0;
+    };
+    for (int64_t group = 0; group < p_.groups; ++group) {
+      // A group without input channels still writes its bias.
+      int64_t first = 0;
+      do {
+        const int64_t channels = std::min(channels_per_unit_, p_.in_channels() - first);
+        for (const ColumnBlock<T>& block : blocks_) {
+          const int64_t needed = phases_.taps() * channels * block.family->columns;
+          if (!units.empty() && (elements + needed) * item() > kWeightBytes) flush();
+          units.push_back({group, first, channels, block, nullptr});
+          elements += needed;
+        }
+        first += channels;
+      } while (first < p_.in_channels());
+    }
+    if (!units.empty()) flush();
+  }
+
+ private:
+  static constexpr int64_t item() { return static_cast<int64_t>(sizeof(T)); }
+
+  int64_t choose_channels() const {
+    int64_t slots = 1, columns = 1;
+    for (const ColumnBlock<T>& block : blocks_) columns = std::max<int64_t>(columns, block.family->columns);
+    for (int axis = 0; axis < 3; ++axis) {
+      const ConvGather& gather = p_.gather[static_cast<size_t>(axis)];
+      const int64_t length = axis == 2 ? std::min(gather.steps(), kShortestRow) : 1;
+      slots *= std::max<int64_t>(1, AxisWindow(gather, p_.kernel[axis], length).slots);
+    }
+    const int64_t most = std::min(kPanelBytes / item() / (std::max<int64_t>(1, phases_.most_taps()) * columns), kTileBytes / item() / slots);
+    return even_piece(p_.in_channels(), std::max<int64_t>(1, most));
+  }
+
+  /// All outputs of these units, whose weights are packed first.
+  void run_pass(std::vector<Unit<T>>& units, int64_t elements) {
+    const Workspace<T> weights(elements);
+    T* next = weights.data();
+    for (Unit<T>& unit : units) {
+      unit.weights = next;
+      next += phases_.taps() * unit.channels * unit.block.family->columns;
+    }
+    parallel_tasks(static_cast<int64_t>(units.size()) * channels_per_unit_, [&](int64_t task) {
+      pack_weights(units[static_cast<size_t>(task / channels_per_unit_)], task % channels_per_unit_);
+    });
+    parallel_tasks(p_.out.batch * tiling_.count(), [&](int64_t task) {
+      run_tile(units, task / tiling_.count(), tiling_.origin(task % tiling_.count()));
+    });
+  }
+
+  void pack_weights(const Unit<T>& unit, int64_t channel) const {
+    if (channel >= unit.channels) return;
+    const int64_t columns = unit.block.family->columns;
+    const T* source = p_.weight + unit.group * p_.weight_group_stride + unit.block.first * p_.weight_out_stride +
+                      (unit.first_channel + channel) * p_.weight_in_stride;
+    T* to = unit.weights + channel * columns;
+    each_phase([&](const Phase3& phase) {
+      for (const ConvTap& d : phase.axis[0]->taps)
+        for (const ConvTap& h : phase.axis[1]->taps)
+          for (const ConvTap& w : phase.axis[2]->taps) {
+            const T* from = source + d.index * p_.weight_stride[0] + h.index * p_.weight_stride[1] +
+                            w.index * p_.weight_stride[2];
+            for (int64_t n = 0; n < unit.block.count; ++n) to[n] = from[n * p_.weight_out_stride];
+            std::fill(to + unit.block.count, to + columns, T(0));
+            to += unit.channels * columns;
+          }
+    });
+  }
+
+  template <class F>
+  void each_phase(const F& f) const {
+    for (size_t d = 0; d < p_.gather[0].phases.size(); ++d)
+      for (size_t h = 0; h < p_.gather[1].phases.size(); ++h)
+        for (size_t w = 0; w < p_.gather[2].phases.size(); ++w) f(phases_.at(d, h, w));
+  }
+
+  void run_tile(const std::vector<Unit<T>>& units, int64_t n, const std::array<int64_t, 3>& origin) const {
+    const Workspace<T> packed(tiling_.slots() * channels_per_unit_);
+    std::vector<TileSegment> segments;
+    const Unit<T>* held = nullptr;  // whose channels are packed
+    for (const Unit<T>& unit : units) {
+      if (!held || held->group != unit.group || held->first_channel != unit.first_channel) {
+        const T* source = p_.in.at(n, unit.group * p_.in_channels() + unit.first_channel);
+        for (int64_t row = 0; row < tiling_.windows[0].slots * tiling_.windows[1].slots; ++row)
+          pack_row(packed.data(), layout_, source, p_.in, unit.channels, p_.gather, tiling_, origin, row);
+        held = &unit;
+      }
+      run_unit(unit, n, origin, packed.data(), segments);
+    }
+  }
+
+  /// The phases along w stay innermost, so that a line of the output is completed while it is in the cache.
+  void run_unit(const Unit<T>& unit, int64_t n, const std::array<int64_t, 3>& origin, const T* packed,
+                std::vector<TileSegment>& segments) const {
+    for (size_t pd = 0; pd < p_.gather[0].phases.size(); ++pd)
+      for (size_t ph = 0; ph < p_.gather[1].phases.size(); ++ph) {
+        const int64_t end_d = std::min(p_.gather[0].phases[pd].count, origin[0] + tiling_.length[0]);
+        const int64_t end_h = std::min(p_.gather[1].phases[ph].count, origin[1] + tiling_.length[1]);
+        for (int64_t qd = origin[0]; qd < end_d; ++qd)
+          for (int64_t qh = origin[1]; qh < end_h; ++qh)
+            for (size_t pw = 0; pw < p_.gather[2].phases.size(); ++pw)
+              run_row(unit, phases_.at(pd, ph, pw), n, {qd, qh, origin[2]}, origin, packed, segments);
+      }
+  }
+
+  /// Row (q[0], q[1]) of one phase, from step q[2] to the end of the tile.
+  void run_row(const Unit<T>& unit, const Phase3& phase, int64_t n, const std::array<int64_t, 3>& q,
+               const std::array<int64_t, 3>& origin, const T* packed, std::vector<TileSegment>& segments) const {
+    const int64_t count = std::min(phase.axis[2]->count - q[2], tiling_.length[2]);
+    if (count <= 0) return;
+    const TileFamily<T>& family = *unit.block.family;
+    fill_segments(unit, phase, q, segments);
+    const int64_t row = (q[0] - origin[0]) * tiling_.windows[1].slots + q[1] - origin[1];
+    const T* a = packed + row * layout_.row;
+    const T* b = unit.weights + phase.taps_before * unit.channels * family.columns;
+    T* out = p_.out.at(n, unit.group * p_.out_channels() + unit.block.first);
+    for (int axis = 0; axis < 3; ++axis) {
+      const size_t i = static_cast<size_t>(axis);
+      out += (phase.axis[i]->first + q[i] * p_.gather[i].out_step) * p_.out.stride[axis];
+    }
+    const int64_t out_step = p_.gather[2].out_step * p_.out.stride[2];
+    alignas(kTileAlignment) T sums[kMaxTileRows * kMaxTileWidth / sizeof(T)];
+    const int64_t rows = even_piece(count, family.max_rows);
+    for (int64_t m = 0; m < count; m += rows) {
+      const int64_t now = std::min(rows, count - m);
+      family.products[now - 1]({a + m, layout_.channel, b, segments, unit.channels, sums});
+      store(unit, sums, now, out + m * out_step, out_step);
+    }
+  }
+
+  void fill_segments(const Unit<T>& unit, const Phase3& phase, const std::array<int64_t, 3>& q,
+                     std::vector<TileSegment>& segments) const {
+    auto misses = [&](size_t axis, const ConvTap& tap) {
+      const int64_t position = q[axis] * p_.gather[axis].in_step + tap.offset;
+      return position < 0 || position >= p_.gather[axis].in_size;
+    };
+    auto slot = [&](size_t axis, const ConvTap& tap) {
+      return tiling_.windows[axis].base[static_cast<size_t>(tap.index)];
+    };
+    segments.clear();
+    const int64_t panel = unit.channels * unit.block.family->columns;
+    const int64_t along_w = static_cast<int64_t>(phase.axis[2]->taps.size());
+    int64_t b = -panel * along_w;
+    for (const ConvTap& d : phase.axis[0]->taps)
+      for (const ConvTap& h : phase.axis[1]->taps) {
+        b += panel * along_w;
+        if (misses(0, d) || misses(1, h)) continue;
+        const int64_t a = (slot(0, d) * tiling_.windows[1].slots + slot(1, h)) * layout_.row;
+        for (int64_t k = 0; k < along_w; ++k)
+          segments.push_back({a + slot(2, phase.axis[2]->taps[static_cast<size_t>(k)]), b + k * panel});
+      }
+  }
+
+  /// The first range of input channels sets the outputs, the others add to them.
+  void store(const Unit<T>& unit, const T* sums, int64_t rows, T* out, int64_t out_step) const {
+    const int64_t columns = unit.block.family->columns;
+    const int64_t channel_stride = p_.out.channel_stride;
+    const bool adds = unit.first_channel > 0;
+    const T* bias = p_.bias ? p_.bias + (unit.group * p_.out_channels() + unit.block.first) * p_.bias_stride : nullptr;
+    if (channel_stride < out_step) {
+      for (int64_t m = 0; m < rows; ++m)
+        for (int64_t n = 0; n < unit.block.count; ++n) {
+          T& to = out[m * out_step + n * channel_stride];
+          to = sums[m * columns + n] + (adds ? to : bias ? bias[n * p_.bias_stride] : T(0));
+        }
+      return;
+    }
+    for (int64_t n = 0; n < unit.block.count; ++n) {
+      T* to = out + n * channel_stride;
+      const T* from = sums + n;
+      const T start = bias ? bias[n * p_.bias_stride] : T(0);
+      if (adds) {
+        for (int64_t m = 0; m < rows; ++m) to[m * out_step] += from[m * columns];
+      } else {
+        for (int64_t m = 0; m < rows; ++m) to[m * out_step] = start + from[m * columns];
+      }
+    }
+  }
+
+  const Problem<T>& p_;
+  std::vector<ColumnBlock<T>> blocks_;
+  Phases phases_;
+  int64_t channels_per_unit_ = 0;
+  Tiling tiling_;
+  PackedLayout layout_;
+};
+
+/// `transposed`: out is x and in is y; the weight is (y channels, x channels / groups, ...) either way.
+void convolve(const char* op, bool transposed, const View& out, const View& in, const View& w, const View* bias,
+              const ConvGeometry& geometry) {
+  dispatch<float, double>(out.dtype, op, "CPU", [&]<class T>() {
+    if (out.numel() == 0) return;
+    Problem<T> problem{.out = Volume<T>(out), .in = Volume<const T>(in), .gather = {}};
+    const View &x = transposed ? out : in, &y = transposed ? in : out;
+    for (int axis = 0; axis < 3; ++axis) {
+      const ConvAxis a{x.size[axis + 2],       y.size[axis + 2],       w.size[axis + 2],
+                       geometry.stride[axis], geometry.padding[axis], geometry.dilation[axis]};
+      problem.gather[static_cast<size_t>(axis)] = transposed ? gather_transposed(a) : gather_forward(a);
+      problem.kernel[axis] = w.size[axis + 2];
+      problem.weight_stride[axis] = w.stride[axis + 2];
+    }
+    problem.groups = geometry.groups;
+    problem.weight = w.as<const T>();
+    problem.weight_group_stride = w.size[0] / geometry.groups * w.stride[0];
+    problem.weight_out_stride = w.stride[transposed ? 1 : 0];
+    problem.weight_in_stride = w.stride[transposed ? 0 : 1];
+    problem.bias = bias ? bias->as<const T>() : nullptr;
+    problem.bias_stride = bias ? bias->stride[0] : 0;
+    Convolution<T>(problem).run();
+  });
+}
+
+}  // namespace
+
+void conv_forward(const View& y, const View& x, const View& w, const View* bias, const ConvGeometry& geometry) {
+  convolve("conv", false, y, x, w, bias, geometry);
+}
+
+void conv_backward_data(const View& x, const View& y, const View& w, const View* bias, const ConvGeometry& geometry) {
+  convolve("conv_transpose", true, x, y, w, bias, geometry);
+}
+
+}  // namespace voxgrad::cpu

@@ -1,0 +1,71 @@
+#include "ops/cpu/conv_pack.h"
+
+#include <atomic>
+#include <numeric>
+
+#include "core/parallel.h"
+
+namespace voxgrad::cpu {
+
+AxisWindow::AxisWindow(const ConvGather& gather, int64_t kernel, int64_t length)
+    : base(static_cast<size_t>(kernel), 0) {
+  std::vector<ConvTap> taps;
+  for (const ConvPhase& phase : gather.phases) taps.insert(taps.end(), phase.taps.begin(), phase.taps.end());
+  // Steps of one tap are in_step apart, so that only taps of one residue can share inputs.
+  auto residue = [&](const ConvTap& tap) { return (tap.offset % gather.in_step + gather.in_step) % gather.in_step; };
+  std::sort(taps.begin(), taps.end(), [&](const ConvTap& s, const ConvTap& t) {
+    return std::pair(residue(s), s.offset) < std::pair(residue(t), t.offset);
+  });
+  for (const ConvTap& tap : taps) {
+    const bool joins = !runs.empty() && (tap.offset - runs.back().position) % gather.in_step == 0 &&
+                       (tap.offset - runs.back().position) / gather.in_step <= runs.back().length;
+    if (!joins) runs.push_back({slots, tap.offset, 0});
+    Run& run = runs.back();
+    const int64_t start = (tap.offset - run.position) / gather.in_step;
+    run.length = std::max(run.length, start + length);
+    base[static_cast<size_t>(tap.index)] = run.slot + start;
+    slots = run.slot + run.length;
+  }
+}
+
+int64_t AxisWindow::position(int64_t slot, int64_t in_step) const {
+  size_t i = runs.size() - 1;
+  while (runs[i].slot > slot) --i;
+  return runs[i].position + (slot - runs[i].slot) * in_step;
+}
+
+std::array<int64_t, 3> Tiling::origin(int64_t index) const {
+  return {index / (pieces[1] * pieces[2]) * length[0], index / pieces[2] % pieces[1] * length[1],
+          index % pieces[2] * length[2]};
+}
+
+Tiling make_tiling(const Gather3& gather, const Triple& kernel, const TilingLimits& limits) {
+  Tiling tiling;
+  auto& [length, pieces, windows] = tiling;
+  auto set_length = [&](size_t axis, int64_t most) {
+    const int64_t steps = gather[axis].steps();
+    length[axis] = even_piece(steps, std::max<int64_t>(1, most));
+    pieces[axis] = steps == 0 ? 0 : (steps + length[axis] - 1) / length[axis];
+    windows[axis] = AxisWindow(gather[axis], kernel[static_cast<int>(axis)], length[axis]);
+  };
+  windows.resize(3);
+  for (size_t axis = 0; axis < 3; ++axis) set_length(axis, gather[axis].steps());
+  while (true) {
+    const bool too_large = tiling.slots() > limits.slots || length[0] * length[1] * length[2] > limits.steps;
+    // d and h shrink together: the border, which is read twice, is smallest about a square.
+    const size_t longer = length[0] >= length[1] ? 0 : 1;
+    const size_t axis = length[longer] > 1 ? longer : 2;
+    const bool too_few = tiling.count() < limits.tiles && axis != 2;
+    if (length[axis] <= 1 || !(too_large || too_few)) return tiling;
+    set_length(axis, length[axis] - std::max<int64_t>(1, length[axis] / 16));
+  }
+}
+
+void parallel_tasks(int64_t count, const std::function<void(int64_t)>& body) {
+  std::atomic<int64_t> next = 0;
+  parallel_for(std::min<int64_t>(count, num_threads()), 1, [&](int64_t, int64_t) {
+    for (int64_t task = next++; task < count; task = next++) body(task);
+  });
+}
+
+}  // namespace voxgrad::cpu

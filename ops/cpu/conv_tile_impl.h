@@ -1,0 +1,100 @@
+// The register tiles of conv_tile.h as templates; each element type is compiled in a file of its own.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "ops/cpu/conv_tile.h"
+
+namespace voxgrad::cpu {
+
+#if defined(__AVX512F__)
+inline constexpr int kVectorBytes = 64, kVectorRegisters = 32;
+#elif defined(__AVX__)
+inline constexpr int kVectorBytes = 32, kVectorRegisters = 16;
+#elif defined(__aarch64__)
+inline constexpr int kVectorBytes = 16, kVectorRegisters = 32;
+#else
+inline constexpr int kVectorBytes = 16, kVectorRegisters = 16;
+#endif
+
+/// Rows of a tile of `vectors` vectors: three quarters of the registers hold sums, the rest operands.
+constexpr int tile_rows(int vectors) { return std::min(kMaxTileRows, kVectorRegisters * 3 / 4 / vectors); }
+
+/// f(integral_constant<int, 0>), f(1), ... f(count - 1): indices known to the compiler, so that arrays of vectors
+/// become registers.
+template <int count, class F>
+[[gnu::always_inline]] inline void unrolled(const F& f) {
+  [&]<int... i>(std::integer_sequence<int, i...>) __attribute__((always_inline)) {
+    (f(std::integral_constant<int, i>{}), ...);
+  }(std::make_integer_sequence<int, count>{});
+}
+
+template <class T, int bytes>
+struct VectorOf {
+  typedef T Type __attribute__((vector_size(bytes)));
+};
+
+template <class T, int bytes, int vectors, int rows>
+void tile_product(const TileProduct<T>& product) {
+  using Vector = typename VectorOf<T, bytes>::Type;
+  constexpr int lanes = bytes / static_cast<int>(sizeof(T));
+  Vector sums[rows * vectors] = {};
+  for (const TileSegment& segment : product.segments) {
+    const T* a = product.a + segment.a;
+    const T* b = product.b + segment.b;
+    for (int64_t k = 0; k < product.depth; ++k, a += product.a_step, b += vectors * lanes) {
+      Vector columns[vectors];
+      unrolled<vectors>([&](auto v) { std::memcpy(&columns[v], b + v * lanes, bytes); });
+      unrolled<rows>([&](auto m) {
+        const T x = a[m];
+        unrolled<vectors>([&](auto v) { sums[m * vectors + v] += x * columns[v]; });
+      });
+    }
+  }
+  unrolled<rows * vectors>([&](auto i) { std::memcpy(product.c + i * lanes, &sums[i], bytes); });
+}
+
+template <class T, int bytes, int vectors>
+const TileFamily<T>* tile_family() {
+  constexpr int max_rows = tile_rows(vectors);
+  static constexpr TileFamily<T> family = []<int... m>(std::integer_sequence<int, m...>) {
+    return TileFamily<T>{
+        vectors * bytes / static_cast<int>(sizeof(T)), max_rows, {tile_product<T, bytes, vectors, m + 1>...}};
+  }(std::make_integer_sequence<int, max_rows>{});
+  return &family;
+}
+
+/// Columns are counted in halves of a vector: an odd count takes one block of half-width vectors, of three if it can,
+/// and the rest goes in pairs of whole vectors, with one or three where pairs do not come out even.
+template <class T>
+std::vector<ColumnBlock<T>> column_blocks(int64_t channels) {
+  // Vectors narrower than 16 bytes do not exist on every processor.
+  constexpr int half = kVectorBytes >= 32 ? kVectorBytes / 2 : kVectorBytes;
+  constexpr int64_t unit = half / static_cast<int>(sizeof(T));
+  constexpr int64_t units_per_vector = kVectorBytes / half;
+  std::vector<ColumnBlock<T>> blocks;
+  int64_t first = 0;
+  auto add = [&](const TileFamily<T>* family) {
+    blocks.push_back({first, std::min<int64_t>(family->columns, channels - first), family});
+    first += family->columns;
+  };
+  int64_t units = (channels + unit - 1) / unit;
+  if constexpr (units_per_vector == 2) {
+    if (units % 2 == 1) {
+      add(units >= 3 ? tile_family<T, half, 3>() : tile_family<T, half, 1>());
+      units -= units >= 3 ? 3 : 1;
+    }
+  }
+  int64_t vectors = units / units_per_vector;
+  if (vectors == 1) add(tile_family<T, kVectorBytes, 1>());
+  if (vectors % 2 == 1 && vectors > 1) {
+    add(tile_family<T, kVectorBytes, 3>());
+    vectors -= 3;
+  }
+  for (; vectors >= 2; vectors -= 2) add(tile_family<T, kVectorBytes, 2>());
+  return blocks;
+}
+
+}  // namespace voxgrad::cpu

@@ -1,0 +1,280 @@
+// The weight gradient of convolutions on the CPU: dw(co, ci, tap) = sum over n and o of y(n, co, o) * x(n, ci, i),
+// with i = o * stride - padding + tap * dilation.
+//
+// Tiles of x and y are packed with a few of their channels innermost. For each tap the register tile then multiplies
+// rows of y with rows of x, moved by the tap: the sum runs over voxels, and every thread owns some (channels, tap) of
+// the result, so that no sum is split between threads.
+#include <algorithm>
+#include <numeric>
+
+#include "core/parallel.h"
+#include "ops/cpu/conv_pack.h"
+#include "ops/cpu/conv_tile.h"
+#include "ops/cpu/kernels.h"
+
+namespace voxgrad::cpu {
+namespace {
+
+// Memory beside the operands: kBatchBytes, for as many tiles as fit (one at least, whose x takes kTileBytes at most),
+// and kSumBytes for the part of the result that is being summed.
+constexpr int64_t kBatchBytes = 16 << 20;
+constexpr int64_t kSumBytes = 16 << 20;
+constexpr int64_t kTileBytes = 2 << 20;
+// Voxels in one run of sums: enough to outweigh adding the result to memory, few enough that rounding stays small.
+constexpr int64_t kTileVoxels = 1024;
+
+/// Channels that are packed side by side: `width` elements a voxel, zero beyond `count`. Those of the columns name
+/// the tiles that multiply them.
+template <class T>
+struct Piece {
+  int64_t first = 0, count = 0, width = 0;
+  const TileFamily<T>* family = nullptr;
+};
+
+/// One factor of the product: x, which the taps move, or y.
+template <class T>
+struct Operand {
+  Volume<const T> volume;
+  Gather3 gather;
+  Tiling tiling;
+  int64_t weight_stride = 0;  // of its channels in the weight
+  int64_t first_channel = 0, channels = 0;
+  std::vector<Piece<T>> pieces = {};
+
+  explicit Operand(const View& view) : volume(view) {}
+  /// Elements of a packed tile, up to piece number `piece`.
+  int64_t elements(size_t piece) const {
+    int64_t width = 0;
+    for (size_t i = 0; i < piece; ++i) width += pieces[i].width;
+    return width * tiling.slots();
+  }
+  int64_t elements() const { return elements(pieces.size()); }
+  int64_t rows() const { return tiling.windows[0].slots * tiling.windows[1].slots; }
+  int64_t row_elements(const Piece<T>& piece) const { return tiling.windows[2].slots * piece.width; }
+  /// Rows and pieces are packed one by one: task = piece * rows() + row.
+  int64_t pack_tasks() const { return rows() * static_cast<int64_t>(pieces.size()); }
+
+  void pack(T* packed, int64_t n, const std::array<int64_t, 3>& origin, int64_t task) const {
+    const size_t i = static_cast<size_t>(task / rows());
+    const Piece<T>& piece = pieces[i];
+    const int64_t row = task % rows(), row_size = row_elements(piece);
+    T* to = packed + elements(i);
+    if (piece.count < piece.width) std::fill_n(to + row * row_size, row_size, T(0));
+    pack_row(to, {row_size, 1, piece.width}, volume.at(n, first_channel + piece.first), volume, piece.count, gather,
+             tiling, origin, row);
+  }
+};
+
+template <class T>
+int64_t padded(int64_t channels) {
+  int64_t columns = 0;
+  for (const ColumnBlock<T>& block : column_blocks<T>(channels)) columns += block.family->columns;
+  return columns;
+}
+
+template <class T>
+class WeightGradient {
+ public:
+  WeightGradient(const View& w, const View& x, const View& y, const ConvGeometry& geometry)
+      : w_(w), groups_(geometry.groups), kernel_(w.size[2], w.size[3], w.size[4]), x_(x), y_(y) {
+    for (int axis = 0; axis < 3; ++axis) {
+      const size_t i = static_cast<size_t>(axis);
+      x_.gather[i] = gather_forward({x.size[axis + 2], y.size[axis + 2], kernel_[axis], geometry.stride[axis],
+                                     geometry.padding[axis], geometry.dilation[axis]});
+      y_.gather[i] = gather_forward({y.size[axis + 2], y.size[axis + 2], 1, 1, 0, 1});
+    }
+    x_.weight_stride = w.stride[1];
+    y_.weight_stride = w.stride[0];
+  }
+
+  void run() {
+    const int64_t x_channels = w_.size[1], y_channels = w_.size[0] / groups_;
+    const int64_t chunk = channels_per_tile(x_channels);
+    for (int64_t group = 0; group < groups_; ++group)
+      for (int64_t first = 0; first < x_channels; first += chunk) {
+        x_.first_channel = group * x_channels + first;
+        x_.channels = std::min(chunk, x_channels - first);
+        y_.first_channel = group * y_channels;
+        y_.channels = y_channels;
+        run_channels(w_.as<T>() + y_.first_channel * w_.stride[0] + first * w_.stride[1]);
+      }
+  }
+
+ private:
+  static constexpr int64_t item() { return static_cast<int64_t>(sizeof(T)); }
+
+  int64_t channels_per_tile(int64_t channels) const {
+    const Tiling least = make_tiling(x_.gather, kernel_, {.slots = 1});
+    return even_piece(channels, std::max<int64_t>(1, kTileBytes / item() / std::max<int64_t>(1, least.slots())));
+  }
+
+  /// Columns of the product are the channels that fill vectors better, or the more numerous ones.
+  void choose_roles() {
+    const int64_t x_waste = padded<T>(x_.channels) * y_.channels, y_waste = padded<T>(y_.channels) * x_.channels;
+    const bool y_is_columns = y_waste < x_waste || (y_waste == x_waste && y_.channels >= x_.channels);
+    columns_ = y_is_columns ? &y_ : &x_;
+    rows_ = y_is_columns ? &x_ : &y_;
+    columns_->pieces.clear();
+    for (const ColumnBlock<T>& block : column_blocks<T>(columns_->channels))
+      columns_->pieces.push_back({block.first, block.count, block.family->columns, block.family});
+    int64_t max_rows = kMaxTileRows;
+    for (const Piece<T>& piece : columns_->pieces) max_rows = std::min<int64_t>(max_rows, piece.family->max_rows);
+    const int64_t height = even_piece(rows_->channels, max_rows);
+    rows_->pieces.clear();
+    for (int64_t first = 0; first < rows_->channels; first += height)
+      rows_->pieces.push_back({first, std::min(height, rows_->channels - first), height, nullptr});
+  }
+
+  /// The gradient of one group's weight (for some of x's channels) at `w`.
+  void run_channels(T* w) {
+    choose_roles();
+    x_.tiling = make_tiling(x_.gather, kernel_, {.slots = kTileBytes / item() / x_.channels, .steps = kTileVoxels});
+    y_.tiling = tiling_of_y();
+    const int64_t items = static_cast<int64_t>(columns_->pieces.size() * rows_->pieces.size()) * taps();
+    const int64_t at_once = std::min(items, std::max<int64_t>(1, kSumBytes / item() / item_elements()));
+    const Workspace<T> sums(at_once * item_elements());
+    for (int64_t first = 0; first < items; first += at_once)
+      run_items(w, sums.data(), {first, std::min(items, first + at_once)});
+  }
+
+  /// Items [range.begin, range.end): all tiles are packed, batch by batch, and each adds its share.
+  void run_items(T* w, T* sums, const ConvRange& range) {
+    const int64_t tiles = x_.volume.batch * x_.tiling.count(), tile_elements = x_.elements() + y_.elements();
+    const int64_t fitting = kBatchBytes / item() / std::max<int64_t>(1, tile_elements);
+    const int64_t batch = std::clamp<int64_t>(fitting, 1, std::max<int64_t>(1, tiles));
+    const Workspace<T> packed(batch * tile_elements);
+    std::fill_n(sums, (range.end - range.begin) * item_elements(), T(0));
+    auto over_items = [&](const auto& body) {
+      parallel_for(range.end - range.begin, 1, [&](int64_t begin, int64_t end) {
+        body(ConvRange{range.begin + begin, range.begin + end}, sums + begin * item_elements());
+      });
+    };
+    for (int64_t first = 0; first < tiles; first += batch) {
+      const int64_t count = std::min(batch, tiles - first);
+      const int64_t tasks = x_.pack_tasks() + y_.pack_tasks();
+      parallel_for(count * tasks, 16, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i)
+          pack(packed.data() + i / tasks * tile_elements, first + i / tasks, i % tasks);
+      });
+      over_items([&](const ConvRange& items, T* to) {
+        for (int64_t i = 0; i < count; ++i)
+          multiply(to, packed.data() + i * tile_elements, x_.tiling.origin((first + i) % x_.tiling.count()), items);
+      });
+    }
+    over_items([&](const ConvRange& items, const T* from) { write(w, from, items); });
+  }
+
+  void pack(T* packed, int64_t tile, int64_t task) const {
+    const int64_t n = tile / x_.tiling.count();
+    const auto origin = x_.tiling.origin(tile % x_.tiling.count());
+    if (task < x_.pack_tasks()) x_.pack(packed, n, origin, task);
+    else y_.pack(packed + x_.elements(), n, origin, task - x_.pack_tasks());
+  }
+
+  /// The same steps as x's tiles, each with its one element.
+  Tiling tiling_of_y() const {
+    Tiling tiling = x_.tiling;
+    for (size_t i = 0; i < 3; ++i) tiling.windows[i] = AxisWindow(y_.gather[i], 1, tiling.length[i]);
+    return tiling;
+  }
+
+  int64_t taps() const { return kernel_[0] * kernel_[1] * kernel_[2]; }
+  std::array<size_t, 3> tap_index(int64_t tap) const {
+    return {static_cast<size_t>(tap / (kernel_[1] * kernel_[2])), static_cast<size_t>(tap / kernel_[2] % kernel_[1]),
+            static_cast<size_t>(tap % kernel_[2])};
+  }
+  int64_t tap_offset(int64_t tap) const {
+    const auto k = tap_index(tap);
+    int64_t offset = 0;
+    for (size_t i = 0; i < 3; ++i) offset += static_cast<int64_t>(k[i]) * w_.stride[i + 2];
+    return offset;
+  }
+
+  /// An item is a (piece of the columns, piece of the rows, tap): one register tile of the result. Taps go fastest, so
+  /// that both pieces stay in the cache.
+  struct Item {
+    size_t columns, rows;
+    int64_t tap;
+  };
+  Item item_at(int64_t i) const {
+    const size_t pair = static_cast<size_t>(i / taps());
+    return {pair / rows_->pieces.size(), pair % rows_->pieces.size(), i % taps()};
+  }
+  int64_t item_elements() const {
+    int64_t width = 0;
+    for (const Piece<T>& piece : columns_->pieces) width = std::max(width, piece.width);
+    return width * rows_->pieces[0].width;
+  }
+
+  /// Adds one tile's share of `items` to their sums.
+  void multiply(T* sums, const T* packed, const std::array<int64_t, 3>& origin, const ConvRange& items) const {
+    const T* rows_data = packed + (rows_ == &x_ ? 0 : x_.elements());
+    const T* columns_data = packed + (columns_ == &x_ ? 0 : x_.elements());
+    alignas(kTileAlignment) T share[kMaxTileRows * kMaxTileWidth / sizeof(T)];
+    std::vector<TileSegment> segments;
+    for (int64_t i = items.begin; i < items.end; ++i, sums += item_elements()) {
+      const Item it = item_at(i);
+      const Piece<T>&rows = rows_->pieces[it.rows], &columns = columns_->pieces[it.columns];
+      const int64_t depth = fill_segments(rows.width, columns.width, it.tap, origin, segments);
+      if (depth == 0 || segments.empty()) continue;
+      columns.family->products[rows.count - 1]({rows_data + rows_->elements(it.rows), rows.width,
+                                                columns_data + columns_->elements(it.columns), segments, depth, share});
+      for (int64_t j = 0; j < rows.count * columns.width; ++j) sums[j] += share[j];
+    }
+  }
+
+  /// The sums of `items` to their places in the weight.
+  void write(T* w, const T* sums, const ConvRange& items) const {
+    for (int64_t i = items.begin; i < items.end; ++i, sums += item_elements()) {
+      const Item it = item_at(i);
+      const Piece<T>&rows = rows_->pieces[it.rows], &columns = columns_->pieces[it.columns];
+      T* to = w + tap_offset(it.tap) + rows.first * rows_->weight_stride + columns.first * columns_->weight_stride;
+      for (int64_t m = 0; m < rows.count; ++m)
+        for (int64_t n = 0; n < columns.count; ++n)
+          to[m * rows_->weight_stride + n * columns_->weight_stride] = sums[m * columns.width + n];
+    }
+  }
+
+  /// One segment for each row of voxels whose x at `tap` lies inside along d and h; returns their common length,
+  /// the voxels whose x lies inside along w.
+  int64_t fill_segments(int64_t rows_width, int64_t columns_width, int64_t tap, const std::array<int64_t, 3>& origin,
+                        std::vector<TileSegment>& segments) const {
+    const auto k = tap_index(tap);
+    std::array<int64_t, 3> begin{}, end{};  // steps within the tile
+    for (size_t i = 0; i < 3; ++i) {
+      const ConvPhase& phase = x_.gather[i].phases[0];
+      const ConvRange range = tap_range(x_.gather[i], phase, phase.taps[k[i]]);
+      begin[i] = std::max<int64_t>(0, range.begin - origin[i]);
+      end[i] = std::min(x_.tiling.length[i], range.end - origin[i]);
+    }
+    auto offset = [&](const Operand<T>& operand, int64_t d, int64_t h) {
+      const auto& windows = operand.tiling.windows;
+      const std::array<int64_t, 3> q{d, h, begin[2]};
+      std::array<int64_t, 3> slot{};
+      for (size_t i = 0; i < 3; ++i) slot[i] = q[i] + windows[i].base[&operand == &x_ ? k[i] : 0];
+      return (slot[0] * windows[1].slots + slot[1]) * windows[2].slots + slot[2];
+    };
+    segments.clear();
+    for (int64_t d = begin[0]; d < end[0]; ++d)
+      for (int64_t h = begin[1]; h < end[1]; ++h)
+        segments.push_back({offset(*rows_, d, h) * rows_width, offset(*columns_, d, h) * columns_width});
+    return std::max<int64_t>(0, end[2] - begin[2]);
+  }
+
+  View w_;
+  int64_t groups_;
+  Triple kernel_;
+  Operand<T> x_, y_;
+  Operand<T>* rows_ = nullptr;
+  Operand<T>* columns_ = nullptr;
+};
+
+}  // namespace
+
+void conv_backward_weight(const View& w, const View& x, const View& y, const ConvGeometry& geometry) {
+  dispatch<float, double>(w.dtype, "conv_backward_weight", "CPU", [&]<class T>() {
+    if (w.numel() > 0) WeightGradient<T>(w, x, y, geometry).run();
+  });
+}
+
+}  // namespace voxgrad::cpu

@@ -1,0 +1,75 @@
+// Reading and adding at indices along one axis.
+#include "core/dtype.h"
+#include "core/error.h"
+#include "ops/cpu/kernels.h"
+#include "ops/cpu/loops.h"
+
+namespace voxgrad::cpu {
+namespace {
+
+int64_t checked(const char* op, int64_t index, int64_t size, int axis) {
+  check(index >= 0 && index < size, op, "index ", index, " is out of range for axis ", axis, " of size ", size);
+  return index;
+}
+
+/// Calls f(k, j) for k along an axis of `length` and j across it. k ascends for every j; which of the two loops goes
+/// inside follows from the steps of what is written or read in order.
+template <class F>
+void for_lines(int64_t length, int64_t count, bool axis_inside, F&& f) {
+  if (axis_inside) {
+    for (int64_t j = 0; j < count; ++j)
+      for (int64_t k = 0; k < length; ++k) f(k, j);
+  } else {
+    for (int64_t k = 0; k < length; ++k)
+      for (int64_t j = 0; j < count; ++j) f(k, j);
+  }
+}
+
+/// `indexed` is the view that is addressed by `index`; `plain` has index's shape. f(element of plain, element of
+/// indexed).
+template <class T, class F>
+void for_indexed(const char* op, const View& plain, const View& indexed, const View& index, int axis, F&& f) {
+  const auto nest = make_nest(axis, plain, indexed, index);
+  const Offsets<3> across = nest.inner_stride();
+  const int64_t length = plain.size[axis], size = indexed.size[axis];
+  const bool axis_inside = std::abs(plain.stride[axis]) < std::abs(across[0]);
+  for_each_row(
+      nest,
+      [&](const Offsets<3>& offset, int64_t count) {
+        T* p = plain.as<T>() + offset[0];
+        T* q = indexed.as<T>() + offset[1];
+        const int64_t* at = index.as<const int64_t>() + offset[2];
+        for_lines(length, count, axis_inside, [&](int64_t k, int64_t j) {
+          const int64_t i = checked(op, at[k * index.stride[axis] + j * across[2]], size, axis);
+          f(p[k * plain.stride[axis] + j * across[0]], q[i * indexed.stride[axis] + j * across[1]]);
+        });
+      },
+      kRowPiece, length);
+}
+
+}  // namespace
+
+void gather(const View& out, const View& in, const View& index, int axis) {
+  const auto run = [&]<class Word>() {
+    for_indexed<Word>("gather", out, in, index, axis, [](Word& to, const Word& from) { to = from; });
+  };
+  switch (item_size(out.dtype)) {
+    case 1:
+      return run.template operator()<uint8_t>();
+    case 4:
+      return run.template operator()<uint32_t>();
+    case 8:
+      return run.template operator()<uint64_t>();
+    default:
+      no_kernel("gather", "CPU", out.dtype);
+  }
+}
+
+void scatter_add(const View& out, const View& in, const View& index, int axis) {
+  dispatch<float, double>(in.dtype, "scatter_add", "CPU", [&]<class T>() {
+    fill(out, 0);
+    for_indexed<T>("scatter_add", in, out, index, axis, [](const T& from, T& to) { to += from; });
+  });
+}
+
+}  // namespace voxgrad::cpu

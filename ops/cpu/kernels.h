@@ -1,0 +1,57 @@
+// The CPU's side of the device contract: one function for each entry of Kernels, documented there.
+// The table that lists them is ops/cpu/table.cpp.
+#pragma once
+
+#include "ops/kernels.h"
+
+namespace voxgrad::cpu {
+
+// copy.cpp
+void copy(const View& out, const View& in);
+void fill(const View& out, double value);
+void arange(const View& out, double start, double step);
+
+// elementwise.cpp
+void unary(UnaryOp op, const View& out, const View& in, double a, double b);
+void binary(BinaryOp op, const View& out, const View& x, const View& y, double a, double b);
+void where(const View& out, const View& condition, const View& x, const View& y);
+
+// random.cpp
+void uniform(const View& out, GeneratorState state);
+void normal(const View& out, GeneratorState state);
+
+// reduce.cpp, softmax.cpp
+void reduce(ReduceOp op, const View& out, const View& in);
+void softmax(const View& y, const View& x, int axis, bool logarithm);
+
+// matmul.cpp
+void matmul(const View& c, const View& a, const View& b);
+
+// conv*.cpp
+void conv_forward(const View& y, const View& x, const View& w, const View* bias, const ConvGeometry& geometry);
+void conv_backward_data(const View& x, const View& y, const View& w, const View* bias, const ConvGeometry& geometry);
+void conv_backward_weight(const View& w, const View& x, const View& y, const ConvGeometry& geometry);
+
+// norm.cpp
+void group_norm(const View& y, const View& mean, const View& rstd, const View& x, const View* gamma, const View* beta,
+                double eps);
+void group_norm_backward(const View& dx, const View* dgamma, const View* dbeta, const View& dy, const View& x,
+                         const View& mean, const View& rstd, const View* gamma);
+
+// pool.cpp, resample.cpp
+void max_pool(const View& y, const View& indices, const View& x, const PoolGeometry& geometry);
+void max_pool_backward(const View& dx, const View& dy, const View& indices, const PoolGeometry& geometry);
+void resample(const View& out, const View& in, int axis, const Resample& map, bool transposed);
+
+// gather.cpp
+void gather(const View& out, const View& in, const View& index, int axis);
+void scatter_add(const View& out, const View& in, const View& index, int axis);
+
+// optim.cpp
+void sgd(const View& param, const View& grad, const View* momentum, const SgdStep& step);
+void adam(const View& param, const View& grad, const View& exp_avg, const View& exp_avg_sq, const View* max_exp_avg_sq,
+          const AdamStep& step);
+void rmsprop(const View& param, const View& grad, const View& square_avg, const View* momentum, const View* grad_avg,
+             const RmspropStep& step);
+
+}  // namespace voxgrad::cpu

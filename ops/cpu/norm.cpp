@@ -1,0 +1,316 @@
+// Group normalisation, forward and backward: sums of every channel, then coefficients of every channel, then one
+// elementwise pass.
+//
+// Statistics are taken block by block in two sweeps through the first-level cache, and blocks, then channels, are
+// joined by Chan, Golub and LeVeque's update ("Updating formulae and a pairwise algorithm for computing sample
+// variances", 1979): one pass over memory, and no difference of large squares.
+#include <cmath>
+#include <vector>
+
+#include "core/dtype.h"
+#include "ops/cpu/kernels.h"
+#include "ops/cpu/loops.h"
+
+namespace voxgrad::cpu {
+namespace {
+
+/// Elements that one thread takes at a time, and elements that stay in the first-level cache.
+constexpr int64_t kSlab = 65536;
+constexpr int64_t kBlock = 2048;
+
+/// Some rows of one sample: where the channels lie innermost, all channels at some positions, a position a row; else
+/// some positions of one channel in a single row. `sums` is where its first channel's sums belong.
+struct Slab {
+  int64_t sample, channel, position, rows, columns, sums;
+};
+
+/// How (N, C, L) is cut into slabs; the same for all views of one call, chosen by x.
+struct Slabs {
+  int64_t samples, channels, length, positions, chunks;  // positions of a slab; slabs along L
+  bool channels_inner;
+
+  explicit Slabs(const View& x)
+      : samples(x.size[0]),
+        channels(x.size[1]),
+        length(x.size[2]),
+        channels_inner(channels > 1 && std::abs(x.stride[1]) < std::abs(x.stride[2])) {
+    positions = channels_inner ? std::max<int64_t>(1, kSlab / channels) : kSlab;
+    chunks = (length + positions - 1) / positions;
+  }
+
+  /// Calls f(slab) for all, in parallel.
+  template <class F>
+  void for_each(F&& f) const {
+    const int64_t lines = channels_inner ? 1 : channels;
+    parallel_for(samples * lines * chunks,
+                 grain_of(std::min(positions, length) * channels / std::max<int64_t>(1, lines)),
+                 [&](int64_t begin, int64_t end) {
+                   for (int64_t i = begin; i < end; ++i) {
+                     const int64_t chunk = i % chunks, channel = i / chunks % lines, sample = i / chunks / lines;
+                     const int64_t first = chunk * positions, count = std::min(positions, length - first);
+                     f(Slab{sample, channel, first, channels_inner ? count : 1, channels_inner ? channels : count,
+                            (sample * chunks + chunk) * channels + channel});
+                   }
+                 });
+  }
+  /// The number of sums: a set of `channels` for each slab along L of each sample.
+  size_t sums() const { return static_cast<size_t>(samples * chunks * channels); }
+
+  template <class T>
+  T* row(const View& v, const Slab& slab, int64_t r) const {
+    return v.as<T>() + slab.sample * v.stride[0] + slab.channel * v.stride[1] + slab.position * v.stride[2] +
+           (channels_inner ? r * v.stride[2] : 0);
+  }
+  int64_t step(const View& v) const { return v.stride[channels_inner ? 1 : 2]; }
+};
+
+/// The element of `v` (N, groups) that belongs to group number i.
+template <class T>
+T& at(const View& v, int64_t i) {
+  return v.as<T>()[i / v.size[1] * v.stride[0] + i % v.size[1] * v.stride[1]];
+}
+
+/// Entry c of a vector that may be missing.
+template <class T>
+double entry(const View* v, int64_t c, double otherwise) {
+  return v ? static_cast<double>(v->as<T>()[c * v->stride[0]]) : otherwise;
+}
+
+struct Moments {
+  double count = 0, mean = 0, squares = 0;  // squares: the sum of squared deviations
+
+  void join(const Moments& other) {
+    if (other.count == 0) return;
+    const double delta = other.mean - mean, total = count + other.count;
+    mean += delta * (other.count / total);
+    squares += other.squares + delta * delta * (count * other.count / total);
+    count = total;
+  }
+};
+
+/// Adds the positions of one channel.
+template <class T>
+void add_row(Moments& moments, const T* x, int64_t step, int64_t count) {
+  RowBuffer<T> buffer;
+  for (int64_t i = 0; i < count; i += kRowPiece) {
+    const int64_t n = std::min(kRowPiece, count - i);
+    const T* v = packed(x + i * step, step, n, buffer.data());
+    Moments block{static_cast<double>(n)};
+    block.mean = sum_lanes(n, [v](int64_t j) { return static_cast<double>(v[j]); }) / block.count;
+    block.squares = sum_lanes(n, [v, mean = block.mean](int64_t j) {
+      const double d = static_cast<double>(v[j]) - mean;
+      return d * d;
+    });
+    moments.join(block);
+  }
+}
+
+/// Adds `rows` positions of all channels, side by side.
+template <class T>
+void add_columns(Moments* moments, const T* x, int64_t row_step, int64_t step, int64_t rows, int64_t columns) {
+  std::vector<double> means(static_cast<size_t>(columns)), squares(means.size());
+  const int64_t block_rows = std::max<int64_t>(1, kBlock / columns);
+  for (int64_t first = 0; first < rows; first += block_rows) {
+    const int64_t n = std::min(block_rows, rows - first);
+    double *mean = means.data(), *square = squares.data();
+    const auto sweep = [&](double* sums, auto f) {
+      std::fill_n(sums, columns, 0.0);
+      for (int64_t r = first; r < first + n; ++r) {
+        const T* v = x + r * row_step;
+        if (step == 1)
+          for (int64_t c = 0; c < columns; ++c) sums[c] += f(static_cast<double>(v[c]), c);
+        else
+          for (int64_t c = 0; c < columns; ++c) sums[c] += f(static_cast<double>(v[c * step]), c);
+      }
+    };
+    const double count = static_cast<double>(n);
+    sweep(mean, [](double v, int64_t) { return v; });
+    for (int64_t c = 0; c < columns; ++c) mean[c] /= count;
+    sweep(square, [mean](double v, int64_t c) { return (v - mean[c]) * (v - mean[c]); });
+    for (int64_t c = 0; c < columns; ++c) moments[c].join({count, mean[c], square[c]});
+  }
+}
+
+/// out = f(coefficients of the channel, in...) everywhere; coefficients by sample and channel.
+template <class T, class K, class F, class... Views>
+void map_channels(const Slabs& slabs, const std::vector<K>& coefficients, F&& f, const View& out, const Views&... in) {
+  slabs.for_each([&](const Slab& slab) {
+    const int64_t out_step = slabs.step(out);
+    const bool contiguous = out_step == 1 && ((slabs.step(in) == 1) && ...);
+    const K* k = coefficients.data() + slab.sample * slabs.channels + slab.channel;
+    for (int64_t r = 0; r < slab.rows; ++r) {
+      T* y = slabs.template row<T>(out, slab, r);
+      const auto contiguous_row = [&](const auto*... x) {
+        if (slabs.channels_inner) {
+          VG_INDEPENDENT
+          for (int64_t j = 0; j < slab.columns; ++j) y[j] = f(k[j], x[j]...);
+        } else {
+          const K same = *k;
+          VG_INDEPENDENT
+          for (int64_t j = 0; j < slab.columns; ++j) y[j] = f(same, x[j]...);
+        }
+      };
+      if (contiguous) {
+        contiguous_row(slabs.template row<const T>(in, slab, r)...);
+      } else {
+        for (int64_t j = 0; j < slab.columns; ++j)
+          y[j * out_step] =
+              f(slabs.channels_inner ? k[j] : *k, slabs.template row<const T>(in, slab, r)[j * slabs.step(in)]...);
+      }
+    }
+  });
+}
+
+/// Calls f(group number, its first channel number among N * C, its channels) for every group, in parallel.
+template <class F>
+void for_each_group(const Slabs& slabs, int64_t groups, F&& f) {
+  const int64_t per = groups > 0 ? slabs.channels / groups : 0;
+  parallel_for(slabs.samples * groups, grain_of(16 * per * slabs.chunks), [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) f(i, i * per, per);
+  });
+}
+
+template <class T>
+void forward(const View& y, const View& mean, const View& rstd, const View& x, const View* gamma, const View* beta,
+             double eps) {
+  const Slabs slabs(x);
+  std::vector<Moments> moments(slabs.sums());
+  slabs.for_each([&](const Slab& slab) {
+    Moments* into = moments.data() + slab.sums;
+    const T* first = slabs.template row<const T>(x, slab, 0);
+    if (slabs.channels_inner)
+      add_columns(into, first, x.stride[2], slabs.step(x), slab.rows, slab.columns);
+    else
+      add_row(*into, first, slabs.step(x), slab.columns);
+  });
+
+  // The mean in two parts: subtracting it costs no accuracy even where it is large beside the deviations.
+  struct Coefficients {
+    T high, low, factor, term;
+  };
+  std::vector<Coefficients> coefficients(static_cast<size_t>(slabs.samples * slabs.channels));
+  for_each_group(slabs, mean.size[1], [&](int64_t i, int64_t first, int64_t channels) {
+    const int64_t sample = first / slabs.channels, channel = first % slabs.channels;
+    Moments total;
+    for (int64_t chunk = 0; chunk < slabs.chunks; ++chunk)
+      for (int64_t c = channel; c < channel + channels; ++c)
+        total.join(moments[static_cast<size_t>((sample * slabs.chunks + chunk) * slabs.channels + c)]);
+    const double scale = 1 / std::sqrt(total.squares / std::max(total.count, 1.0) + eps);
+    at<T>(mean, i) = static_cast<T>(total.mean);
+    at<T>(rstd, i) = static_cast<T>(scale);
+    const T high = static_cast<T>(total.mean), low = static_cast<T>(total.mean - static_cast<double>(high));
+    for (int64_t c = 0; c < channels; ++c)
+      coefficients[static_cast<size_t>(first + c)] = {high, low,
+                                                      static_cast<T>(scale * entry<T>(gamma, channel + c, 1)),
+                                                      static_cast<T>(entry<T>(beta, channel + c, 0))};
+  });
+  map_channels<T>(
+      slabs, coefficients, [](const Coefficients& k, T v) { return ((v - k.high) - k.low) * k.factor + k.term; }, y, x);
+}
+
+/// Sums of dy, of dy * (x - mean) and of x - mean. The stored mean is rounded; the last sum tells by how much.
+struct GradientSums {
+  double dy = 0, dy_centred = 0, centred = 0;
+
+  void join(const GradientSums& other) {
+    dy += other.dy;
+    dy_centred += other.dy_centred;
+    centred += other.centred;
+  }
+};
+
+/// Adds one row of a slab: to sums[0] if it belongs to one channel with `mean[0]`, else to each channel's.
+template <class T>
+void add_gradient_row(const Slabs& slabs, const Slab& slab, int64_t r, const View& dy, const View& x, const T* mean,
+                      GradientSums* sums) {
+  RowBuffer<T> dy_buffer, x_buffer;
+  for (int64_t j = 0; j < slab.columns; j += kRowPiece) {
+    const int64_t n = std::min(kRowPiece, slab.columns - j), dy_step = slabs.step(dy), x_step = slabs.step(x);
+    const T* g = packed(slabs.template row<const T>(dy, slab, r) + j * dy_step, dy_step, n, dy_buffer.data());
+    const T* v = packed(slabs.template row<const T>(x, slab, r) + j * x_step, x_step, n, x_buffer.data());
+    const auto grad = [g](int64_t i) { return static_cast<double>(g[i]); };
+    if (slabs.channels_inner) {
+      for (int64_t i = 0; i < n; ++i) {
+        const double centred = static_cast<double>(v[i] - mean[j + i]);
+        sums[j + i].join({grad(i), grad(i) * centred, centred});
+      }
+    } else {  // once from memory, three times from the cache
+      const auto centred = [v, m = *mean](int64_t i) { return static_cast<double>(v[i] - m); };
+      sums->join(
+          {sum_lanes(n, grad), sum_lanes(n, [=](int64_t i) { return grad(i) * centred(i); }), sum_lanes(n, centred)});
+    }
+  }
+}
+
+template <class T>
+void backward(const View& dx, const View* dgamma, const View* dbeta, const View& dy, const View& x, const View& mean,
+              const View& rstd, const View* gamma) {
+  const Slabs slabs(x);
+  const int64_t lines = slabs.samples * slabs.channels;
+  std::vector<T> means(static_cast<size_t>(lines));
+  for_each_group(slabs, mean.size[1], [&](int64_t i, int64_t first, int64_t channels) {
+    std::fill_n(means.data() + first, channels, at<T>(mean, i));
+  });
+  std::vector<GradientSums> parts(slabs.sums()), sums(static_cast<size_t>(lines));
+  slabs.for_each([&](const Slab& slab) {
+    for (int64_t r = 0; r < slab.rows; ++r)
+      add_gradient_row(slabs, slab, r, dy, x, means.data() + slab.sample * slabs.channels + slab.channel,
+                       parts.data() + slab.sums);
+  });
+
+  struct Coefficients {
+    T high, low, factor, slope, offset;
+  };
+  std::vector<Coefficients> coefficients(static_cast<size_t>(lines));
+  for_each_group(slabs, mean.size[1], [&](int64_t i, int64_t first, int64_t channels) {
+    const int64_t sample = first / slabs.channels, channel = first % slabs.channels;
+    const double scale = static_cast<double>(at<T>(rstd, i));
+    const double count = static_cast<double>(std::max<int64_t>(1, channels * slabs.length));
+    GradientSums* own = sums.data() + first;
+    double low = 0;
+    for (int64_t c = 0; c < channels; ++c) {
+      for (int64_t chunk = 0; chunk < slabs.chunks; ++chunk)
+        own[c].join(parts[static_cast<size_t>((sample * slabs.chunks + chunk) * slabs.channels + channel + c)]);
+      low += own[c].centred / count;
+    }
+    // With h = gamma * dy and n = (x - mean) * rstd: dx = rstd * (h - mean(h) - n * mean(h * n)).
+    double mean_h = 0, mean_hn = 0;
+    for (int64_t c = 0; c < channels; ++c) {
+      const double weight = entry<T>(gamma, channel + c, 1);
+      own[c].dy_centred = (own[c].dy_centred - low * own[c].dy) * scale;
+      mean_h += weight * own[c].dy / count;
+      mean_hn += weight * own[c].dy_centred / count;
+    }
+    for (int64_t c = 0; c < channels; ++c)
+      coefficients[static_cast<size_t>(first + c)] = {
+          at<T>(mean, i), static_cast<T>(low), static_cast<T>(scale * entry<T>(gamma, channel + c, 1)),
+          static_cast<T>(-scale * scale * mean_hn), static_cast<T>(-scale * mean_h)};
+  });
+  map_channels<T>(
+      slabs, coefficients,
+      [](const Coefficients& k, T g, T v) { return g * k.factor + (((v - k.high) - k.low) * k.slope + k.offset); }, dx,
+      dy, x);
+
+  for (int64_t c = 0; c < slabs.channels; ++c) {
+    GradientSums total;
+    for (int64_t n = 0; n < slabs.samples; ++n) total.join(sums[static_cast<size_t>(n * slabs.channels + c)]);
+    if (dbeta) dbeta->as<T>()[c * dbeta->stride[0]] = static_cast<T>(total.dy);
+    if (dgamma) dgamma->as<T>()[c * dgamma->stride[0]] = static_cast<T>(total.dy_centred);
+  }
+}
+
+}  // namespace
+
+void group_norm(const View& y, const View& mean, const View& rstd, const View& x, const View* gamma, const View* beta,
+                double eps) {
+  dispatch<float, double>(x.dtype, "group_norm", "CPU",
+                          [&]<class T>() { forward<T>(y, mean, rstd, x, gamma, beta, eps); });
+}
+
+void group_norm_backward(const View& dx, const View* dgamma, const View* dbeta, const View& dy, const View& x,
+                         const View& mean, const View& rstd, const View* gamma) {
+  dispatch<float, double>(x.dtype, "group_norm_backward", "CPU",
+                          [&]<class T>() { backward<T>(dx, dgamma, dbeta, dy, x, mean, rstd, gamma); });
+}
+
+}  // namespace voxgrad::cpu

@@ -1,0 +1,115 @@
+// Max pooling over (N, C, D, H, W), one (sample, channel) volume after the other.
+#include <limits>
+#include <vector>
+
+#include "core/dtype.h"
+#include "ops/cpu/kernels.h"
+#include "ops/cpu/loops.h"
+
+namespace voxgrad::cpu {
+namespace {
+
+/// Where channel number i (of N * C) of `v` starts.
+template <class T>
+T* volume(const View& v, int64_t i) {
+  return v.as<T>() + i / v.size[1] * v.stride[0] + i % v.size[1] * v.stride[1];
+}
+
+/// The taps of output `o` along one axis that fall into the input: begin <= tap < end.
+struct TapRange {
+  int64_t start, begin, end;
+
+  TapRange(const PoolGeometry& g, int axis, int64_t o, int64_t n)
+      : start(o * g.stride[axis] - g.padding[axis]),
+        begin(start < 0 ? (-start + g.dilation[axis] - 1) / g.dilation[axis] : 0),
+        end(start < n ? std::min(g.kernel_size[axis], (n - 1 - start) / g.dilation[axis] + 1) : 0) {}
+};
+
+/// The maxima of a row of windows, and where they are: -1 where a window holds padding only.
+template <class T>
+struct RowMaxima {
+  std::vector<T> values;
+  std::vector<int64_t> indices;
+
+  /// Offers one tap to every window whose tap falls into the input row: x[o * stride + shift] to window o.
+  void offer(const T* x, int64_t x_step, int64_t width, int64_t stride, int64_t shift, int64_t position) {
+    const int64_t begin = shift < 0 ? (-shift + stride - 1) / stride : 0;
+    const int64_t end = std::min(static_cast<int64_t>(values.size()), (width - 1 - shift + stride) / stride);
+    T* best = values.data();
+    int64_t* at = indices.data();
+    for (int64_t o = begin; o < end; ++o) {
+      const int64_t i = o * stride + shift;
+      const T candidate = x[i * x_step];
+      const bool wins = (at[o] < 0) | (candidate > best[o]) | ((candidate != candidate) & (best[o] == best[o]));
+      best[o] = wins ? candidate : best[o];
+      at[o] = wins ? position + i : at[o];
+    }
+  }
+};
+
+/// The row (od, oh) of one volume's output.
+template <class T>
+void pool_row(RowMaxima<T>& row, const T* x, const View& v, const PoolGeometry& g, int64_t od, int64_t oh) {
+  std::fill(row.values.begin(), row.values.end(), -std::numeric_limits<T>::infinity());
+  std::fill(row.indices.begin(), row.indices.end(), -1);
+  const TapRange d(g, 0, od, v.size[2]), h(g, 1, oh, v.size[3]);
+  for (int64_t kd = d.begin; kd < d.end; ++kd)
+    for (int64_t kh = h.begin; kh < h.end; ++kh) {
+      const int64_t id = d.start + kd * g.dilation[0], ih = h.start + kh * g.dilation[1];
+      for (int64_t kw = 0; kw < g.kernel_size[2]; ++kw)
+        row.offer(x + id * v.stride[2] + ih * v.stride[3], v.stride[4], v.size[4], g.stride[2],
+                  kw * g.dilation[2] - g.padding[2], (id * v.size[3] + ih) * v.size[4]);
+    }
+}
+
+}  // namespace
+
+void max_pool(const View& y, const View& indices, const View& x, const PoolGeometry& geometry) {
+  if (y.numel() == 0) return;
+  const int64_t depth = y.size[2], height = y.size[3], width = y.size[4];
+  const int64_t taps = geometry.kernel_size[0] * geometry.kernel_size[1] * geometry.kernel_size[2];
+  dispatch<float, double>(x.dtype, "max_pool", "CPU", [&]<class T>() {
+    parallel_for(y.size[0] * y.size[1] * depth, grain_of(height * width * taps), [&](int64_t begin, int64_t end) {
+      RowMaxima<T> row{std::vector<T>(static_cast<size_t>(width)), std::vector<int64_t>(static_cast<size_t>(width))};
+      for (int64_t i = begin; i < end; ++i) {
+        const int64_t channel = i / depth, od = i % depth;
+        for (int64_t oh = 0; oh < height; ++oh) {
+          pool_row(row, volume<const T>(x, channel), x, geometry, od, oh);
+          T* out = volume<T>(y, channel) + od * y.stride[2] + oh * y.stride[3];
+          int64_t* at = volume<int64_t>(indices, channel) + od * indices.stride[2] + oh * indices.stride[3];
+          for (int64_t ow = 0; ow < width; ++ow) {
+            out[ow * y.stride[4]] = row.values[static_cast<size_t>(ow)];
+            at[ow * indices.stride[4]] = row.indices[static_cast<size_t>(ow)];
+          }
+        }
+      }
+    });
+  });
+}
+
+void max_pool_backward(const View& dx, const View& dy, const View& indices, const PoolGeometry&) {
+  fill(dx, 0);
+  if (dx.numel() == 0) return;
+  const int64_t height = dx.size[3], width = dx.size[4];
+  dispatch<float, double>(dy.dtype, "max_pool_backward", "CPU", [&]<class T>() {
+    // Windows may overlap: a volume belongs to one thread.
+    parallel_for(
+        dy.size[0] * dy.size[1], grain_of(dy.size[2] * dy.size[3] * dy.size[4]), [&](int64_t begin, int64_t end) {
+          for (int64_t i = begin; i < end; ++i) {
+            T* out = volume<T>(dx, i);
+            const T* in = volume<const T>(dy, i);
+            const int64_t* index = volume<const int64_t>(indices, i);
+            for (int64_t d = 0; d < dy.size[2]; ++d)
+              for (int64_t h = 0; h < dy.size[3]; ++h)
+                for (int64_t w = 0; w < dy.size[4]; ++w) {
+                  const int64_t at = index[d * indices.stride[2] + h * indices.stride[3] + w * indices.stride[4]];
+                  if (at < 0) continue;
+                  out[at / width / height * dx.stride[2] + at / width % height * dx.stride[3] +
+                      at % width * dx.stride[4]] += in[d * dy.stride[2] + h * dy.stride[3] + w * dy.stride[4]];
+                }
+          }
+        });
+  });
+}
+
+}  // namespace voxgrad::cpu

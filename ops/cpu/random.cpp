@@ -1,0 +1,42 @@
+// Uniform and normal numbers: element i is the i-th of the Philox stream of core/philox.h, counter by counter.
+#include <algorithm>
+
+#include "core/dtype.h"
+#include "core/philox.h"
+#include "ops/cpu/kernels.h"
+#include "ops/cpu/loops.h"
+
+namespace voxgrad::cpu {
+namespace {
+
+/// y[counter's elements] = draw(uniforms of the counter, place among them).
+template <class F>
+void generate(const char* op, const View& out, GeneratorState state, F&& draw) {
+  dispatch<float, double>(out.dtype, op, "CPU", [&]<class T>() {
+    constexpr int64_t n = kUniformsPerCounter<T>;
+    const int64_t count = out.numel();
+    T* y = out.as<T>();
+    parallel_for((count + n - 1) / n, kGrain / 64, [&](int64_t begin, int64_t end) {
+      for (int64_t c = begin; c < end; ++c) {
+        const Philox4 words = philox(state.seed, state.offset + static_cast<uint64_t>(c));
+        T uniforms[n], values[n];
+        for (int64_t j = 0; j < n; ++j) uniforms[j] = uniform_of<T>(words, static_cast<uint64_t>(j));
+        for (int64_t j = 0; j < n; ++j) values[j] = draw(static_cast<const T*>(uniforms), j);
+        std::copy_n(values, std::min(n, count - c * n), y + c * n);
+      }
+    });
+  });
+}
+
+}  // namespace
+
+void uniform(const View& out, GeneratorState state) {
+  generate("uniform", out, state, [](const auto* u, int64_t j) { return u[j]; });
+}
+
+void normal(const View& out, GeneratorState state) {
+  generate("normal", out, state,
+           [](const auto* u, int64_t j) { return normal_of(u[j / 2 * 2], u[j / 2 * 2 + 1], j % 2 != 0); });
+}
+
+}  // namespace voxgrad::cpu

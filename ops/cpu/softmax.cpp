@@ -1,0 +1,92 @@
+// softmax and log_softmax along one axis: the maximum is taken out first, and exponentials are summed in double.
+#include <vector>
+
+#include "core/dtype.h"
+#include "ops/cpu/eigen.h"
+#include "ops/cpu/kernels.h"
+#include "ops/cpu/loops.h"
+
+namespace voxgrad::cpu {
+namespace {
+
+template <class T>
+T larger(T a, T b) {
+  return ((b > a) | (b != b)) ? b : a;
+}
+
+/// `count` softmaxes of `length` elements at once; y and x step by `axis` along them and by `across` to the next.
+template <class T>
+struct Columns {
+  Offsets<2> axis, across;  // y, x
+  int64_t length;
+  bool logarithm;
+
+  void operator()(T* y, const T* x, int64_t count) const {
+    T row[kBlock], top[kBlock];
+    double total[kBlock] = {};
+    const auto load = [&](int64_t k) {
+      for (int64_t j = 0; j < count; ++j) row[j] = x[k * axis[1] + j * across[1]];
+    };
+    load(0);
+    std::copy_n(row, count, top);
+    for (int64_t k = 1; k < length; ++k) {
+      load(k);
+      for (int64_t j = 0; j < count; ++j) top[j] = larger(top[j], row[j]);
+    }
+    for (int64_t k = 0; k < length; ++k) {
+      load(k);
+      T power[kBlock];
+      map_blocks<T>([](const Block<T>& a, const Block<T>& b) -> Block<T> { return (a - b).exp(); }, count, power,
+                    static_cast<const T*>(row), static_cast<const T*>(top));
+      for (int64_t j = 0; j < count; ++j) {
+        total[j] += power[j];
+        y[k * axis[0] + j * across[0]] = logarithm ? row[j] - top[j] : power[j];
+      }
+    }
+    for (int64_t j = 0; j < count; ++j) total[j] = logarithm ? std::log(total[j]) : 1 / total[j];
+    for (int64_t k = 0; k < length; ++k)
+      for (int64_t j = 0; j < count; ++j) {
+        T& value = y[k * axis[0] + j * across[0]];
+        value = static_cast<T>(logarithm ? value - total[j] : value * total[j]);
+      }
+  }
+};
+
+/// One softmax of `length` contiguous elements.
+template <class T>
+void softmax_row(T* y, const T* x, int64_t length, bool logarithm) {
+  const T top = fold_lanes(length, x[0], larger<T>, [x](int64_t k) { return x[k]; });
+  map_blocks<T>([top](const Block<T>& a) -> Block<T> { return (a - top).exp(); }, length, y, x);
+  const double total = sum_lanes(length, [y](int64_t k) { return static_cast<double>(y[k]); });
+  if (logarithm) {
+    const double shift = std::log(total);
+    for (int64_t k = 0; k < length; ++k) y[k] = static_cast<T>(x[k] - top - shift);
+  } else {
+    const double scale = 1 / total;
+    for (int64_t k = 0; k < length; ++k) y[k] = static_cast<T>(y[k] * scale);
+  }
+}
+
+}  // namespace
+
+void softmax(const View& y, const View& x, int axis, bool logarithm) {
+  const int64_t length = x.size[axis];
+  if (length == 0) return;
+  const auto nest = make_nest(axis, y, x);
+  const Offsets<2> across = nest.inner_stride(), along{y.stride[axis], x.stride[axis]};
+  dispatch<float, double>(x.dtype, logarithm ? "log_softmax" : "softmax", "CPU", [&]<class T>() {
+    for_each_row(
+        nest,
+        [&](const Offsets<2>& offset, int64_t count) {
+          T* out = y.as<T>() + offset[0];
+          const T* in = x.as<const T>() + offset[1];
+          if (along[0] == 1 && along[1] == 1 && length >= kBlock)
+            for (int64_t j = 0; j < count; ++j) softmax_row(out + j * across[0], in + j * across[1], length, logarithm);
+          else
+            Columns<T>{along, across, length, logarithm}(out, in, count);
+        },
+        kBlock, length);
+  });
+}
+
+}  // namespace voxgrad::cpu

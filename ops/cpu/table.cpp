@@ -1,0 +1,36 @@
+// The CPU's kernels, entry by entry.
+#include "ops/cpu/kernels.h"
+
+namespace voxgrad {
+
+const Kernels& cpu_kernels() {
+  static constexpr Kernels table{
+      .copy = cpu::copy,
+      .fill = cpu::fill,
+      .arange = cpu::arange,
+      .unary = cpu::unary,
+      .binary = cpu::binary,
+      .where = cpu::where,
+      .uniform = cpu::uniform,
+      .normal = cpu::normal,
+      .reduce = cpu::reduce,
+      .softmax = cpu::softmax,
+      .matmul = cpu::matmul,
+      .conv_forward = cpu::conv_forward,
+      .conv_backward_data = cpu::conv_backward_data,
+      .conv_backward_weight = cpu::conv_backward_weight,
+      .group_norm = cpu::group_norm,
+      .group_norm_backward = cpu::group_norm_backward,
+      .max_pool = cpu::max_pool,
+      .max_pool_backward = cpu::max_pool_backward,
+      .resample = cpu::resample,
+      .gather = cpu::gather,
+      .scatter_add = cpu::scatter_add,
+      .sgd = cpu::sgd,
+      .adam = cpu::adam,
+      .rmsprop = cpu::rmsprop,
+  };
+  return table;
+}
+
+}  // namespace voxgrad
