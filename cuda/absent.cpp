@@ -1,0 +1,78 @@
+// What stands in for cuda/ in a build without CUDA: nothing is available, and everything else says so.
+#include <utility>
+
+#include "core/device.h"
+#include "core/error.h"
+#include "cuda/cuda.h"
+#include "ops/kernels.h"
+
+namespace voxgrad {
+namespace {
+
+[[noreturn]] void refuse(int index) {
+  throw Error(concat("device ", Device::cuda(index), " asked for: this build has no CUDA"));
+}
+
+/// Becomes a function of whatever type is wanted; that function throws.
+struct Absent {
+  template <class Result, class... Args>
+  using Function = Result (*)(Args...);
+  template <class Result, class... Args>
+  operator Function<Result, Args...>() const {
+    return [](Args...) -> Result { refuse(0); };
+  }
+};
+
+/// A table of nothing but function pointers, each of them absent.
+template <class Table>
+Table absent_table() {
+  using AnyFunction = void (*)();
+  return []<size_t... i>(std::index_sequence<i...>) { return Table{(static_cast<void>(i), Absent{})...}; }
+  (std::make_index_sequence<sizeof(Table) / sizeof(AnyFunction)>());
+}
+
+}  // namespace
+
+const Kernels& cuda_kernels() {
+  static const Kernels table = absent_table<Kernels>();
+  return table;
+}
+
+const Runtime& cuda_runtime() {
+  static const Runtime table{
+      .device_count = [] { return 0; },
+      .require = refuse,
+      .allocate = Absent{},
+      .deallocate = [](void*, size_t, int) noexcept {},
+      .copy = Absent{},
+      .synchronize = refuse,
+      .stats = Absent{},
+      .reset_peak = refuse,
+      .empty_cache = refuse,
+  };
+  return table;
+}
+
+namespace cuda {
+
+bool is_available() { return false; }
+int device_count() { return 0; }
+
+// The constructors throw, so that the members are never reached.
+Stream::Stream(int device) { refuse(device); }
+Stream::~Stream() = default;
+Stream::Stream(Stream&&) noexcept = default;
+void Stream::synchronize() const {}
+
+StreamGuard::StreamGuard(const Stream& stream) { refuse(stream.device()); }
+StreamGuard::~StreamGuard() = default;
+
+Event::Event(int device) { refuse(device); }
+Event::~Event() = default;
+void Event::record() {}
+void Event::wait() const {}
+void Event::synchronize() const {}
+float Event::elapsed_ms_since(const Event&) const { return 0; }
+
+}  // namespace cuda
+}  // namespace voxgrad

@@ -1,0 +1,215 @@
+#include "cuda/allocator.h"
+
+#include <algorithm>
+#include <array>
+#include <functional>
+#include <memory>
+#include <tuple>
+
+#include "core/error.h"
+#include "cuda/launch.h"
+
+namespace voxgrad::cuda {
+namespace {
+
+constexpr size_t kMiB = size_t{1} << 20;
+constexpr size_t kGranule = 512;  // block sizes and addresses are multiples
+constexpr size_t kSmall = kMiB;
+constexpr size_t kSmallSegment = 2 * kMiB;
+constexpr size_t kMediumSegment = 20 * kMiB;
+constexpr size_t kLargeGranule = 2 * kMiB;
+constexpr size_t kLargest = size_t{1} << 62;  // sizes stay clear of overflow when rounded
+
+constexpr size_t round_up(size_t bytes, size_t granule) { return (bytes + granule - 1) / granule * granule; }
+
+size_t segment_size(size_t bytes, bool small) {
+  if (small) return kSmallSegment;
+  return bytes < kMediumSegment / 2 ? kMediumSegment : round_up(bytes, kLargeGranule);
+}
+
+/// A rest below this stays with its block: it would hardly ever be asked for.
+constexpr size_t smallest_rest(bool small) { return small ? kGranule : kSmall; }
+
+}  // namespace
+
+Allocator& Allocator::of(int device) {
+  static auto* allocators = [] {
+    auto* all = new std::array<Allocator*, kMaxDevices>;
+    for (int i = 0; i < kMaxDevices; ++i) (*all)[static_cast<size_t>(i)] = new Allocator(i);
+    return all;
+  }();
+  return *(*allocators)[static_cast<size_t>(device)];
+}
+
+bool Allocator::BestFit::operator()(const Block* a, const Block* b) const {
+  const auto key = [](const Block* block) {
+    return std::tuple(block->small, reinterpret_cast<uintptr_t>(block->stream), block->bytes,
+                      reinterpret_cast<uintptr_t>(block->data));
+  };
+  return key(a) < key(b);
+}
+
+void* Allocator::allocate(size_t bytes, cudaStream_t stream) {
+  if (bytes == 0) return nullptr;
+  const std::lock_guard lock(mutex_);
+  if (bytes > kLargest) throw_out_of_memory(bytes);
+  const size_t rounded = round_up(bytes, kGranule);
+  const bool small = rounded <= kSmall;
+  Block* block = find_free(rounded, small, stream);
+  if (block == nullptr) block = take_segment(rounded, small, stream);
+  if (block->bytes - rounded >= smallest_rest(small)) split(block, rounded);
+
+  block->free = false;
+  block->requested = bytes;
+  live_.emplace(block->data, block);
+  stats_.current += static_cast<int64_t>(bytes);
+  stats_.peak = std::max(stats_.peak, stats_.current);
+  ++stats_.allocations;
+  return block->data;
+}
+
+void Allocator::deallocate(void* data, cudaStream_t stream) noexcept {
+  if (data == nullptr) return;
+  const std::lock_guard lock(mutex_);
+  const auto found = live_.find(data);
+  if (found == live_.end()) return;
+  Block* block = found->second;
+  live_.erase(found);
+  stats_.current -= static_cast<int64_t>(block->requested);
+  if (stream != block->stream) let_wait(block->stream, stream);
+
+  block->free = true;
+  if (block->next && block->next->free) {
+    free_.erase(block->next);
+    block = merge(block, block->next);
+  }
+  if (block->previous && block->previous->free) {
+    free_.erase(block->previous);
+    block = merge(block->previous, block);
+  }
+  free_.insert(block);
+}
+
+MemoryStats Allocator::stats() {
+  const std::lock_guard lock(mutex_);
+  return stats_;
+}
+
+void Allocator::reset_peak() {
+  const std::lock_guard lock(mutex_);
+  stats_.peak = stats_.current;
+}
+
+void Allocator::empty_cache() {
+  const std::lock_guard lock(mutex_);
+  release_cached();
+}
+
+/// A free block of at least `bytes` bytes, taken out of the free ones; null if there is none.
+Allocator::Block* Allocator::find_free(size_t bytes, bool small, cudaStream_t stream) {
+  Block wanted{};
+  wanted.bytes = bytes;
+  wanted.small = small;
+  wanted.stream = stream;
+  const auto found = free_.lower_bound(&wanted);
+  if (found == free_.end() || (*found)->small != small || (*found)->stream != stream) return nullptr;
+  Block* block = *found;
+  free_.erase(found);
+  return block;
+}
+
+Allocator::Block* Allocator::take_segment(size_t bytes, bool small, cudaStream_t stream) {
+  auto block = std::make_unique<Block>();
+  block->bytes = segment_size(bytes, small);
+  block->stream = stream;
+  block->small = small;
+  block->data = static_cast<char*>(ask_driver(block->bytes));
+  if (block->data == nullptr && block->bytes > bytes) {  // the roundest figure may be what does not fit
+    block->bytes = bytes;
+    block->data = static_cast<char*>(ask_driver(bytes));
+  }
+  if (block->data == nullptr) {
+    release_cached();
+    block->data = static_cast<char*>(ask_driver(bytes));
+  }
+  if (block->data == nullptr) throw_out_of_memory(bytes);
+  stats_.reserved += static_cast<int64_t>(block->bytes);
+  ++stats_.device_allocations;
+  return block.release();
+}
+
+/// Null when the driver has no memory left; throws for any other failure.
+void* Allocator::ask_driver(size_t bytes) {
+  const DeviceGuard guard(device_);
+  void* data = nullptr;
+  const cudaError_t status = cudaMalloc(&data, bytes);
+  if (status == cudaErrorMemoryAllocation) {
+    cudaGetLastError();  // the failure is dealt with: no later check shall meet it
+    return nullptr;
+  }
+  check_cuda(status, "cudaMalloc");
+  return data;
+}
+
+/// Cuts `block` to `bytes` and makes a free block of the rest.
+void Allocator::split(Block* block, size_t bytes) {
+  auto* rest = new Block(*block);
+  rest->data = block->data + bytes;
+  rest->bytes = block->bytes - bytes;
+  rest->free = true;
+  rest->previous = block;
+  if (rest->next) rest->next->previous = rest;
+  block->bytes = bytes;
+  block->next = rest;
+  free_.insert(rest);
+}
+
+/// Joins two neighbours, neither of which is among the free ones.
+Allocator::Block* Allocator::merge(Block* block, Block* next) {
+  block->bytes += next->bytes;
+  block->next = next->next;
+  if (block->next) block->next->previous = block;
+  delete next;
+  return block;
+}
+
+void Allocator::release_cached() {
+  const DeviceGuard guard(device_);
+  check_cuda(cudaDeviceSynchronize(), "empty_cache");  // work that used the blocks may still be queued
+  for (auto it = free_.begin(); it != free_.end();) {
+    Block* block = *it;
+    if (block->previous || block->next) {
+      ++it;
+      continue;
+    }
+    check_cuda(cudaFree(block->data), "cudaFree");
+    stats_.reserved -= static_cast<int64_t>(block->bytes);
+    it = free_.erase(it);
+    delete block;
+  }
+}
+
+/// Errors are dropped: they belong to earlier work, or the process is at its end and CUDA is gone already.
+void Allocator::let_wait(cudaStream_t owner, cudaStream_t user) noexcept {
+  int previous = device_;
+  cudaGetDevice(&previous);
+  cudaSetDevice(device_);
+  if (event_ == nullptr) cudaEventCreateWithFlags(&event_, cudaEventDisableTiming);
+  if (event_ != nullptr && cudaEventRecord(event_, user) == cudaSuccess) cudaStreamWaitEvent(owner, event_, 0);
+  cudaGetLastError();
+  cudaSetDevice(previous);
+}
+
+void Allocator::throw_out_of_memory(size_t bytes) {
+  size_t unused = 0, total = 0;
+  {
+    const DeviceGuard guard(device_);
+    cudaMemGetInfo(&unused, &total);
+    cudaGetLastError();
+  }
+  throw OutOfMemoryError(concat("out of memory on ", Device::cuda(device_), ": ", bytes, " bytes asked for, ",
+                                stats_.current, " in use by tensors, ", stats_.reserved, " reserved, ", unused,
+                                " free of ", total, " on the device"));
+}
+
+}  // namespace voxgrad::cuda

@@ -1,0 +1,155 @@
+// Matrix products by cuBLAS.
+//
+// Handles are made once for each stream. They compute float32 in float32 (TF32 only if asked for, which nothing here
+// does) and get their workspace from the caching allocator for the length of a call: cuBLAS's own would be chosen
+// by what runs beside it, and with it the order of sums.
+#include <cublas_v2.h>
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <type_traits>
+#include <utility>
+
+#include "core/dtype.h"
+#include "core/error.h"
+#include "cuda/kernels.h"
+#include "cuda/launch.h"
+
+namespace voxgrad::cuda {
+namespace {
+
+/// What NVIDIA recommends for Hopper.
+constexpr size_t kWorkspaceBytes = size_t{32} << 20;
+/// Matrices in one call: a grid's third axis ends at 65535.
+constexpr int64_t kMaxBatch = 65535;
+
+void check_blas(cublasStatus_t status, const char* what) {
+  check(status == CUBLAS_STATUS_SUCCESS, "matmul", what, " failed: ", cublasGetStatusName(status), " (",
+        cublasGetStatusString(status), ")");
+}
+
+class Handle {
+ public:
+  explicit Handle(cudaStream_t stream) {
+    check_blas(cublasCreate(&handle_), "cublasCreate");
+    const cublasStatus_t status = cublasSetStream(handle_, stream);
+    if (status != CUBLAS_STATUS_SUCCESS) cublasDestroy(handle_);
+    check_blas(status, "cublasSetStream");
+  }
+  ~Handle() { cublasDestroy(handle_); }
+  Handle(const Handle&) = delete;
+  Handle& operator=(const Handle&) = delete;
+  cublasHandle_t get() const { return handle_; }
+
+  /// Held while a workspace is set and used.
+  std::mutex mutex;
+
+ private:
+  cublasHandle_t handle_ = nullptr;
+};
+
+Handle& handle_of(const Launch& launch) {
+  static auto* mutex = new std::mutex;
+  // Never destroyed: at the end of the process CUDA may be gone before this would be.
+  static auto* handles = new std::map<std::pair<int, cudaStream_t>, std::unique_ptr<Handle>>;
+  const std::lock_guard lock(*mutex);
+  auto& handle = (*handles)[{launch.device, launch.stream}];
+  if (!handle) handle = std::make_unique<Handle>(launch.stream);
+  return *handle;
+}
+
+/// A stack of row-major matrices as cuBLAS, which counts by columns, takes them: as they are read (rows become
+/// columns, N) or the other way round (T).
+struct Operand {
+  const void* data;
+  cublasOperation_t op;
+  int64_t leading;  // elements from one row (N) or column (T) to the next
+  int64_t batch_stride;
+};
+
+/// `x` (batch, rows, columns) as it lies in memory, or nothing if neither of its axes is dense.
+std::optional<Operand> operand_in_place(const View& x) {
+  const int64_t rows = x.size[1], columns = x.size[2];
+  const int64_t batch_stride = x.size[0] == 1 ? 0 : x.stride[0];
+  if (batch_stride < 0) return {};
+  // The stride of an axis of size 1 says nothing.
+  const int64_t row_stride = rows == 1 ? columns : x.stride[1];
+  const int64_t column_stride = columns == 1 ? rows : x.stride[2];
+  if ((columns == 1 || x.stride[2] == 1) && row_stride >= columns)
+    return Operand{x.data, CUBLAS_OP_N, row_stride, batch_stride};
+  if ((rows == 1 || x.stride[1] == 1) && column_stride >= rows)
+    return Operand{x.data, CUBLAS_OP_T, column_stride, batch_stride};
+  return {};
+}
+
+/// An operand of any strides; what cuBLAS cannot read is copied, one matrix only if all are the same.
+class Prepared {
+ public:
+  Prepared(const Launch& launch, const View& x) {
+    if (const auto in_place = operand_in_place(x)) {
+      operand = *in_place;
+      return;
+    }
+    View source = x;
+    if (x.stride[0] == 0) source.size[0] = 1;
+    const int64_t matrix = x.size[1] * x.size[2];
+    copy_.emplace(launch, static_cast<size_t>(source.numel() * item_size(x.dtype)));
+    View dense = source;
+    dense.data = copy_->as<void>();
+    dense.stride[0] = matrix;
+    dense.stride[1] = x.size[2];
+    dense.stride[2] = 1;
+    kernel::copy(dense, source);
+    operand = {dense.data, CUBLAS_OP_N, x.size[2], source.size[0] == 1 ? 0 : matrix};
+  }
+  Operand operand{};
+
+ private:
+  std::optional<Workspace> copy_;
+};
+
+/// What the two precisions call the product.
+template <class T>
+constexpr auto gemm_of() {
+  if constexpr (std::is_same_v<T, float>)
+    return cublasSgemmStridedBatched_64;
+  else
+    return cublasDgemmStridedBatched_64;
+}
+
+template <class T>
+void multiply(const Launch& launch, const View& c, const Operand& a, const Operand& b, int64_t depth) {
+  Handle& handle = handle_of(launch);
+  const Workspace workspace(launch, kWorkspaceBytes);
+  const std::lock_guard lock(handle.mutex);
+  check_blas(cublasSetWorkspace(handle.get(), workspace.as<void>(), kWorkspaceBytes), "cublasSetWorkspace");
+  const T one = 1, zero = 0;
+  const int64_t rows = c.size[1], columns = c.size[2];
+  const int64_t leading = rows == 1 ? columns : c.stride[1];
+  for (int64_t start = 0; start < c.size[0]; start += kMaxBatch) {
+    const int64_t batch = std::min(kMaxBatch, c.size[0] - start);
+    // By columns, c is its own transpose: c' = b' a'.
+    check_blas(gemm_of<T>()(handle.get(), b.op, a.op, columns, rows, depth, &one,
+                            static_cast<const T*>(b.data) + start * b.batch_stride, b.leading, b.batch_stride,
+                            static_cast<const T*>(a.data) + start * a.batch_stride, a.leading, a.batch_stride, &zero,
+                            c.as<T>() + start * c.stride[0], leading, c.stride[0], batch),
+               "gemm");
+  }
+}
+
+}  // namespace
+
+void kernel::matmul(const View& c, const View& a, const View& b) {
+  dispatch<float, double>(c.dtype, "matmul", "CUDA", [&]<class T>() {
+    if (c.numel() == 0) return;
+    if (a.size[2] == 0) return fill(c, 0);
+    const Launch launch(c);
+    const Prepared left(launch, a), right(launch, b);
+    multiply<T>(launch, c, left.operand, right.operand, a.size[2]);
+  });
+}
+
+}  // namespace voxgrad::cuda

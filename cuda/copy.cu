@@ -1,0 +1,97 @@
+// Copies with conversion, constant fills and ranges.
+#include <type_traits>
+
+#include "cuda/kernels.h"
+#include "cuda/map.cuh"
+#include "ops/scalar_ops.h"
+
+namespace voxgrad::cuda::kernel {
+namespace {
+
+template <class F>
+void dispatch_any(DType dtype, const char* op, F&& f) {
+  dispatch_cuda<float, double, BFloat16, Float16, int64_t, int32_t, uint8_t, bool>(dtype, op, f);
+}
+
+/// Calls f with an unsigned integer of `bytes` bytes, for what only moves elements.
+template <class F>
+void dispatch_word(int64_t bytes, const F& f) {
+  if (bytes == 1) f.template operator()<uint8_t>();
+  if (bytes == 2) f.template operator()<uint16_t>();
+  if (bytes == 4) f.template operator()<uint32_t>();
+  if (bytes == 8) f.template operator()<uint64_t>();
+}
+
+template <class T>
+inline constexpr bool is_half = std::is_same_v<T, BFloat16> || std::is_same_v<T, Float16>;
+
+template <class To, class From>
+VG_HOST_DEVICE To convert(From x) {
+  if constexpr (is_half<From>)
+    return convert<To>(static_cast<float>(x));
+  else if constexpr (std::is_same_v<To, bool>)
+    return x != From(0);
+  else if constexpr (is_half<To>)
+    return To(static_cast<float>(x));
+  else if constexpr (std::is_same_v<To, uint8_t> && std::is_floating_point_v<From>)
+    return static_cast<To>(static_cast<int32_t>(x));  // a negative float to uint8_t would be undefined
+  else
+    return static_cast<To>(x);
+}
+
+template <class To, class From>
+struct Convert {
+  __device__ To operator()(From x) const { return convert<To>(x); }
+};
+
+struct Same {
+  template <class T>
+  __device__ T operator()(T x) const {
+    return x;
+  }
+};
+
+template <class T>
+struct Constant {
+  T value;
+  __device__ T operator()() const { return value; }
+};
+
+template <class T>
+__global__ void __launch_bounds__(kBlock) range(T* out, int64_t count, double start, double step) {
+  for (int64_t i = thread_index(); i < count; i += thread_count())
+    out[i] = convert<T>(arange_value(start, step, i));
+}
+
+}  // namespace
+
+void copy(const View& out, const View& in) {
+  if (out.dtype == in.dtype)
+    return dispatch_word(item_size(out.dtype), [&]<class Word>() { map<Word, Word>("copy", Same(), out, in); });
+  dispatch_any(out.dtype, "copy", [&]<class To>() {
+    dispatch_any(in.dtype, "copy", [&]<class From>() {
+      if constexpr (!std::is_same_v<To, From>) map<To, From>("copy", Convert<To, From>(), out, in);
+    });
+  });
+}
+
+void fill(const View& out, double value) {
+  dispatch_any(out.dtype, "fill", [&]<class T>() {
+    const T element = convert<T>(value);
+    dispatch_word(sizeof(T), [&]<class Word>() {
+      if constexpr (sizeof(Word) == sizeof(T)) map<Word>("fill", Constant<Word>{std::bit_cast<Word>(element)}, out);
+    });
+  });
+}
+
+void arange(const View& out, double start, double step) {
+  const int64_t count = out.numel();
+  if (count == 0) return;
+  dispatch_cuda<float, double, int64_t, int32_t>(out.dtype, "arange", [&]<class T>() {
+    const Launch launch(out);
+    range<<<grid_size(count), kBlock, 0, launch.stream>>>(out.as<T>(), count, start, step);
+    check_launch("arange");
+  });
+}
+
+}  // namespace voxgrad::cuda::kernel

@@ -1,0 +1,142 @@
+// Reading by index along an axis, and its adjoint. Sums are formed by one thread each, in the order of the index:
+// no atomics, the same bits every time.
+#include <limits>
+
+#include "cuda/kernels.h"
+#include "cuda/map.cuh"
+
+namespace voxgrad::cuda::kernel {
+namespace {
+
+/// The axis that an index runs along: its number of elements and their distance.
+struct Axis {
+  int64_t size, stride;
+};
+
+/// `view` with `axis` held at its start, in the shape of `like`.
+View hold_axis(const View& view, const View& like, int axis) {
+  View held = like;
+  held.data = view.data;
+  held.dtype = view.dtype;
+  std::copy_n(view.stride, view.rank, held.stride);
+  held.stride[axis] = 0;
+  return held;
+}
+
+/// Views out, in with its axis held, index.
+template <class Word>
+__global__ void __launch_bounds__(kBlock) gather_elements(Word* out, const Word* in, const int64_t* index, Axis axis,
+                                                          Word missing, uint32_t count, Offsets<3> offsets) {
+  for (uint32_t i = blockIdx.x * kBlock + threadIdx.x; i < count; i += gridDim.x * kBlock) {
+    int64_t at[3];
+    offsets.at(i, at);
+    const int64_t chosen = index[at[2]];
+    const bool inside = chosen >= 0 && chosen < axis.size;
+    out[at[0]] = inside ? in[at[1] + chosen * axis.stride] : missing;
+  }
+}
+
+template <class Word>
+void gather_words(const View& out, const View& in, const View& index, int axis, Word missing) {
+  if (out.numel() == 0) return;
+  const Launch launch(out);
+  const Axis in_axis{in.size[axis], in.stride[axis]};
+  const Nest<3> nest = make_nest<3>({out, hold_axis(in, out, axis), index});
+  for_each_part(nest, [&](const Nest<3>& part, const std::array<int64_t, 3>& base) {
+    const auto count = static_cast<uint32_t>(part.numel());
+    gather_elements<<<grid_size(count), kBlock, 0, launch.stream>>>(
+        out.as<Word>() + base[0], in.as<const Word>() + base[1], index.as<const int64_t>() + base[2], in_axis, missing,
+        count, Offsets<3>(part));
+    check_launch("gather");
+  });
+}
+
+/// A thread adds up one line along the axis, in place.
+template <class T>
+__global__ void __launch_bounds__(kBlock)
+    scatter_lines(T* out, const T* in, const int64_t* index, Axis out_axis, Axis in_axis, int64_t index_stride,
+                  uint32_t lines, Offsets<3> offsets) {
+  for (uint32_t line = blockIdx.x * kBlock + threadIdx.x; line < lines; line += gridDim.x * kBlock) {
+    int64_t at[3];
+    offsets.at(line, at);
+    for (int64_t i = 0; i < in_axis.size; ++i) {
+      const int64_t chosen = index[at[2] + i * index_stride];
+      if (chosen >= 0 && chosen < out_axis.size)
+        out[at[0] + chosen * out_axis.stride] += in[at[1] + i * in_axis.stride];
+    }
+  }
+}
+
+/// A thread adds up one element: it looks through the whole line of the index. For few lines, where a thread for
+/// each would leave the GPU idle.
+template <class T>
+__global__ void __launch_bounds__(kBlock)
+    scatter_elements(T* out, const T* in, const int64_t* index, Axis out_axis, Axis in_axis, int64_t index_stride,
+                     uint32_t lines, Offsets<3> offsets) {
+  const int64_t count = lines * out_axis.size;
+  for (int64_t e = thread_index(); e < count; e += thread_count()) {
+    const auto line = static_cast<uint32_t>(e / out_axis.size);
+    const int64_t position = e % out_axis.size;
+    int64_t at[3];
+    offsets.at(line, at);
+    T sum = 0;
+    for (int64_t i = 0; i < in_axis.size; ++i)
+      if (index[at[2] + i * index_stride] == position) sum += in[at[1] + i * in_axis.stride];
+    out[at[0] + position * out_axis.stride] = sum;
+  }
+}
+
+/// Below this many lines scatter_elements takes over.
+constexpr int64_t kFewLines = 4096;
+
+template <class T>
+void scatter_typed(const View& out, const View& in, const View& index, int axis) {
+  const Launch launch(out);
+  const Axis out_axis{out.size[axis], out.stride[axis]};
+  const Axis in_axis{in.size[axis], in.stride[axis]};
+  // One element of each line: the geometry of the lines.
+  View line = in;
+  line.size[axis] = 1;
+  const Nest<3> nest =
+      make_nest<3>({hold_axis(out, line, axis), hold_axis(in, line, axis), hold_axis(index, line, axis)});
+  for_each_part(nest, [&](const Nest<3>& part, const std::array<int64_t, 3>& base) {
+    const auto lines = static_cast<uint32_t>(part.numel());
+    const bool few = lines < kFewLines;
+    const auto kernel = few ? scatter_elements<T> : scatter_lines<T>;
+    const unsigned grid = grid_size(few ? lines * out_axis.size : lines);
+    kernel<<<grid, kBlock, 0, launch.stream>>>(out.as<T>() + base[0], in.as<const T>() + base[1],
+                                               index.as<const int64_t>() + base[2], out_axis, in_axis,
+                                               index.stride[axis], lines, Offsets<3>(part));
+    check_launch("scatter_add");
+  });
+}
+
+}  // namespace
+
+void gather(const View& out, const View& in, const View& index, int axis) {
+  const auto words = [&]<class Word>(Word missing) { gather_words<Word>(out, in, index, axis, missing); };
+  switch (out.dtype) {
+    case DType::f32:
+      return words(std::bit_cast<uint32_t>(std::numeric_limits<float>::quiet_NaN()));
+    case DType::f64:
+      return words(std::bit_cast<uint64_t>(std::numeric_limits<double>::quiet_NaN()));
+    case DType::i32:
+      return words(uint32_t{0});
+    case DType::i64:
+      return words(uint64_t{0});
+    case DType::u8:
+    case DType::b8:
+      return words(uint8_t{0});
+    default:
+      no_kernel("gather", "CUDA", out.dtype);
+  }
+}
+
+void scatter_add(const View& out, const View& in, const View& index, int axis) {
+  dispatch_cuda<float, double>(out.dtype, "scatter_add", [&]<class T>() {
+    fill(out, 0);
+    if (in.numel() > 0 && out.numel() > 0) scatter_typed<T>(out, in, index, axis);
+  });
+}
+
+}  // namespace voxgrad::cuda::kernel

@@ -1,0 +1,51 @@
+// The CUDA side of the device contract: one function for each entry of struct Kernels (ops/kernels.h), of the
+// same name and signature. cuda/table.cpp puts them into the table.
+#pragma once
+
+#include <type_traits>
+#include <utility>
+
+#include "ops/kernels.h"
+
+namespace voxgrad::cuda::kernel {
+
+/// The function type of a table entry: what is declared with it cannot drift from the contract.
+template <auto entry>
+using Signature = std::remove_pointer_t<std::remove_reference_t<decltype(std::declval<Kernels&>().*entry)>>;
+
+// copy.cu
+Signature<&Kernels::copy> copy;
+Signature<&Kernels::fill> fill;
+Signature<&Kernels::arange> arange;
+// unary.cu, binary.cu
+Signature<&Kernels::unary> unary;
+Signature<&Kernels::binary> binary;
+Signature<&Kernels::where> where;
+// random.cu
+Signature<&Kernels::uniform> uniform;
+Signature<&Kernels::normal> normal;
+// reduce.cu, softmax.cu
+Signature<&Kernels::reduce> reduce;
+Signature<&Kernels::softmax> softmax;
+// blas.cpp
+Signature<&Kernels::matmul> matmul;
+// conv.cu, conv_weight.cu
+Signature<&Kernels::conv_forward> conv_forward;
+Signature<&Kernels::conv_backward_data> conv_backward_data;
+Signature<&Kernels::conv_backward_weight> conv_backward_weight;
+// normalisation
+Signature<&Kernels::group_norm> group_norm;
+Signature<&Kernels::group_norm_backward> group_norm_backward;
+// pooling and resampling
+Signature<&Kernels::max_pool> max_pool;
+Signature<&Kernels::max_pool_backward> max_pool_backward;
+Signature<&Kernels::resample> resample;
+// gather.cu
+Signature<&Kernels::gather> gather;
+Signature<&Kernels::scatter_add> scatter_add;
+// optim.cu
+Signature<&Kernels::sgd> sgd;
+Signature<&Kernels::adam> adam;
+Signature<&Kernels::rmsprop> rmsprop;
+
+}  // namespace voxgrad::cuda::kernel

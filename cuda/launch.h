@@ -1,0 +1,89 @@
+// What every file that calls CUDA needs: checked calls, the device and stream of a launch, its grid, and
+// scratch memory. Private to cuda/.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "core/view.h"
+
+namespace voxgrad::cuda {
+
+/// Throws Error "<what>: cudaErrorName (description) at file:line" unless `status` is cudaSuccess. Takes the error
+/// out of CUDA's own last-error slot, so that the next check does not meet it again.
+void check_cuda(cudaError_t status, const char* what, const char* file = __builtin_FILE(), int line = __builtin_LINE());
+
+/// For the line after a kernel launch: throws if it was refused.
+inline void check_launch(const char* op, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+  check_cuda(cudaGetLastError(), op, file, line);
+}
+
+/// Makes a GPU current on this thread for as long as it lives.
+class DeviceGuard {
+ public:
+  explicit DeviceGuard(int device);
+  ~DeviceGuard();
+  DeviceGuard(const DeviceGuard&) = delete;
+  DeviceGuard& operator=(const DeviceGuard&) = delete;
+
+ private:
+  int previous_ = 0;
+  bool changed_ = false;
+};
+
+/// More GPUs than this are not looked at.
+inline constexpr int kMaxDevices = 64;
+
+/// The stream on which this thread's operations on `device` run; null is CUDA's default stream.
+cudaStream_t current_stream(int device) noexcept;
+
+/// Where the kernels of one call run: the device of its views, made current, and that device's current stream.
+struct Launch {
+  explicit Launch(const View& view) : device(view.device), guard(view.device), stream(current_stream(view.device)) {}
+
+  int device;
+  DeviceGuard guard;
+  cudaStream_t stream;
+};
+
+/// Scratch memory of one call, from the caching allocator. The next owner of the bytes comes later in the same
+/// stream, so it may go out of scope as soon as the kernels that use it are queued. Throws OutOfMemoryError.
+class Workspace {
+ public:
+  Workspace(const Launch& launch, size_t bytes);
+  ~Workspace();
+  Workspace(const Workspace&) = delete;
+  Workspace& operator=(const Workspace&) = delete;
+  template <class T>
+  T* as() const {
+    return static_cast<T*>(data_);
+  }
+
+ private:
+  void* data_;
+  int device_;
+  cudaStream_t stream_;
+};
+
+/// Threads in a block where nothing speaks for another number.
+inline constexpr int kBlock = 256;
+/// Grids stay below this, so that an index and a grid's stride of up to 1024 threads a block add up below 2^32
+/// for indices below 2^31.
+inline constexpr int64_t kMaxGrid = int64_t{1} << 20;
+
+/// Blocks for a loop over `count` items, `per_block` of them in a block at a time. Never more than kMaxGrid (so the
+/// kernel must loop in steps of thread_count()), and at least one.
+inline unsigned grid_size(int64_t count, int per_block = kBlock) {
+  return static_cast<unsigned>(std::clamp<int64_t>((count + per_block - 1) / per_block, 1, kMaxGrid));
+}
+
+#ifdef __CUDACC__
+/// for (int64_t i = thread_index(); i < count; i += thread_count()) covers a count of any size.
+__device__ inline int64_t thread_index() { return int64_t{blockIdx.x} * blockDim.x + threadIdx.x; }
+__device__ inline int64_t thread_count() { return int64_t{gridDim.x} * blockDim.x; }
+#endif
+
+}  // namespace voxgrad::cuda

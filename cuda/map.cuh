@@ -1,0 +1,256 @@
+// Loops over views of one shape on the GPU: out[i] = f(in[i]...). The host orders and merges the axes, so that most
+// calls end as one contiguous row, which is read and written 16 bytes at a time; what remains strided turns its
+// index into offsets with 32-bit arithmetic. No launch covers 2^31 strided elements: the host cuts larger views.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstdint>
+#include <cstdlib>
+#include <type_traits>
+#include <utility>
+
+#include "core/dtype.h"
+#include "core/view.h"
+#include "cuda/launch.h"
+
+namespace voxgrad::cuda {
+
+/// Quotients by a run-time divisor as a multiplication and a shift, for dividends below 2^31.
+/// Granlund and Montgomery, "Division by invariant integers using multiplication", PLDI 1994.
+struct Divider {
+  uint32_t divisor = 1, magic = 1, shift = 0;
+
+  Divider() = default;
+  explicit Divider(int64_t value) : divisor(static_cast<uint32_t>(value)) {
+    while ((uint64_t{1} << shift) < divisor) ++shift;
+    magic = static_cast<uint32_t>((((uint64_t{1} << shift) - divisor) << 32) / divisor + 1);
+  }
+  __device__ uint32_t divide(uint32_t n) const { return (__umulhi(n, magic) + n) >> shift; }
+};
+
+/// The axes that N views have in common, the inner one first; at least one.
+template <size_t N>
+struct Nest {
+  int rank = 0;
+  int64_t size[kMaxRank] = {};
+  int64_t stride[kMaxRank][N] = {};
+
+  int64_t numel() const {
+    int64_t count = 1;
+    for (int axis = 0; axis < rank; ++axis) count *= size[axis];
+    return count;
+  }
+  bool contiguous() const {
+    return rank == 1 && std::all_of(stride[0], stride[0] + N, [](int64_t s) { return s == 1; });
+  }
+};
+
+/// Axes of size 1 are dropped, the others ordered by the strides of the first view and merged where all views step
+/// evenly over two of them.
+template <size_t N>
+Nest<N> make_nest(const std::array<View, N>& views) {
+  int order[kMaxRank];
+  int count = 0;
+  for (int axis = views[0].rank - 1; axis >= 0; --axis)
+    if (views[0].size[axis] != 1) order[count++] = axis;
+  std::stable_sort(order, order + count,
+                   [&](int a, int b) { return std::abs(views[0].stride[a]) < std::abs(views[0].stride[b]); });
+
+  Nest<N> nest;
+  for (int i = 0; i < count; ++i) {
+    const int axis = order[i];
+    const int last = nest.rank - 1;
+    bool even = nest.rank > 0;
+    for (size_t k = 0; even && k < N; ++k) even = views[k].stride[axis] == nest.stride[last][k] * nest.size[last];
+    if (even) {
+      nest.size[last] *= views[0].size[axis];
+      continue;
+    }
+    nest.size[nest.rank] = views[0].size[axis];
+    for (size_t k = 0; k < N; ++k) nest.stride[nest.rank][k] = views[k].stride[axis];
+    ++nest.rank;
+  }
+  if (nest.rank == 0) {
+    nest.rank = 1;
+    nest.size[0] = 1;
+    std::fill_n(nest.stride[0], N, 1);
+  }
+  return nest;
+}
+
+/// Calls f(nest, base) for parts of fewer than 2^31 elements; base[k] is where the part starts in view k.
+template <size_t N, class F>
+void for_each_part(const Nest<N>& nest, const F& f, std::array<int64_t, N> base = {}) {
+  if (nest.numel() < (int64_t{1} << 31)) return f(nest, base);
+  const auto axis = std::max_element(nest.size, nest.size + nest.rank) - nest.size;
+  Nest<N> part = nest;
+  part.size[axis] = nest.size[axis] / 2;
+  for_each_part(part, f, base);
+  for (size_t k = 0; k < N; ++k) base[k] += part.size[axis] * nest.stride[axis][k];
+  part.size[axis] = nest.size[axis] - part.size[axis];
+  for_each_part(part, f, base);
+}
+
+/// A Nest as kernels use it.
+template <size_t N>
+struct Offsets {
+  int rank;
+  Divider size[kMaxRank];
+  int64_t stride[kMaxRank][N];
+
+  explicit Offsets(const Nest<N>& nest) : rank(nest.rank) {
+    for (int axis = 0; axis < rank; ++axis) {
+      size[axis] = Divider(nest.size[axis]);
+      std::copy_n(nest.stride[axis], N, stride[axis]);
+    }
+  }
+  /// Where element `index` lies in each view.
+  __device__ void at(uint32_t index, int64_t (&offset)[N]) const {
+#pragma unroll
+    for (size_t k = 0; k < N; ++k) offset[k] = 0;
+#pragma unroll
+    for (int axis = 0; axis < kMaxRank; ++axis) {
+      if (axis == rank) break;
+      const uint32_t rest = axis + 1 == rank ? 0 : size[axis].divide(index);
+      const int64_t position = index - rest * size[axis].divisor;
+#pragma unroll
+      for (size_t k = 0; k < N; ++k) offset[k] += position * stride[axis][k];
+      index = rest;
+    }
+  }
+};
+
+/// The addresses of an output and its inputs.
+template <size_t N>
+struct Pointers {
+  void* out;
+  const void* in[N > 0 ? N : 1];
+};
+
+template <class T, int width>
+struct alignas(sizeof(T) * width) Vector {
+  T v[width];
+};
+
+/// A type that the GPU loads in one instruction.
+template <size_t bytes>
+using Word = std::conditional_t<
+    bytes == 16, uint4,
+    std::conditional_t<bytes == 8, uint2,
+                       std::conditional_t<bytes == 4, uint32_t, std::conditional_t<bytes == 2, uint16_t, uint8_t>>>>;
+
+/// Left to itself, the compiler loads an array's elements one by one.
+template <class T, int width>
+__device__ Vector<T, width> load_vector(const T* data) {
+  using Loaded = Word<sizeof(T) * width>;
+  return std::bit_cast<Vector<T, width>>(*reinterpret_cast<const Loaded*>(data));
+}
+
+/// Elements of the widest of the types in 16 bytes.
+template <class... Ts>
+inline constexpr int kVectorWidth = 16 / static_cast<int>(std::max({sizeof(Ts)...}));
+
+template <class Out, class... In, class F, size_t... k>
+__device__ void map_one(const F& f, const Pointers<sizeof...(In)>& p, int64_t i, std::index_sequence<k...>) {
+  static_cast<Out*>(p.out)[i] = static_cast<Out>(f(static_cast<const In*>(p.in[k])[i]...));
+}
+
+template <class Out, class... In, class F, size_t... k>
+__device__ void map_vector(const F& f, const Pointers<sizeof...(In)>& p, int64_t i, std::index_sequence<k...>) {
+  constexpr int width = kVectorWidth<Out, In...>;
+  const auto apply_to = [&f](const Vector<In, width>&... x) {
+    Vector<Out, width> y;
+#pragma unroll
+    for (int j = 0; j < width; ++j) y.v[j] = static_cast<Out>(f(x.v[j]...));
+    return y;
+  };
+  *reinterpret_cast<Vector<Out, width>*>(static_cast<Out*>(p.out) + i) =
+      apply_to(load_vector<In, width>(static_cast<const In*>(p.in[k]) + i)...);
+}
+
+/// Elements [head, head + vectors * width) as vectors, the others one by one by the first threads.
+template <class F, class Out, class... In>
+__global__ void __launch_bounds__(kBlock)
+    map_contiguous(F f, Pointers<sizeof...(In)> p, int64_t count, int64_t head, int64_t vectors) {
+  constexpr int width = kVectorWidth<Out, In...>;
+  constexpr std::index_sequence_for<In...> inputs;
+  const int64_t step = thread_count();
+  for (int64_t i = thread_index(); i < vectors; i += step) map_vector<Out, In...>(f, p, head + i * width, inputs);
+  const int64_t vector_elements = vectors * width;
+#pragma unroll 1
+  for (int64_t i = thread_index(); i < count - vector_elements; i += step)
+    map_one<Out, In...>(f, p, i < head ? i : i + vector_elements, inputs);
+}
+
+template <class F, class Out, class... In, size_t... k>
+__device__ void map_at(const F& f, const Pointers<sizeof...(In)>& p, const int64_t (&offset)[sizeof...(In) + 1],
+                       std::index_sequence<k...>) {
+  static_cast<Out*>(p.out)[offset[0]] = static_cast<Out>(f(static_cast<const In*>(p.in[k])[offset[k + 1]]...));
+}
+
+template <class F, class Out, class... In>
+__global__ void __launch_bounds__(kBlock)
+    map_strided(F f, Pointers<sizeof...(In)> p, uint32_t count, Offsets<sizeof...(In) + 1> offsets) {
+  for (uint32_t i = blockIdx.x * kBlock + threadIdx.x; i < count; i += gridDim.x * kBlock) {
+    int64_t offset[sizeof...(In) + 1];
+    offsets.at(i, offset);
+    map_at<F, Out, In...>(f, p, offset, std::index_sequence_for<In...>());
+  }
+}
+
+/// Elements before all of the operands are aligned for vectors; `count` if they never are together.
+template <class Out, class... In>
+int64_t unaligned_head(const Pointers<sizeof...(In)>& p, int64_t count) {
+  constexpr size_t width = kVectorWidth<Out, In...>;
+  const auto head_of = [](const void* data, size_t item) {
+    const auto address = reinterpret_cast<uintptr_t>(data);
+    return (width - address / item % width) % width;
+  };
+  const size_t head = head_of(p.out, sizeof(Out));
+  size_t k = 0;
+  const bool together = ((head_of(p.in[k++], sizeof(In)) == head) && ...);
+  return together ? std::min<int64_t>(static_cast<int64_t>(head), count) : count;
+}
+
+/// out[i] = f(in[i]...), converted to Out; Out and In are the C++ types of the views' dtypes.
+template <class Out, class... In, class F, class... Views>
+void map(const char* op, const F& f, const View& out, const Views&... in) {
+  static_assert(sizeof...(In) == sizeof...(Views));
+  constexpr size_t views = sizeof...(In) + 1;
+  const int64_t count = out.numel();
+  if (count == 0) return;
+  const Launch launch(out);
+  const Nest<views> nest = make_nest<views>({out, in...});
+  if (nest.contiguous()) {
+    const Pointers<sizeof...(In)> p{out.data, {in.data...}};
+    const int64_t head = unaligned_head<Out, In...>(p, count);
+    const int64_t vectors = (count - head) / kVectorWidth<Out, In...>;
+    const unsigned grid = grid_size(std::max(vectors, count - vectors * kVectorWidth<Out, In...>));
+    map_contiguous<F, Out, In...><<<grid, kBlock, 0, launch.stream>>>(f, p, count, head, vectors);
+    return check_launch(op);
+  }
+  for_each_part(nest, [&](const Nest<views>& part, const std::array<int64_t, views>& base) {
+    size_t k = 1;
+    const Pointers<sizeof...(In)> p{out.as<Out>() + base[0], {in.template as<In>() + base[k++]...}};
+    const auto part_count = static_cast<uint32_t>(part.numel());
+    map_strided<F, Out, In...>
+        <<<grid_size(part_count), kBlock, 0, launch.stream>>>(f, p, part_count, Offsets<views>(part));
+    check_launch(op);
+  });
+}
+
+/// Calls f.template operator()<op>() if `op` is among `ops`, and says whether it is.
+template <auto... ops, class Op, class F>
+bool select(Op op, const F& f) {
+  return ((op == ops && (f.template operator()<ops>(), true)) || ...);
+}
+
+/// dispatch() of core/dtype.h for CUDA.
+template <class... Ts, class F>
+void dispatch_cuda(DType dtype, const char* op, F&& f) {
+  dispatch<Ts...>(dtype, op, "CUDA", std::forward<F>(f));
+}
+
+}  // namespace voxgrad::cuda

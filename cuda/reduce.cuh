@@ -1,0 +1,138 @@
+// What kernels that reduce have in common: how the threads of a block share outputs and the elements that each
+// takes, a sum over threads in a fixed order, and axes merged into as few as possible.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+
+#include "cuda/launch.h"
+
+namespace voxgrad::cuda {
+
+/// A block works on `columns` outputs at a time, each with `reducers` threads; both are powers of two and their
+/// product is kBlock. Neighbouring threads are neighbouring columns if `columns_adjacent`, else reducers: whichever
+/// are neighbours in memory.
+struct BlockLayout {
+  int columns = 1, reducers = kBlock;
+  bool columns_adjacent = false;
+
+  /// For `length` elements an output.
+  static BlockLayout choose(int64_t length, bool columns_adjacent) {
+    const int reducers = columns_adjacent || length <= 64 ? 8 : length <= 512 ? 32 : kBlock;
+    return {kBlock / reducers, reducers, columns_adjacent};
+  }
+#ifdef __CUDACC__
+  __device__ int column() const {
+    return static_cast<int>(columns_adjacent ? threadIdx.x % columns : threadIdx.x / reducers);
+  }
+  __device__ int reducer() const {
+    return static_cast<int>(columns_adjacent ? threadIdx.x / columns : threadIdx.x % reducers);
+  }
+#endif
+};
+
+#ifdef __CUDACC__
+/// combine() over the values of a column's reducers, as a tree of fixed shape; every thread of the column gets it.
+/// `shared` has kBlock places. All threads of a block call together.
+template <class V, class Combine>
+__device__ V combine_reducers(V value, const BlockLayout& layout, V* shared, Combine combine) {
+  const int column = layout.column(), reducer = layout.reducer();
+  __syncthreads();
+  shared[reducer * layout.columns + column] = value;
+  __syncthreads();
+  for (int half = layout.reducers / 2; half > 0; half /= 2) {
+    if (reducer < half) {
+      V& mine = shared[reducer * layout.columns + column];
+      mine = combine(mine, shared[(reducer + half) * layout.columns + column]);
+    }
+    __syncthreads();
+  }
+  return shared[column];
+}
+#endif
+
+/// numerator / denominator, both >= 0; the 32-bit division, several times quicker, where it does.
+VG_HOST_DEVICE inline int64_t quotient(int64_t numerator, int64_t denominator) {
+  if ((numerator | denominator) >> 32) return numerator / denominator;
+  return static_cast<uint32_t>(numerator) / static_cast<uint32_t>(denominator);
+}
+
+/// Some axes of a pair of views, the one with the smallest stride first; a has strides in the first, b in the second.
+struct Axes {
+  int rank = 0;
+  int64_t size[kMaxRank] = {}, a[kMaxRank] = {}, b[kMaxRank] = {};
+
+  /// Adds an axis; call finish() after the last.
+  void add(int64_t axis_size, int64_t stride_a, int64_t stride_b) {
+    if (axis_size == 1) return;
+    int place = rank++;
+    for (; place > 0 && std::abs(a[place - 1]) > std::abs(stride_a); --place) move(place - 1, place);
+    size[place] = axis_size;
+    a[place] = stride_a;
+    b[place] = stride_b;
+  }
+  /// Merges axes that both views step through evenly; leaves at least one.
+  void finish() {
+    int last = 0;
+    for (int axis = 1; axis < rank; ++axis) {
+      if (a[axis] == a[last] * size[last] && b[axis] == b[last] * size[last])
+        size[last] *= size[axis];
+      else
+        move(axis, ++last);
+    }
+    if (rank == 0) size[0] = 1;
+    rank = last + 1;
+  }
+  int64_t numel() const {
+    int64_t count = 1;
+    for (int axis = 0; axis < rank; ++axis) count *= size[axis];
+    return count;
+  }
+#ifdef __CUDACC__
+  /// Offset of element `index` in the view whose strides are given, looking at axes from `first` on.
+  __device__ int64_t offset(int64_t index, const int64_t (&stride)[kMaxRank], int first = 0) const {
+    int64_t result = 0;
+    for (int axis = first; axis < rank; ++axis) {
+      const int64_t rest = axis + 1 < rank ? quotient(index, size[axis]) : 0;
+      result += (index - rest * size[axis]) * stride[axis];
+      index = rest;
+    }
+    return result;
+  }
+#endif
+
+ private:
+  void move(int from, int to) {
+    size[to] = size[from];
+    a[to] = a[from];
+    b[to] = b[from];
+  }
+};
+
+#ifdef __CUDACC__
+/// Walks through Axes in even steps; divides only when it leaves a row.
+class Cursor {
+ public:
+  __device__ Cursor(const Axes& axes, int64_t index) : axes_(axes), row_(0), inner_(index), base_(0) { carry(); }
+  __device__ int64_t offset() const { return base_ + inner_ * axes_.a[0]; }
+  __device__ void advance(int64_t steps) {
+    inner_ += steps;
+    carry();
+  }
+
+ private:
+  __device__ void carry() {
+    if (inner_ < axes_.size[0] || axes_.rank == 1) return;
+    const int64_t rows = quotient(inner_, axes_.size[0]);
+    inner_ -= rows * axes_.size[0];
+    row_ += rows;
+    base_ = axes_.offset(row_, axes_.a, 1);
+  }
+
+  const Axes& axes_;
+  int64_t row_, inner_, base_;
+};
+#endif
+
+}  // namespace voxgrad::cuda

@@ -1,0 +1,154 @@
+// The runtime table of the GPUs, and the checks that all calls of CUDA go through.
+#include <algorithm>
+#include <string>
+#include <string_view>
+
+#include "core/device.h"
+#include "core/error.h"
+#include "cuda/allocator.h"
+#include "cuda/cuda.h"
+#include "cuda/launch.h"
+#include "cuda/upload.h"
+
+namespace voxgrad {
+namespace cuda {
+namespace {
+
+struct Devices {
+  int count = 0;
+  std::string why_none = "no CUDA device found";
+};
+
+/// What the driver said when it was first asked.
+const Devices& devices() {
+  static const Devices* found = [] {
+    auto* result = new Devices;
+    const cudaError_t status = cudaGetDeviceCount(&result->count);
+    if (status == cudaSuccess) {
+      result->count = std::min(result->count, kMaxDevices);
+      return result;
+    }
+    cudaGetLastError();
+    result->count = 0;
+    int driver = 0;
+    cudaDriverGetVersion(&driver);
+    // Without a driver there is no more to say; with one, what it complains about helps.
+    if (status != cudaErrorNoDevice && driver != 0)
+      result->why_none += concat(" (", cudaGetErrorName(status), ": ", cudaGetErrorString(status), ")");
+    return result;
+  }();
+  return *found;
+}
+
+void require(int index) {
+  const Devices& found = devices();
+  if (index >= 0 && index < found.count) return;
+  const std::string asked = concat("device ", Device::cuda(index), " asked for: ");
+  if (found.count == 0) throw Error(asked + found.why_none);
+  throw Error(concat(asked, "only ", found.count, " present"));
+}
+
+void* allocate(size_t bytes, int index) { return Allocator::of(index).allocate(bytes, current_stream(index)); }
+void deallocate(void* data, size_t, int index) noexcept {
+  Allocator::of(index).deallocate(data, current_stream(index));
+}
+
+/// An event of this scope, to order the streams of two devices.
+class Mark {
+ public:
+  Mark(int device, cudaStream_t stream) {
+    const DeviceGuard guard(device);
+    check_cuda(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "copy");
+    const cudaError_t status = cudaEventRecord(event_, stream);
+    if (status != cudaSuccess) cudaEventDestroy(event_);
+    check_cuda(status, "copy");
+  }
+  ~Mark() { cudaEventDestroy(event_); }  // the event itself lives on until the streams have passed it
+  Mark(const Mark&) = delete;
+  Mark& operator=(const Mark&) = delete;
+  void let_wait(int device, cudaStream_t stream) const {
+    const DeviceGuard guard(device);
+    check_cuda(cudaStreamWaitEvent(stream, event_, 0), "copy");
+  }
+
+ private:
+  cudaEvent_t event_ = nullptr;
+};
+
+void copy_between_devices(void* to, int to_device, const void* from, int from_device, size_t bytes) {
+  const cudaStream_t to_stream = current_stream(to_device);
+  const cudaStream_t from_stream = current_stream(from_device);
+  Mark(to_device, to_stream).let_wait(from_device, from_stream);  // the target's last users
+  {
+    const DeviceGuard guard(from_device);
+    check_cuda(cudaMemcpyPeerAsync(to, to_device, from, from_device, bytes, from_stream), "copy");
+  }
+  Mark(from_device, from_stream).let_wait(to_device, to_stream);
+}
+
+void copy(void* to, Device to_device, const void* from, Device from_device, size_t bytes) {
+  if (bytes == 0) return;
+  if (to_device.is_cuda() && from_device.is_cuda() && to_device != from_device)
+    return copy_between_devices(to, to_device.index, from, from_device.index, bytes);
+  const int device = to_device.is_cuda() ? to_device.index : from_device.index;
+  const cudaStream_t stream = current_stream(device);
+  if (from_device.is_cpu()) return upload(to, from, bytes, device, stream);
+  const DeviceGuard guard(device);
+  check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream), "copy");
+  if (to_device.is_cpu()) check_cuda(cudaStreamSynchronize(stream), "copy");
+}
+
+void wait_for(int index) {
+  const DeviceGuard guard(index);
+  check_cuda(cudaDeviceSynchronize(), "synchronize");
+}
+
+}  // namespace
+
+bool is_available() { return device_count() > 0; }
+int device_count() { return devices().count; }
+
+void check_cuda(cudaError_t status, const char* what, const char* file, int line) {
+  if (status == cudaSuccess) [[likely]]
+    return;
+  cudaGetLastError();
+  const std::string_view path = file;
+  fail(what, cudaGetErrorName(status), " (", cudaGetErrorString(status), ") at ", path.substr(path.rfind('/') + 1), ":",
+       line);
+}
+
+DeviceGuard::DeviceGuard(int device) {
+  check_cuda(cudaGetDevice(&previous_), "cudaGetDevice");
+  if (previous_ == device) return;
+  check_cuda(cudaSetDevice(device), "cudaSetDevice");
+  changed_ = true;
+}
+
+DeviceGuard::~DeviceGuard() {
+  if (changed_) cudaSetDevice(previous_);
+}
+
+Workspace::Workspace(const Launch& launch, size_t bytes)
+    : data_(Allocator::of(launch.device).allocate(bytes, launch.stream)),
+      device_(launch.device),
+      stream_(launch.stream) {}
+Workspace::~Workspace() { Allocator::of(device_).deallocate(data_, stream_); }
+
+}  // namespace cuda
+
+const Runtime& cuda_runtime() {
+  static constexpr Runtime table{
+      .device_count = cuda::device_count,
+      .require = cuda::require,
+      .allocate = cuda::allocate,
+      .deallocate = cuda::deallocate,
+      .copy = cuda::copy,
+      .synchronize = cuda::wait_for,
+      .stats = [](int index) { return cuda::Allocator::of(index).stats(); },
+      .reset_peak = [](int index) { cuda::Allocator::of(index).reset_peak(); },
+      .empty_cache = [](int index) { cuda::Allocator::of(index).empty_cache(); },
+  };
+  return table;
+}
+
+}  // namespace voxgrad

@@ -1,0 +1,110 @@
+// Streams and events.
+//
+// The current stream of a device is CUDA's legacy default stream until a StreamGuard says otherwise: a program's
+// own kernels and cudaMemcpy calls that name no stream, and other libraries, are then ordered with ours without a
+// word. Streams of our own are non-blocking, so that they overlap with it.
+#include <array>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "core/error.h"
+#include "cuda/cuda.h"
+#include "cuda/launch.h"
+
+namespace voxgrad::cuda {
+namespace {
+
+// Trivially destructible, so that a tensor freed at the very end of a thread or of main() can still ask.
+thread_local std::array<cudaStream_t, kMaxDevices> current_streams{};
+
+cudaStream_t& current_slot(int device) { return current_streams[static_cast<size_t>(device)]; }
+
+cudaStream_t as_stream(void* handle) { return static_cast<cudaStream_t>(handle); }
+cudaEvent_t as_event(void* handle) { return static_cast<cudaEvent_t>(handle); }
+
+/// Streams that no Stream owns at the moment. They are kept for good because the allocator's blocks and the cuBLAS
+/// handles are filed under them.
+struct Pool {
+  std::mutex mutex;
+  std::array<std::vector<cudaStream_t>, kMaxDevices> idle;
+};
+
+Pool& pool() {
+  static auto* pool = new Pool;  // never destroyed: a Stream may be a static object
+  return *pool;
+}
+
+}  // namespace
+
+cudaStream_t current_stream(int device) noexcept { return current_slot(device); }
+
+Stream::Stream(int device) : device_(device) {
+  cuda_runtime().require(device);
+  {
+    const std::lock_guard lock(pool().mutex);
+    auto& idle = pool().idle[static_cast<size_t>(device)];
+    if (!idle.empty()) {
+      handle_ = idle.back();
+      idle.pop_back();
+      return;
+    }
+  }
+  const DeviceGuard guard(device);
+  cudaStream_t stream = nullptr;
+  check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "Stream");
+  handle_ = stream;
+}
+
+Stream::~Stream() {
+  if (handle_ == nullptr) return;
+  const std::lock_guard lock(pool().mutex);
+  pool().idle[static_cast<size_t>(device_)].push_back(as_stream(handle_));
+}
+
+Stream::Stream(Stream&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)), device_(other.device_) {}
+
+void Stream::synchronize() const {
+  check(handle_ != nullptr, "Stream", "synchronize of a stream that was moved from");
+  check_cuda(cudaStreamSynchronize(as_stream(handle_)), "Stream::synchronize");
+}
+
+StreamGuard::StreamGuard(const Stream& stream) : device_(stream.device()) {
+  check(stream.handle() != nullptr, "StreamGuard", "the stream was moved from");
+  previous_ = std::exchange(current_slot(device_), as_stream(stream.handle()));
+}
+
+StreamGuard::~StreamGuard() { current_slot(device_) = as_stream(previous_); }
+
+Event::Event(int device) : device_(device) {
+  cuda_runtime().require(device);
+  const DeviceGuard guard(device);
+  cudaEvent_t event = nullptr;
+  check_cuda(cudaEventCreate(&event), "Event");
+  handle_ = event;
+}
+
+Event::~Event() { cudaEventDestroy(as_event(handle_)); }
+
+void Event::record() {
+  const DeviceGuard guard(device_);
+  check_cuda(cudaEventRecord(as_event(handle_), current_stream(device_)), "Event::record");
+}
+
+void Event::wait() const {
+  const DeviceGuard guard(device_);
+  check_cuda(cudaStreamWaitEvent(current_stream(device_), as_event(handle_), 0), "Event::wait");
+}
+
+void Event::synchronize() const { check_cuda(cudaEventSynchronize(as_event(handle_)), "Event::synchronize"); }
+
+float Event::elapsed_ms_since(const Event& start) const {
+  start.synchronize();
+  synchronize();
+  float milliseconds = 0;
+  check_cuda(cudaEventElapsedTime(&milliseconds, as_event(start.handle_), as_event(handle_)),
+             "Event::elapsed_ms_since");
+  return milliseconds;
+}
+
+}  // namespace voxgrad::cuda

@@ -1,0 +1,37 @@
+// The kernel table of the GPUs.
+#include "cuda/kernels.h"
+
+namespace voxgrad {
+
+const Kernels& cuda_kernels() {
+  namespace kernel = cuda::kernel;
+  static constexpr Kernels table{
+      .copy = kernel::copy,
+      .fill = kernel::fill,
+      .arange = kernel::arange,
+      .unary = kernel::unary,
+      .binary = kernel::binary,
+      .where = kernel::where,
+      .uniform = kernel::uniform,
+      .normal = kernel::normal,
+      .reduce = kernel::reduce,
+      .softmax = kernel::softmax,
+      .matmul = kernel::matmul,
+      .conv_forward = kernel::conv_forward,
+      .conv_backward_data = kernel::conv_backward_data,
+      .conv_backward_weight = kernel::conv_backward_weight,
+      .group_norm = kernel::group_norm,
+      .group_norm_backward = kernel::group_norm_backward,
+      .max_pool = kernel::max_pool,
+      .max_pool_backward = kernel::max_pool_backward,
+      .resample = kernel::resample,
+      .gather = kernel::gather,
+      .scatter_add = kernel::scatter_add,
+      .sgd = kernel::sgd,
+      .adam = kernel::adam,
+      .rmsprop = kernel::rmsprop,
+  };
+  return table;
+}
+
+}  // namespace voxgrad

@@ -1,0 +1,56 @@
+#include "cuda/upload.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <mutex>
+
+#include "cuda/launch.h"
+
+namespace voxgrad::cuda {
+namespace {
+
+constexpr size_t kPiece = size_t{4} << 20;
+
+/// A page-locked buffer and the event after its last copy.
+struct Slot {
+  void* data = nullptr;
+  cudaEvent_t copied = nullptr;
+
+  /// Waits until the buffer may be overwritten.
+  void acquire() {
+    if (copied == nullptr) check_cuda(cudaEventCreateWithFlags(&copied, cudaEventDisableTiming), "copy");
+    if (data == nullptr) check_cuda(cudaMallocHost(&data, kPiece), "copy");
+    check_cuda(cudaEventSynchronize(copied), "copy");
+  }
+};
+
+struct Ring {
+  std::mutex mutex;
+  std::array<Slot, 4> slots;
+  size_t next = 0;
+};
+
+Ring& ring_of(int device) {
+  static auto* rings = new std::array<Ring, kMaxDevices>;  // never destroyed: the driver takes the memory back
+  return (*rings)[static_cast<size_t>(device)];
+}
+
+}  // namespace
+
+void upload(void* to, const void* from, size_t bytes, int device, cudaStream_t stream) {
+  const DeviceGuard guard(device);
+  Ring& ring = ring_of(device);
+  const std::lock_guard lock(ring.mutex);
+  for (size_t done = 0; done < bytes; done += kPiece) {
+    Slot& slot = ring.slots[ring.next++ % ring.slots.size()];
+    slot.acquire();
+    const size_t piece = std::min(kPiece, bytes - done);
+    std::memcpy(slot.data, static_cast<const char*>(from) + done, piece);
+    check_cuda(cudaMemcpyAsync(static_cast<char*>(to) + done, slot.data, piece, cudaMemcpyHostToDevice, stream),
+               "copy");
+    check_cuda(cudaEventRecord(slot.copied, stream), "copy");
+  }
+}
+
+}  // namespace voxgrad::cuda
