@@ -1,0 +1,33 @@
+// Checkpoints: everything that a training run needs to go on with the same bits, in one safetensors file.
+#pragma once
+
+#include <filesystem>
+
+#include "core/random.h"
+#include "core/safetensors.h"
+#include "nn/data/loader.h"
+#include "nn/module.h"
+#include "nn/optim/optimizer.h"
+#include "nn/optim/schedule.h"
+
+namespace voxgrad {
+
+/// The parts of a training run; null ones are left out. In the file: "model.*", "optimizer.*", "schedule.*",
+/// "loader.*", "generator.*".
+struct CheckpointParts {
+  nn::Module* model = nullptr;
+  optim::Optimizer* optimizer = nullptr;
+  optim::Schedule* schedule = nullptr;
+  data::Loader* loader = nullptr;
+  Generator* generator = &default_generator();
+};
+
+/// Writes the state of all parts, atomically: at `path` there is always a whole file, the old one or the new one.
+void save_checkpoint(const std::filesystem::path& path, const CheckpointParts& parts, const Metadata& metadata = {});
+
+/// Puts all parts back to the state in the file, and returns its metadata. Parts that the file has and the caller
+/// does not ask for are passed over. Throws, before anything is changed, if a part is missing in the file or does
+/// not fit: see the parts' load_state_dict.
+Metadata load_checkpoint(const std::filesystem::path& path, const CheckpointParts& parts);
+
+}  // namespace voxgrad

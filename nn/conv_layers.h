@@ -1,0 +1,75 @@
+// Convolution layers. Names, shapes and initial distributions of the parameters are PyTorch's.
+#pragma once
+
+#include "nn/module.h"
+#include "ops/conv.h"
+
+namespace voxgrad::nn {
+
+/// Cross-correlation over N spatial axes; see voxgrad::conv3d. weight (out, in / groups, kernel...), bias (out),
+/// both from U(-b, b) with b = 1 / sqrt(in / groups * kernel elements). Throws Error for sizes or options that
+/// no input fits.
+template <int N>
+class Conv : public Layer {
+ public:
+  struct Options {
+    int64_t in_channels = 0;
+    int64_t out_channels = 0;
+    Extent<N> kernel_size{0};
+    Extent<N> stride{1};
+    Extent<N> padding{0};
+    Extent<N> dilation{1};
+    int64_t groups = 1;
+    bool bias = true;
+  };
+  explicit Conv(const Options& given);
+  /// (N, in, spatial...) to (N, out, spatial...).
+  Tensor forward(const Tensor& x) const override;
+
+  const Options& options() const { return options_; }
+  Tensor weight, bias;
+  VG_MODULE(weight, bias)
+
+ private:
+  Options options_;
+};
+
+/// Transposed convolution over N spatial axes; see voxgrad::conv_transpose3d. weight (in, out / groups, kernel...),
+/// bias (out), both from U(-b, b) with b = 1 / sqrt(out / groups * kernel elements).
+template <int N>
+class ConvTranspose : public Layer {
+ public:
+  struct Options {
+    int64_t in_channels = 0;
+    int64_t out_channels = 0;
+    Extent<N> kernel_size{0};
+    Extent<N> stride{1};
+    Extent<N> padding{0};
+    Extent<N> output_padding{0};
+    int64_t groups = 1;
+    bool bias = true;
+    Extent<N> dilation{1};
+  };
+  explicit ConvTranspose(const Options& given);
+  Tensor forward(const Tensor& x) const override;
+  /// With the output's spatial size in place of output_padding.
+  Tensor forward(const Tensor& x, const Extent<N>& output_size) const;
+  using Layer::operator();
+  Tensor operator()(const Tensor& x, const Extent<N>& output_size) const { return forward(x, output_size); }
+
+  const Options& options() const { return options_; }
+  Tensor weight, bias;
+  VG_MODULE(weight, bias)
+
+ private:
+  Options options_;
+};
+
+using Conv1d = Conv<1>;
+using Conv2d = Conv<2>;
+using Conv3d = Conv<3>;
+using ConvTranspose1d = ConvTranspose<1>;
+using ConvTranspose2d = ConvTranspose<2>;
+using ConvTranspose3d = ConvTranspose<3>;
+
+}  // namespace voxgrad::nn

@@ -1,0 +1,94 @@
+// Batches of samples, made by worker threads in an order that does not depend on their number.
+#pragma once
+
+#include <cstddef>
+#include <iterator>
+#include <memory>
+
+#include "core/safetensors.h"
+#include "nn/data/dataset.h"
+#include "nn/data/sampler.h"
+#include "nn/fields.h"
+
+namespace voxgrad::data {
+
+struct LoaderOptions {
+  int64_t batch_size = 1;
+  bool shuffle = false;
+  /// A worker makes whole batches. 0: they are made in the calling thread, when they are asked for.
+  int num_workers = 0;
+  bool drop_last = false;       ///< leave out a last batch that is not full
+  int64_t prefetch_factor = 2;  ///< finished batches that may wait, for each worker
+  uint64_t seed = 0;            ///< of the order and of what get() draws
+  /// In place of `shuffle`.
+  std::shared_ptr<const Sampler> sampler{};
+};
+
+/// `for (auto [x, y] : loader)` is one epoch; the next loop is the next epoch, with another order and other
+/// random numbers. What a worker throws is thrown at its batch; leaving the loop early ends the workers.
+/// One loop at a time.
+class Loader {
+ public:
+  /// Keeps a reference to `dataset`. Throws for options that make no sense.
+  explicit Loader(const Dataset& dataset, const LoaderOptions& options = {});
+  explicit Loader(const Dataset&& dataset, const LoaderOptions& options = {}) = delete;
+  Loader(const Loader&) = delete;
+  Loader& operator=(const Loader&) = delete;
+
+  /// Batches in an epoch.
+  int64_t size() const;
+  /// The number of the epoch that is running or was left early, else of the next one.
+  int64_t epoch() const;
+  /// Makes the next loop epoch number `epoch`, from its start.
+  void set_epoch(int64_t epoch);
+
+  /// The position: batches handed out so far count as done. Loaded into a loader with the same dataset and
+  /// options, the next loop hands out what would have come next.
+  TensorMap state_dict() const;
+  /// Throws as load_state_dict does, and changes nothing.
+  void check_state_dict(const TensorMap& state) const;
+  /// Throws, before anything is changed, if the state's seed, batch size or number of samples are others.
+  void load_state_dict(const TensorMap& state);
+
+  class Epoch;
+  class Iterator {
+   public:
+    using iterator_category = std::input_iterator_tag;
+    using value_type = Sample;
+    using difference_type = std::ptrdiff_t;
+    using pointer = const Sample*;
+    using reference = const Sample&;
+
+    Iterator() = default;  ///< the end
+    explicit Iterator(Loader& loader);
+    reference operator*() const { return batch_; }
+    pointer operator->() const { return &batch_; }
+    Iterator& operator++();
+    void operator++(int) { ++*this; }
+    bool operator==(const Iterator& other) const { return epoch_ == other.epoch_; }
+
+   private:
+    Loader* loader_ = nullptr;
+    std::shared_ptr<Epoch> epoch_;
+    Sample batch_;
+  };
+
+  /// Starts an epoch.
+  Iterator begin() { return Iterator(*this); }
+  Iterator end() { return {}; }
+
+ private:
+  struct Position {
+    int64_t epoch = 0;
+    int64_t batch = 0;
+  };
+  Position read_state(const TensorMap& state) const;
+
+  const Dataset& dataset_;
+  LoaderOptions options_;
+  std::shared_ptr<const Sampler> sampler_;
+  Position position_;     ///< what comes next
+  bool running_ = false;  ///< a loop has begun at position_.epoch; the one after it starts another
+};
+
+}  // namespace voxgrad::data

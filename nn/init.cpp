@@ -1,0 +1,101 @@
+#include "nn/init.h"
+
+#include <cmath>
+
+#include "core/autograd.h"
+#include "ops/create.h"
+#include "ops/elementwise.h"
+
+namespace voxgrad::nn::init {
+namespace {
+
+/// Random numbers are drawn as f32 or f64 and then rounded to what the tensor holds.
+DType drawn_dtype(const Tensor& tensor) { return tensor.dtype() == f64 ? f64 : f32; }
+
+void require_floating(const Tensor& tensor, const char* op) {
+  check(tensor.defined() && is_floating(tensor.dtype()), op, "needs a floating tensor, got ", describe(tensor));
+}
+
+double kaiming_std(const Tensor& tensor, const KaimingOptions& options) {
+  const Fans fans = calculate_fans(tensor);
+  const auto fan = static_cast<double>(options.mode == Fan::in ? fans.in : fans.out);
+  check(fan > 0, "kaiming", "the fan is zero for ", describe(tensor));
+  return calculate_gain(options.nonlinearity, options.a) / std::sqrt(fan);
+}
+
+double xavier_std(const Tensor& tensor, double gain) {
+  const Fans fans = calculate_fans(tensor);
+  check(fans.in + fans.out > 0, "xavier", "both fans are zero for ", describe(tensor));
+  return gain * std::sqrt(2.0 / static_cast<double>(fans.in + fans.out));
+}
+
+/// The half width of a uniform distribution of this standard deviation.
+double uniform_bound(double std) { return std::sqrt(3.0) * std; }
+
+}  // namespace
+
+Fans calculate_fans(const Tensor& tensor) {
+  check(tensor.dim() >= 2, "calculate_fans", "needs at least two axes, got ", describe(tensor));
+  int64_t receptive_field = 1;
+  for (int64_t axis = 2; axis < tensor.dim(); ++axis) receptive_field *= tensor.size(axis);
+  return {tensor.size(1) * receptive_field, tensor.size(0) * receptive_field};
+}
+
+double calculate_gain(Nonlinearity nonlinearity, double slope) {
+  switch (nonlinearity) {
+    case Nonlinearity::tanh:
+      return 5.0 / 3.0;
+    case Nonlinearity::relu:
+      return std::sqrt(2.0);
+    case Nonlinearity::leaky_relu:
+      return std::sqrt(2.0 / (1.0 + slope * slope));
+    case Nonlinearity::selu:
+      return 0.75;
+    default:
+      return 1.0;
+  }
+}
+
+const Tensor& uniform_(const Tensor& tensor, double low, double high, Generator* generator) {
+  require_floating(tensor, "uniform_");
+  check(std::isfinite(low) && std::isfinite(high) && low <= high, "uniform_", "no interval [", low, ", ", high, ")");
+  NoGradGuard no_grad;
+  const Tensor drawn = rand(tensor.shape(), {.dtype = drawn_dtype(tensor), .device = tensor.device()}, generator);
+  return tensor.copy_(affine(drawn, high - low, low));
+}
+
+const Tensor& normal_(const Tensor& tensor, double mean, double std, Generator* generator) {
+  require_floating(tensor, "normal_");
+  check(std::isfinite(mean) && std::isfinite(std) && std >= 0, "normal_", "no normal distribution has mean ", mean,
+        " and standard deviation ", std);
+  NoGradGuard no_grad;
+  const Tensor drawn = randn(tensor.shape(), {.dtype = drawn_dtype(tensor), .device = tensor.device()}, generator);
+  return tensor.copy_(affine(drawn, std, mean));
+}
+
+const Tensor& constant_(const Tensor& tensor, double value) {
+  NoGradGuard no_grad;
+  return tensor.fill_(value);
+}
+const Tensor& zeros_(const Tensor& tensor) { return constant_(tensor, 0); }
+const Tensor& ones_(const Tensor& tensor) { return constant_(tensor, 1); }
+
+const Tensor& kaiming_uniform_(const Tensor& tensor, const KaimingOptions& options, Generator* generator) {
+  const double bound = uniform_bound(kaiming_std(tensor, options));
+  return uniform_(tensor, -bound, bound, generator);
+}
+
+const Tensor& kaiming_normal_(const Tensor& tensor, const KaimingOptions& options, Generator* generator) {
+  return normal_(tensor, 0, kaiming_std(tensor, options), generator);
+}
+
+const Tensor& xavier_uniform_(const Tensor& tensor, double gain, Generator* generator) {
+  const double bound = uniform_bound(xavier_std(tensor, gain));
+  return uniform_(tensor, -bound, bound, generator);
+}
+
+const Tensor& xavier_normal_(const Tensor& tensor, double gain, Generator* generator) {
+  return normal_(tensor, 0, xavier_std(tensor, gain), generator);
+}
+
+}  // namespace voxgrad::nn::init

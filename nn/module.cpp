@@ -1,0 +1,187 @@
+#include "nn/module.h"
+
+#include <set>
+#include <sstream>
+
+#include "core/autograd.h"
+
+namespace voxgrad::nn {
+namespace {
+
+std::string join(const std::string& prefix, const std::string& name) {
+  return prefix.empty() ? name : prefix + '.' + name;
+}
+
+void collect_modules(Module& module, const std::string& prefix, NamedModules& found) {
+  found.emplace_back(prefix, &module);
+  for (const Member& member : module.members())
+    if (member.module) collect_modules(*member.module, join(prefix, member.name), found);
+}
+
+Tensors without_repetition(const NamedTensors& named) {
+  Tensors tensors;
+  std::set<const TensorBody*> seen;
+  for (const auto& [name, tensor] : named)
+    if (seen.insert(tensor.body().get()).second) tensors.push_back(tensor);
+  return tensors;
+}
+
+/// Puts new elements under the same handle. What a live graph saved of the old ones is refused by its version.
+void convert(const std::string& name, const Tensor& tensor, Device device, DType dtype) {
+  if (tensor.device() == device && tensor.dtype() == dtype) return;
+  check(tensor.is_leaf(), "to", name, " is the result of a recorded operation; only leaves can be converted in place");
+  NoGradGuard no_grad;
+  const Tensor converted = tensor.detach().to(device, dtype);
+  TensorBody& body = *tensor.body();
+  while (converted.storage()->version() <= body.storage->version()) converted.storage()->bump_version();
+  const Tensor grad = tensor.grad();
+  body.storage = converted.storage();
+  body.offset = converted.storage_offset();
+  body.strides = converted.strides();
+  body.dtype = dtype;
+  if (body.autograd) body.autograd->accumulator.reset();  // it expects gradients of the old kind
+  if (grad.defined()) convert(name, grad, device, dtype);
+}
+
+bool fits(const Tensor& own, const Tensor& given) {
+  return own.shape() == given.shape() &&
+         (own.dtype() == given.dtype() || (is_floating(own.dtype()) && is_floating(given.dtype())));
+}
+
+std::string explain(const LoadReport& report, const TensorMap& own, const TensorMap& given) {
+  std::ostringstream text;
+  const char* separator = "";
+  const auto list = [&](const char* title, const std::vector<std::string>& names, const auto& describe_name) {
+    if (names.empty()) return;
+    text << separator << title << ' ';
+    for (size_t i = 0; i < names.size(); ++i) text << (i ? ", " : "") << describe_name(names[i]);
+    separator = "; ";
+  };
+  const auto plain = [](const std::string& name) { return name; };
+  list("missing", report.missing, plain);
+  list("unexpected", report.unexpected, plain);
+  list("mismatched", report.mismatched, [&](const std::string& name) {
+    const Tensor &wanted = own.at(name), &got = given.at(name);
+    return concat(name, " (module ", wanted.shape(), ' ', wanted.dtype(), ", state_dict ",
+                  got.defined() ? concat(got.shape(), ' ', got.dtype()) : "undefined", ')');
+  });
+  return text.str();
+}
+
+}  // namespace
+
+std::vector<std::string> detail::split_names(const char* list) {
+  std::vector<std::string> names;
+  std::istringstream stream(list);
+  for (std::string name; std::getline(stream, name, ',');) {
+    const size_t begin = name.find_first_not_of(" \t\n"), end = name.find_last_not_of(" \t\n");
+    name = name.substr(begin, end - begin + 1);
+    if (name.size() > 1 && name.back() == '_') name.pop_back();
+    names.push_back(name);
+  }
+  return names;
+}
+
+NamedModules Module::named_modules() const {
+  NamedModules found;
+  collect_modules(self(), "", found);
+  return found;
+}
+
+NamedModules Module::named_children() const {
+  NamedModules found;
+  for (const Member& member : self().members())
+    if (member.module) found.emplace_back(member.name, member.module);
+  return found;
+}
+
+std::vector<Module*> Module::children() const {
+  std::vector<Module*> found;
+  for (const auto& [name, module] : named_children()) found.push_back(module);
+  return found;
+}
+
+NamedTensors Module::named_tensors(bool buffers) const {
+  NamedTensors found;
+  for (const auto& [prefix, module] : named_modules())
+    for (const Member& member : module->members())
+      if (!member.module && member.is_buffer == buffers) found.emplace_back(join(prefix, member.name), member.tensor);
+  return found;
+}
+
+NamedTensors Module::named_parameters() const { return named_tensors(false); }
+NamedTensors Module::named_buffers() const { return named_tensors(true); }
+Tensors Module::parameters() const { return without_repetition(named_parameters()); }
+Tensors Module::buffers() const { return without_repetition(named_buffers()); }
+
+TensorMap Module::state_dict() const {
+  TensorMap state;
+  for (bool buffers : {false, true})
+    for (const auto& [name, tensor] : named_tensors(buffers))
+      check(state.emplace(name, tensor.detach()).second, "state_dict", "two members are named ", name);
+  return state;
+}
+
+LoadReport Module::compare_state_dict(const TensorMap& state) const {
+  LoadReport report;
+  const TensorMap own = state_dict();
+  for (const auto& [name, tensor] : own) {
+    const auto given = state.find(name);
+    if (given == state.end())
+      report.missing.push_back(name);
+    else if (!given->second.defined() || !fits(tensor, given->second))
+      report.mismatched.push_back(name);
+  }
+  for (const auto& [name, tensor] : state)
+    if (!own.contains(name)) report.unexpected.push_back(name);
+  return report;
+}
+
+void Module::check_state_dict(const TensorMap& state) const {
+  const LoadReport report = compare_state_dict(state);
+  if (!report.matches()) fail("load_state_dict", explain(report, state_dict(), state));
+}
+
+LoadReport Module::load_state_dict(const TensorMap& state, bool strict) {
+  const LoadReport report = compare_state_dict(state);
+  if (strict) check_state_dict(state);
+  const TensorMap own = state_dict();
+  NoGradGuard no_grad;
+  for (const auto& [name, tensor] : own) {
+    const auto given = state.find(name);
+    if (given != state.end() && given->second.defined() && fits(tensor, given->second)) tensor.copy_(given->second);
+  }
+  return report;
+}
+
+void Module::train(bool on) {
+  for (const auto& [name, module] : named_modules()) module->training_ = on;
+}
+
+void Module::to(Device device) {
+  runtime(device).require(device.index);
+  for (bool buffers : {false, true})
+    for (const auto& [name, tensor] : named_tensors(buffers)) convert(name, tensor, device, tensor.dtype());
+}
+
+void Module::to(DType dtype) {
+  check(is_floating(dtype), "to", "modules can be converted to floating dtypes, not to ", dtype);
+  for (bool buffers : {false, true})
+    for (const auto& [name, tensor] : named_tensors(buffers))
+      if (is_floating(tensor.dtype())) convert(name, tensor, tensor.device(), dtype);
+}
+
+void Module::zero_grad() const {
+  for (const auto& [name, tensor] : named_parameters()) tensor.set_grad({});
+}
+
+void Module::requires_grad_(bool value) const {
+  for (const auto& [name, tensor] : named_parameters()) tensor.requires_grad_(value);
+}
+
+void Module::apply(const std::function<void(Module&)>& function) {
+  for (Module* child : children()) child->apply(function);
+  function(*this);
+}
+
+}  // namespace voxgrad::nn

@@ -1,0 +1,151 @@
+// Modules: objects with named parameters, buffers and children.
+//
+// A module lists its members when it is asked, through the one virtual function that VG_MODULE writes. Nothing
+// is registered in constructors, so there are no pointers that a move could leave dangling.
+#pragma once
+
+#include <functional>
+#include <iterator>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "core/safetensors.h"
+#include "core/tensor.h"
+
+namespace voxgrad::nn {
+
+class Module;
+
+/// A tensor that is part of a module's state but is not trained.
+struct Buffer : Tensor {
+  Buffer() = default;
+  Buffer(Tensor tensor) : Tensor(std::move(tensor)) {}
+};
+
+/// One named thing in a module: a child if `module` is set, else a parameter or a buffer.
+struct Member {
+  std::string name;
+  Tensor tensor;
+  bool is_buffer = false;
+  Module* module = nullptr;
+};
+using Members = std::vector<Member>;
+
+using NamedTensors = std::vector<std::pair<std::string, Tensor>>;
+using NamedModules = std::vector<std::pair<std::string, Module*>>;
+
+/// Names on which a state_dict and a module differ.
+struct LoadReport {
+  std::vector<std::string> missing;     ///< in the module only
+  std::vector<std::string> unexpected;  ///< in the state_dict only
+  std::vector<std::string> mismatched;  ///< in both, with another shape, or integers against floats
+  bool matches() const { return missing.empty() && unexpected.empty() && mismatched.empty(); }
+};
+
+/// Base of everything that holds parameters. A Module can be moved but not copied: a copy would share its
+/// parameters with the original. Const only protects the structure, as with Tensor.
+class Module {
+ public:
+  Module() = default;
+  Module(Module&&) = default;
+  Module& operator=(Module&&) = default;
+  virtual ~Module() = default;
+
+  /// The direct members, in order. Written by VG_MODULE.
+  virtual Members members() { return {}; }
+
+  /// All parameters below this module, each once even if modules share it, in order of declaration.
+  Tensors parameters() const;
+  Tensors buffers() const;
+  /// The same with names: "up.weight", "blocks.0.norm.bias".
+  NamedTensors named_parameters() const;
+  NamedTensors named_buffers() const;
+  std::vector<Module*> children() const;
+  NamedModules named_children() const;
+  /// This module, named "", and all below it, each before its children.
+  NamedModules named_modules() const;
+
+  /// Parameters and buffers by name, as detached handles: they see later changes; clone() them to keep values.
+  TensorMap state_dict() const;
+  /// How `state` differs from what this module needs.
+  LoadReport compare_state_dict(const TensorMap& state) const;
+  /// Throws as a strict load_state_dict does, and changes nothing.
+  void check_state_dict(const TensorMap& state) const;
+  /// Copies the values of `state` into the parameters and buffers, across devices and floating dtypes.
+  /// Strict: throws one Error that lists every difference, before anything is copied. Otherwise the names
+  /// that fit are loaded, and what did not is returned.
+  LoadReport load_state_dict(const TensorMap& state, bool strict = true);
+
+  /// Switches layers that behave differently in training (Dropout), here and in all children.
+  void train(bool on = true);
+  void eval() { train(false); }
+  bool is_training() const { return training_; }
+
+  /// Moves or converts all parameters, buffers and gradients in place: handles elsewhere, an optimizer's for
+  /// instance, follow. Only floating tensors change their dtype.
+  void to(Device device);
+  void to(DType dtype);
+  /// Drops all gradients.
+  void zero_grad() const;
+  void requires_grad_(bool value = true) const;
+  /// Calls `function` on all children, then on this module.
+  void apply(const std::function<void(Module&)>& function);
+
+ private:
+  Module& self() const { return const_cast<Module&>(*this); }
+  NamedTensors named_tensors(bool buffers) const;
+
+  bool training_ = true;
+};
+
+/// A module that maps one tensor to one: layers, and what may stand in for one.
+class Layer : public Module {
+ public:
+  virtual Tensor forward(const Tensor& x) const = 0;
+  Tensor operator()(const Tensor& x) const { return forward(x); }
+};
+
+namespace detail {
+
+/// "weight, bias_" as {"weight", "bias"}: a member's trailing underscore is no part of its name.
+std::vector<std::string> split_names(const char* list);
+
+template <class T>
+void add_member(Members& members, const std::string& name, T& value) {
+  if constexpr (std::is_base_of_v<Tensor, T>) {
+    if (value.defined()) members.push_back({name, value, std::is_base_of_v<Buffer, T>, nullptr});
+  } else if constexpr (std::is_base_of_v<Module, T>) {
+    members.push_back({name, {}, false, &value});
+  } else if constexpr (requires { std::begin(value); }) {
+    int64_t index = 0;
+    for (auto& element : value) add_member(members, name + '.' + std::to_string(index++), element);
+  } else {  // a pointer or an optional
+    static_assert(
+        requires { static_cast<bool>(value), *value; },
+        "VG_MODULE takes Tensors, Buffers, Modules, and containers of or pointers to them");
+    if (value) add_member(members, name, *value);
+  }
+}
+
+template <class... Ts>
+Members list_members([[maybe_unused]] const char* names, Ts&... values) {
+  Members members;
+  const std::vector<std::string> split = split_names(names);
+  [[maybe_unused]] size_t i = 0;
+  (add_member(members, split[i++], values), ...);
+  return members;
+}
+
+}  // namespace detail
+}  // namespace voxgrad::nn
+
+/// Inside a class derived from nn::Module: names its members in order. A Tensor is a parameter (it should
+/// require grad), an nn::Buffer is a buffer, a Module a child; vectors, arrays, optionals and smart pointers of
+/// these too ("blocks.0", ...). Undefined tensors and null pointers are left out. A class that derives from
+/// one with a VG_MODULE names the inherited members again.
+#define VG_MODULE(...)                                                                   \
+  ::voxgrad::nn::Members members() override {                                            \
+    return ::voxgrad::nn::detail::list_members(#__VA_ARGS__ __VA_OPT__(, ) __VA_ARGS__); \
+  }

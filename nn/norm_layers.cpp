@@ -1,0 +1,62 @@
+#include "nn/norm_layers.h"
+
+#include <cmath>
+
+#include "ops/create.h"
+
+namespace voxgrad::nn {
+namespace {
+
+void check_eps(const char* layer, double eps) {
+  check(std::isfinite(eps) && eps >= 0, layer, "eps must be finite and not negative, got ", eps);
+}
+
+}  // namespace
+
+GroupNorm::GroupNorm(int64_t num_groups, int64_t num_channels, const GroupNormOptions& given)
+    : num_groups_(num_groups), num_channels_(num_channels), options_(given) {
+  check(num_groups > 0 && num_channels > 0 && num_channels % num_groups == 0, "GroupNorm", "num_groups = ", num_groups,
+        " does not divide num_channels = ", num_channels);
+  check_eps("GroupNorm", given.eps);
+  if (!given.affine) return;
+  weight = ones({num_channels}, {.requires_grad = true});
+  bias = zeros({num_channels}, {.requires_grad = true});
+}
+
+Tensor GroupNorm::forward(const Tensor& x) const {
+  check(x.dim() >= 2 && x.size(1) == num_channels_, "GroupNorm", "expects (N, ", num_channels_, ", ...), got ",
+        x.shape());
+  return group_norm(x, num_groups_, weight, bias, options_.eps);
+}
+
+InstanceNorm3d::InstanceNorm3d(int64_t num_features, const InstanceNormOptions& given)
+    : num_features_(num_features), options_(given) {
+  check(num_features > 0, "InstanceNorm3d", "num_features must be positive, got ", num_features);
+  check_eps("InstanceNorm3d", given.eps);
+  if (!given.affine) return;
+  weight = ones({num_features}, {.requires_grad = true});
+  bias = zeros({num_features}, {.requires_grad = true});
+}
+
+Tensor InstanceNorm3d::forward(const Tensor& x) const {
+  check(x.dim() == 5 && x.size(1) == num_features_, "InstanceNorm3d", "expects (N, ", num_features_, ", D, H, W), got ",
+        x.shape());
+  return instance_norm(x, weight, bias, options_.eps);
+}
+
+LayerNorm::LayerNorm(const Shape& normalized_shape, const LayerNormOptions& given)
+    : normalized_shape_(normalized_shape), options_(given) {
+  check(!normalized_shape.empty(), "LayerNorm", "normalized_shape is empty");
+  for (int64_t size : normalized_shape)
+    check(size > 0, "LayerNorm", "normalized_shape must be positive, got ", normalized_shape);
+  check_eps("LayerNorm", given.eps);
+  if (!given.elementwise_affine) return;
+  weight = ones(normalized_shape, {.requires_grad = true});
+  if (given.bias) bias = zeros(normalized_shape, {.requires_grad = true});
+}
+
+Tensor LayerNorm::forward(const Tensor& x) const {
+  return layer_norm(x, normalized_shape_, weight, bias, options_.eps);
+}
+
+}  // namespace voxgrad::nn

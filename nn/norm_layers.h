@@ -1,0 +1,76 @@
+// Normalisation layers. weight starts at one, bias at zero.
+#pragma once
+
+#include "nn/module.h"
+#include "ops/norm.h"
+
+namespace voxgrad::nn {
+
+struct GroupNormOptions {
+  double eps = 1e-5;
+  bool affine = true;
+};
+
+/// See voxgrad::group_norm. weight and bias (num_channels) if affine. Throws if num_groups does not divide
+/// num_channels.
+class GroupNorm : public Layer {
+ public:
+  GroupNorm(int64_t num_groups, int64_t num_channels, const GroupNormOptions& given = {});
+  Tensor forward(const Tensor& x) const override;
+
+  int64_t num_groups() const { return num_groups_; }
+  int64_t num_channels() const { return num_channels_; }
+  const GroupNormOptions& options() const { return options_; }
+  Tensor weight, bias;
+  VG_MODULE(weight, bias)
+
+ private:
+  int64_t num_groups_, num_channels_;
+  GroupNormOptions options_;
+};
+
+struct InstanceNormOptions {
+  double eps = 1e-5;
+  bool affine = false;
+};
+
+/// Every channel of every sample normalised by itself, over (N, num_features, D, H, W). Keeps no running
+/// statistics.
+class InstanceNorm3d : public Layer {
+ public:
+  explicit InstanceNorm3d(int64_t num_features, const InstanceNormOptions& given = {});
+  Tensor forward(const Tensor& x) const override;
+
+  int64_t num_features() const { return num_features_; }
+  const InstanceNormOptions& options() const { return options_; }
+  Tensor weight, bias;
+  VG_MODULE(weight, bias)
+
+ private:
+  int64_t num_features_;
+  InstanceNormOptions options_;
+};
+
+struct LayerNormOptions {
+  double eps = 1e-5;
+  bool elementwise_affine = true;
+  bool bias = true;
+};
+
+/// Over the last axes, of sizes `normalized_shape`; weight and bias have that shape.
+class LayerNorm : public Layer {
+ public:
+  explicit LayerNorm(const Shape& normalized_shape, const LayerNormOptions& given = {});
+  Tensor forward(const Tensor& x) const override;
+
+  const Shape& normalized_shape() const { return normalized_shape_; }
+  const LayerNormOptions& options() const { return options_; }
+  Tensor weight, bias;
+  VG_MODULE(weight, bias)
+
+ private:
+  Shape normalized_shape_;
+  LayerNormOptions options_;
+};
+
+}  // namespace voxgrad::nn

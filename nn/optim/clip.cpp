@@ -1,0 +1,55 @@
+#include "nn/optim/clip.h"
+
+#include <cmath>
+
+#include "core/autograd.h"
+#include "ops/create.h"
+#include "ops/elementwise.h"
+#include "ops/reduce.h"
+#include "ops/shape.h"
+
+namespace voxgrad::optim {
+namespace {
+
+Tensors gradients(const Tensors& params) {
+  Tensors grads;
+  for (const Tensor& param : params)
+    if (const Tensor grad = param.grad(); grad.defined() && grad.numel() > 0) grads.push_back(grad);
+  return grads;
+}
+
+Tensor norm(const Tensor& x, double type) {
+  if (std::isinf(type)) return amax(abs(x));
+  if (type == 2) return sqrt(sum(mul(x, x)));
+  return pow(sum(pow(abs(x), type)), 1 / type);
+}
+
+}  // namespace
+
+Tensor clip_grad_norm_(const Tensors& params, double max_norm, const ClipOptions& options) {
+  check(std::isfinite(max_norm) && max_norm >= 0, "clip_grad_norm_", "max_norm must be finite and at least 0, got ",
+        max_norm);
+  check(options.norm_type > 0, "clip_grad_norm_", "norm_type must be positive, got ", options.norm_type);
+  NoGradGuard no_grad;
+  const Tensors grads = gradients(params);
+  if (grads.empty()) return zeros({});
+  const TensorOptions common = grads[0].options();
+  Tensors norms;
+  for (const Tensor& grad : grads) norms.push_back(norm(grad, options.norm_type).to(common.device, common.dtype));
+  const Tensor total = norm(stack(norms), options.norm_type);
+  if (options.error_if_nonfinite)
+    check(std::isfinite(total.item()), "clip_grad_norm_", "the norm of the gradients is ", total.item(),
+          "; they were left alone");
+  const Tensor factor = clamp(max_norm / (total + 1e-6), 0, 1);
+  for (const Tensor& grad : grads) grad.copy_(mul(grad, factor.to(grad.device(), grad.dtype())));
+  return total;
+}
+
+void clip_grad_value_(const Tensors& params, double clip_value) {
+  check(std::isfinite(clip_value) && clip_value >= 0, "clip_grad_value_",
+        "clip_value must be finite and at least 0, got ", clip_value);
+  NoGradGuard no_grad;
+  for (const Tensor& grad : gradients(params)) grad.copy_(clamp(grad, -clip_value, clip_value));
+}
+
+}  // namespace voxgrad::optim

@@ -1,0 +1,175 @@
+#include "nn/optim/optimizer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+
+#include "core/autograd.h"
+#include "ops/create.h"
+
+namespace voxgrad::optim {
+
+Optimizer::Optimizer(const char* name, const std::vector<Tensors>& groups) : name_(name) {
+  std::set<const TensorBody*> seen;
+  for (const Tensors& params : groups) {
+    const size_t group = group_sizes_.size();
+    check(!params.empty(), name, "parameter group ", group, " is empty");
+    for (const Tensor& param : params) {
+      const size_t index = slots_.size();
+      check(param.defined(), name, "parameter ", index, " is undefined");
+      check(param.is_leaf(), name, "parameter ", index, " is the result of an operation, not a leaf");
+      check(param.dtype() == f32 || param.dtype() == f64, name, "parameters must be f32 or f64, parameter ", index,
+            " is ", describe(param));
+      check(param.is_contiguous(), name, "parameter ", index, " is not contiguous: ", describe(param));
+      check(seen.insert(param.body().get()).second, name, "parameter ", index, " appears twice");
+      slots_.push_back({.param = param, .group = group});
+    }
+    group_sizes_.push_back(params.size());
+  }
+  check(!slots_.empty(), name, "got no parameters");
+}
+
+void Optimizer::check_gradients() const {
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    const Tensor& param = slots_[i].param;
+    const Tensor grad = param.grad();
+    if (!grad.defined()) continue;
+    const bool fits = grad.shape() == param.shape() && grad.dtype() == param.dtype() && grad.device() == param.device();
+    check(fits, name_, "parameter ", i, " is ", describe(param), ", its gradient is ", describe(grad));
+    check(param.dtype() == f32 || param.dtype() == f64, name_, "parameter ", i, " must be f32 or f64, it is ",
+          describe(param));
+    for (const Tensor& buffer : slots_[i].buffers)
+      check(!buffer.defined() || (buffer.device() == param.device() && buffer.dtype() == param.dtype()), name_,
+            "the state of parameter ", i, " is ", describe(buffer), ", the parameter is ", describe(param),
+            "; make the optimizer after moving the model");
+  }
+}
+
+void Optimizer::update_slot(Slot& slot) {
+  const Tensor grad = slot.param.grad().contiguous();
+  const BufferSpecs specs = buffers(slot.group);
+  std::array<View, kMaxBuffers> views;
+  Update u{.kernels = kernels(slot.param.device()),
+           .param = slot.param.view_out(),
+           .grad = grad.view_in(),
+           .buffer = {},
+           .step = ++slot.step};
+  for (size_t i = 0; i < specs.size(); ++i) {
+    if (!specs[i].used) continue;
+    if (!slot.buffers[i].defined()) slot.buffers[i] = zeros(slot.param.shape(), slot.param.options());
+    views[i] = slot.buffers[i].view_out();
+    u.buffer[i] = &views[i];
+  }
+  update(slot.group, u);
+}
+
+void Optimizer::step() {
+  check_gradients();
+  NoGradGuard no_grad;
+  for (Slot& slot : slots_)
+    if (slot.param.grad().defined()) update_slot(slot);
+}
+
+void Optimizer::zero_grad() const {
+  for (const Slot& slot : slots_) slot.param.set_grad({});
+}
+
+bool Optimizer::has_state(size_t group) const {
+  return std::any_of(slots_.begin(), slots_.end(),
+                     [&](const Slot& slot) { return slot.group == group && slot.step > 0; });
+}
+
+double Optimizer::lr(size_t group) const { return lr_of(group); }
+void Optimizer::set_lr(size_t group, double lr) { change_lr(group, lr); }
+void Optimizer::set_lr(double lr) {
+  for (size_t group = 0; group < num_groups(); ++group) change_lr(group, lr);
+}
+
+TensorMap Optimizer::state_dict() const {
+  TensorMap state;
+  int64_t version = 1;
+  nn::write_fields(state, "class.", {{name_, &version}});
+  for (size_t g = 0, first = 0; g < num_groups(); first += group_sizes_[g++]) {
+    const std::string prefix = concat("param_groups.", g, '.');
+    write_options(g, state, prefix);
+    const auto begin = static_cast<double>(first), end = static_cast<double>(first + group_sizes_[g]);
+    state[prefix + "params"] = arange(begin, end, 1, {.dtype = i64});
+  }
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    const Slot& slot = slots_[i];
+    if (slot.step == 0) continue;
+    const std::string prefix = concat("state.", i, '.');
+    int64_t step = slot.step;
+    nn::write_fields(state, prefix, {{"step", &step}});
+    const BufferSpecs specs = buffers(slot.group);
+    for (size_t b = 0; b < specs.size(); ++b)
+      if (specs[b].used) state[prefix + specs[b].name] = slot.buffers[b];
+  }
+  return state;
+}
+
+void Optimizer::read_state(const TensorMap& state, std::vector<Slot>* loaded) {
+  check(state.contains(std::string("class.") + name_), name_, "this is not the state of an ", name_);
+  size_t known = 1;
+  const auto count_below = [&](const std::string& prefix) { return nn::with_prefix(state, prefix).size(); };
+
+  std::vector<BufferSpecs> specs(num_groups());
+  for (size_t g = 0, first = 0; g < num_groups(); first += group_sizes_[g++]) {
+    const std::string prefix = concat("param_groups.", g, '.');
+    read_options(g, state, prefix, specs[g], false);
+    const auto params = state.find(prefix + "params");
+    std::vector<int64_t> expected(group_sizes_[g]);
+    for (size_t i = 0; i < expected.size(); ++i) expected[i] = static_cast<int64_t>(first + i);
+    check(params != state.end() && params->second.to_vector<int64_t>() == expected, name_,
+          "the state's parameter group ", g, " does not hold the parameters ", first, " to ",
+          first + group_sizes_[g] - 1);
+    known += count_below(prefix);
+  }
+
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    Slot slot{.param = slots_[i].param, .group = slots_[i].group};
+    const std::string prefix = concat("state.", i, '.');
+    if (state.contains(prefix + "step")) {
+      nn::read_fields(state, prefix, {{"step", &slot.step}}, name_);
+      check(slot.step > 0, name_, prefix, "step must be positive, got ", slot.step);
+      size_t entries = 1;
+      for (size_t b = 0; b < specs[slot.group].size(); ++b) {
+        const BufferSpec& spec = specs[slot.group][b];
+        if (!spec.used) continue;
+        const auto entry = state.find(prefix + spec.name);
+        check(entry != state.end(), name_, "the state has no ", prefix, spec.name);
+        const Tensor& buffer = entry->second;
+        check(buffer.defined() && buffer.shape() == slot.param.shape() && buffer.dtype() == slot.param.dtype(), name_,
+              prefix, spec.name, " is ", describe(buffer), ", the parameter is ", describe(slot.param));
+        ++entries;
+        if (loaded) slot.buffers[b] = buffer.to(slot.param.device()).clone().contiguous();
+      }
+      known += entries;
+    }
+    if (loaded) loaded->push_back(std::move(slot));
+  }
+  check(known == state.size(), name_, "the state has ", state.size() - known,
+        " entries more than these parameters and options need");
+}
+
+void Optimizer::check_state_dict(const TensorMap& state) const {
+  const_cast<Optimizer*>(this)->read_state(state, nullptr);  // without a place to load to, nothing is changed
+}
+
+void Optimizer::load_state_dict(const TensorMap& state) {
+  std::vector<Slot> loaded;
+  {
+    NoGradGuard no_grad;
+    read_state(state, &loaded);
+  }
+  BufferSpecs specs;
+  for (size_t g = 0; g < num_groups(); ++g) read_options(g, state, concat("param_groups.", g, '.'), specs, true);
+  slots_ = std::move(loaded);
+}
+
+void check_not_negative(const char* optimizer, std::initializer_list<std::pair<const char*, double>> options) {
+  for (const auto& [option, value] : options)
+    check(std::isfinite(value) && value >= 0, optimizer, option, " must be finite and at least 0, got ", value);
+}
+
+}  // namespace voxgrad::optim

@@ -1,0 +1,168 @@
+// Optimizers: what all of them share. The steps themselves are kernels (ops/kernels.h).
+#pragma once
+
+#include <array>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/safetensors.h"
+#include "nn/fields.h"
+#include "ops/kernels.h"
+
+namespace voxgrad::optim {
+
+/// Parameters that share their options.
+template <class Options>
+struct ParamGroup {
+  Tensors params;
+  Options options{};
+};
+
+/// A tensor that an optimizer may keep for each parameter, under PyTorch's name.
+struct BufferSpec {
+  std::string name;
+  bool used;
+  friend bool operator==(const BufferSpec&, const BufferSpec&) = default;
+};
+inline constexpr size_t kMaxBuffers = 3;
+using BufferSpecs = std::vector<BufferSpec>;
+
+/// Changes parameters by their gradients. The parameters must be contiguous f32 or f64 leaves, each given once.
+class Optimizer {
+ public:
+  Optimizer(const Optimizer&) = delete;
+  Optimizer& operator=(const Optimizer&) = delete;
+  virtual ~Optimizer() = default;
+
+  /// One step for every parameter that has a gradient; the others, their state too, are left as they are.
+  /// Throws, before anything is changed, for a gradient whose shape, dtype or device is not the parameter's.
+  void step();
+  /// Drops the gradients of all parameters.
+  void zero_grad() const;
+
+  size_t num_groups() const { return group_sizes_.size(); }
+  double lr(size_t group = 0) const;
+  /// Throws unless `lr` is finite and not negative. Without `group`: for all groups.
+  void set_lr(size_t group, double lr);
+  void set_lr(double lr);
+
+  /// "state.<parameter>.<buffer>" and "state.<parameter>.step", "param_groups.<group>.<option>",
+  /// "param_groups.<group>.params" (the numbers of its parameters), and "class.<name>". Buffers are handles.
+  TensorMap state_dict() const;
+  /// Throws as load_state_dict does, and changes nothing.
+  void check_state_dict(const TensorMap& state) const;
+  /// Takes over the options and copies of the buffers. Throws, before anything is changed, if `state` comes from
+  /// another kind of optimizer, from other groups or shapes, or is not complete.
+  void load_state_dict(const TensorMap& state);
+
+ protected:
+  /// One parameter's share of a step.
+  struct Update {
+    const Kernels& kernels;
+    View param, grad;
+    std::array<const View*, kMaxBuffers> buffer;  ///< in the order of the specs; null where not used
+    int64_t step;                                 ///< 1 for the first, whose buffers are zero
+  };
+
+  Optimizer(const char* name, const std::vector<Tensors>& groups);
+
+  virtual void update(size_t group, const Update& u) = 0;
+  virtual BufferSpecs buffers(size_t group) const = 0;
+  virtual double lr_of(size_t group) const = 0;
+  virtual void change_lr(size_t group, double lr) = 0;
+  virtual void write_options(size_t group, TensorMap& state, const std::string& prefix) const = 0;
+  /// Reads and checks a group's options; `buffers` receives what they need. Keeps them only if `keep`.
+  virtual void read_options(size_t group, const TensorMap& state, const std::string& prefix, BufferSpecs& buffers,
+                            bool keep) = 0;
+
+  const char* name() const { return name_; }
+  /// Whether a parameter of the group has been updated.
+  bool has_state(size_t group) const;
+
+ private:
+  struct Slot {
+    Tensor param;
+    size_t group;
+    int64_t step = 0;
+    std::array<Tensor, kMaxBuffers> buffers{};
+  };
+
+  void check_gradients() const;
+  void update_slot(Slot& slot);
+  /// Checks all of `state`; with `loaded`, also fills a copy of the slots from it.
+  void read_state(const TensorMap& state, std::vector<Slot>* loaded);
+
+  const char* name_;
+  std::vector<size_t> group_sizes_;
+  std::vector<Slot> slots_;
+};
+
+/// An optimizer whose groups have options of one type. Options has members lr, kName, validate(), fields() and
+/// buffers().
+template <class Options>
+class OptimizerOf : public Optimizer {
+ public:
+  using Group = ParamGroup<Options>;
+
+  /// Throws Error for an empty list, a tensor that is no parameter or appears twice, and for options out of range.
+  explicit OptimizerOf(const Tensors& params, const Options& given = {})
+      : OptimizerOf(std::vector<Group>{{params, given}}) {}
+  explicit OptimizerOf(const std::vector<Group>& groups) : Optimizer(Options::kName, params_of(groups)) {
+    for (const Group& group : groups) {
+      group.options.validate();
+      options_.push_back(group.options);
+    }
+  }
+
+  /// Throws if there is no such group.
+  const Options& options(size_t group = 0) const {
+    check(group < options_.size(), name(), "there is no parameter group ", group, " among ", options_.size());
+    return options_[group];
+  }
+  /// Throws for options out of range, and for those that need other buffers than the steps so far have made
+  /// (switching momentum, amsgrad or centered on or off).
+  void set_options(size_t group, const Options& changed) {
+    const BufferSpecs before = options(group).buffers();
+    changed.validate();
+    check(before == changed.buffers() || !has_state(group), name(),
+          "options that change which buffers are kept cannot be set after the first step");
+    options_[group] = changed;
+  }
+
+ protected:
+  BufferSpecs buffers(size_t group) const override { return options_[group].buffers(); }
+  double lr_of(size_t group) const override { return options(group).lr; }
+  void change_lr(size_t group, double lr) override {
+    Options changed = options(group);
+    changed.lr = lr;
+    set_options(group, changed);
+  }
+  void write_options(size_t group, TensorMap& state, const std::string& prefix) const override {
+    Options copy = options_[group];
+    nn::write_fields(state, prefix, copy.fields());
+  }
+  void read_options(size_t group, const TensorMap& state, const std::string& prefix, BufferSpecs& specs,
+                    bool keep) override {
+    Options read = options_[group];
+    nn::read_fields(state, prefix, read.fields(), name());
+    read.validate();
+    specs = read.buffers();
+    if (keep) options_[group] = read;
+  }
+
+ private:
+  static std::vector<Tensors> params_of(const std::vector<Group>& groups) {
+    std::vector<Tensors> lists;
+    for (const Group& group : groups) lists.push_back(group.params);
+    return lists;
+  }
+
+  std::vector<Options> options_;
+};
+
+/// Throws "<optimizer>: <option> must be finite and at least 0, got -1" for the first of `options` that is not.
+void check_not_negative(const char* optimizer, std::initializer_list<std::pair<const char*, double>> options);
+
+}  // namespace voxgrad::optim

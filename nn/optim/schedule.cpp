@@ -1,0 +1,166 @@
+#include "nn/optim/schedule.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+namespace voxgrad::optim {
+
+Schedule::Schedule(const char* name, Optimizer& optimizer) : name_(name), optimizer_(optimizer) {}
+
+TensorMap Schedule::state_dict() const {
+  TensorMap state;
+  int64_t version = 1;
+  nn::write_fields(state, "class.", {{name_, &version}});
+  nn::write_fields(state, "", const_cast<Schedule*>(this)->fields());
+  return state;
+}
+
+void Schedule::read_state(const TensorMap& state, bool keep) {
+  const nn::Fields own = fields();
+  check(state.contains(std::string("class.") + name_), name_, "this is not the state of a ", name_);
+  check(state.size() == own.size() + 1, name_, "the state has ", state.size(), " entries, expected ", own.size() + 1);
+  const TensorMap before = state_dict();
+  try {
+    nn::read_fields(state, "", own, name_);
+    check(fields_are_valid(), name_, "the state holds numbers that no schedule leaves");
+  } catch (...) {
+    nn::read_fields(before, "", own, name_);
+    throw;
+  }
+  if (!keep) nn::read_fields(before, "", own, name_);
+}
+
+void Schedule::check_state_dict(const TensorMap& state) const {
+  const_cast<Schedule*>(this)->read_state(state, false);  // puts everything back
+}
+
+void Schedule::load_state_dict(const TensorMap& state) { read_state(state, true); }
+
+StepSchedule::StepSchedule(const char* name, Optimizer& optimizer) : Schedule(name, optimizer) {
+  for (size_t group = 0; group < optimizer.num_groups(); ++group) initial_.push_back(optimizer.lr(group));
+}
+
+void StepSchedule::apply() {
+  for (size_t group = 0; group < initial_.size(); ++group) optimizer().set_lr(group, lr_at(steps_, initial_[group]));
+}
+
+void StepSchedule::step() {
+  ++steps_;
+  apply();
+}
+
+nn::Fields StepSchedule::fields() {
+  nn::Fields list{{"steps", &steps_}};
+  for (size_t group = 0; group < initial_.size(); ++group)
+    list.emplace_back(concat("initial_lr.", group), &initial_[group]);
+  return list;
+}
+
+bool StepSchedule::fields_are_valid() const {
+  const auto valid = [](double lr) { return std::isfinite(lr) && lr >= 0; };
+  return steps_ >= 0 && std::all_of(initial_.begin(), initial_.end(), valid);
+}
+
+StepLR::StepLR(Optimizer& optimizer, const StepLROptions& options)
+    : StepSchedule("StepLR", optimizer), options_(options) {
+  check(options.step_size > 0, name(), "step_size must be positive, got ", options.step_size);
+  check_not_negative(name(), {{"gamma", options.gamma}});
+  apply();
+}
+
+double StepLR::lr_at(int64_t steps, double initial) const {
+  return initial * std::pow(options_.gamma, static_cast<double>(steps / options_.step_size));
+}
+
+LinearLR::LinearLR(Optimizer& optimizer, const LinearLROptions& options)
+    : StepSchedule("LinearLR", optimizer), options_(options) {
+  check(options.start_factor > 0 && options.start_factor <= 1, name(), "start_factor must lie in (0, 1], got ",
+        options.start_factor);
+  check(options.end_factor >= 0 && options.end_factor <= 1, name(), "end_factor must lie in [0, 1], got ",
+        options.end_factor);
+  check(options.total_iters > 0, name(), "total_iters must be positive, got ", options.total_iters);
+  apply();
+}
+
+namespace {
+
+/// From `start` at 0 to `end` at `total` and beyond.
+double ramp(double start, double end, int64_t steps, int64_t total) {
+  const double done = static_cast<double>(std::min(steps, total)) / static_cast<double>(total);
+  return start + (end - start) * done;
+}
+
+}  // namespace
+
+double LinearLR::lr_at(int64_t steps, double initial) const {
+  return initial * ramp(options_.start_factor, options_.end_factor, steps, options_.total_iters);
+}
+
+CosineAnnealingLR::CosineAnnealingLR(Optimizer& optimizer, const CosineAnnealingLROptions& options)
+    : StepSchedule("CosineAnnealingLR", optimizer), options_(options) {
+  check(options.t_max > 0, name(), "t_max must be positive, got ", options.t_max);
+  check(options.warmup_steps >= 0, name(), "warmup_steps must not be negative, got ", options.warmup_steps);
+  check(options.warmup_start_factor > 0 && options.warmup_start_factor <= 1, name(),
+        "warmup_start_factor must lie in (0, 1], got ", options.warmup_start_factor);
+  check_not_negative(name(), {{"eta_min", options.eta_min}});
+  apply();
+}
+
+double CosineAnnealingLR::lr_at(int64_t steps, double initial) const {
+  if (steps < options_.warmup_steps)
+    return initial * ramp(options_.warmup_start_factor, 1, steps, options_.warmup_steps);
+  const double turn = static_cast<double>(steps - options_.warmup_steps) / static_cast<double>(options_.t_max);
+  return options_.eta_min + (initial - options_.eta_min) * (1 + std::cos(std::numbers::pi * turn)) / 2;
+}
+
+ReduceLROnPlateau::ReduceLROnPlateau(Optimizer& optimizer, const ReduceLROnPlateauOptions& options)
+    : Schedule("ReduceLROnPlateau", optimizer),
+      options_(options),
+      best_((options.mode == PlateauMode::min ? 1 : -1) * std::numeric_limits<double>::infinity()) {
+  check(options.factor >= 0 && options.factor < 1, name(), "factor must lie in [0, 1), got ", options.factor);
+  check(options.patience >= 0 && options.cooldown >= 0, name(), "patience and cooldown must not be negative, got ",
+        options.patience, " and ", options.cooldown);
+  check_not_negative(name(), {{"threshold", options.threshold}, {"min_lr", options.min_lr}, {"eps", options.eps}});
+  check(options.threshold_mode == ThresholdMode::absolute || options.threshold < 1, name(),
+        "a relative threshold must be below 1, got ", options.threshold);
+}
+
+bool ReduceLROnPlateau::is_better(double metric) const {
+  const double sign = options_.mode == PlateauMode::min ? -1 : 1;
+  if (options_.threshold_mode == ThresholdMode::absolute) return sign * metric > sign * best_ + options_.threshold;
+  return sign * metric > sign * best_ * (1 + sign * options_.threshold);
+}
+
+void ReduceLROnPlateau::step(double metric) {
+  if (is_better(metric)) {
+    best_ = metric;
+    bad_steps_ = 0;
+  } else {
+    ++bad_steps_;
+  }
+  if (cooldown_left_ > 0) {
+    --cooldown_left_;
+    bad_steps_ = 0;
+  }
+  if (bad_steps_ > options_.patience) reduce();
+}
+
+void ReduceLROnPlateau::reduce() {
+  for (size_t group = 0; group < optimizer().num_groups(); ++group) {
+    const double lr = optimizer().lr(group), reduced = std::max(lr * options_.factor, options_.min_lr);
+    if (lr - reduced > options_.eps) optimizer().set_lr(group, reduced);
+  }
+  cooldown_left_ = options_.cooldown;
+  bad_steps_ = 0;
+}
+
+nn::Fields ReduceLROnPlateau::fields() {
+  return {{"best", &best_}, {"bad_steps", &bad_steps_}, {"cooldown_left", &cooldown_left_}};
+}
+
+bool ReduceLROnPlateau::fields_are_valid() const {
+  return !std::isnan(best_) && bad_steps_ >= 0 && cooldown_left_ >= 0;
+}
+
+}  // namespace voxgrad::optim
