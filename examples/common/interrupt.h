@@ -1,0 +1,38 @@
+// Ctrl-C as a wish to stop soon: a loop asks, finishes its step and saves.
+#pragma once
+
+#include <csignal>
+
+namespace examples {
+
+/// While it lives, SIGINT and SIGTERM set a flag; a second one ends the program as usual.
+class InterruptGuard {
+ public:
+  InterruptGuard() {
+    requested_flag() = 0;
+    previous_int_ = std::signal(SIGINT, handle);
+    previous_term_ = std::signal(SIGTERM, handle);
+  }
+  ~InterruptGuard() {
+    std::signal(SIGINT, previous_int_);
+    std::signal(SIGTERM, previous_term_);
+  }
+  InterruptGuard(const InterruptGuard&) = delete;
+  InterruptGuard& operator=(const InterruptGuard&) = delete;
+
+  bool requested() const { return requested_flag() != 0; }
+
+ private:
+  using Handler = void (*)(int);
+  static volatile std::sig_atomic_t& requested_flag() {
+    static volatile std::sig_atomic_t flag = 0;
+    return flag;
+  }
+  static void handle(int signal) {
+    requested_flag() = 1;
+    std::signal(signal, SIG_DFL);
+  }
+  Handler previous_int_ = SIG_DFL, previous_term_ = SIG_DFL;
+};
+
+}  // namespace examples

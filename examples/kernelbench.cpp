@@ -1,0 +1,169 @@
+// The models that voxgrad started from, as programs that train: KernelBench's transposed convolutions, and the
+// one with ReLU and GroupNorm behind it. Each step runs forward, backward and an optimizer step; the table says
+// what that took.
+//
+//   kernelbench                          all models at sizes for a CPU
+//   kernelbench --size original          at the sizes of the benchmark, for a GPU
+//   kernelbench --model 70 --steps 20    one of them
+#include <voxgrad.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <iostream>
+#include <memory>
+
+namespace {
+namespace vg = voxgrad;
+
+struct ModelCase {
+  const char* name;
+  const char* what;
+  vg::nn::ConvTranspose3d::Options conv;
+  int64_t groups_of_norm;       // 0: no ReLU and GroupNorm behind the convolution
+  vg::Shape original, reduced;  // of the input
+};
+
+const std::vector<ModelCase>& cases() {
+  static const std::vector<ModelCase> table{
+      {"58",
+       "asymmetric kernel, no padding",
+       {.in_channels = 32, .out_channels = 16, .kernel_size = {3, 5, 7}, .bias = false},
+       0,
+       {16, 32, 16, 32, 64},
+       {2, 32, 8, 16, 32}},
+      {"72",
+       "stride, padding, output_padding and groups",
+       {.in_channels = 32,
+        .out_channels = 32,
+        .kernel_size = {3, 5, 7},
+        .stride = 2,
+        .padding = {1, 2, 3},
+        .output_padding = 1,
+        .groups = 4,
+        .bias = false},
+       0,
+       {8, 32, 12, 24, 48},
+       {2, 32, 6, 12, 24}},
+      {"73",
+       "stride, padding and groups",
+       {.in_channels = 32, .out_channels = 32, .kernel_size = 3, .stride = 2, .padding = 1, .groups = 4, .bias = false},
+       0,
+       {4, 32, 32, 64, 128},
+       {1, 32, 16, 32, 64}},
+      {"77",
+       "padded, dilated and strided",
+       {.in_channels = 32,
+        .out_channels = 64,
+        .kernel_size = 3,
+        .stride = 2,
+        .padding = 1,
+        .bias = false,
+        .dilation = 2},
+       0,
+       {16, 32, 16, 32, 32},
+       {2, 32, 8, 16, 16}},
+      {"70",
+       "48 to 24 channels on 96 cubed",
+       {.in_channels = 48, .out_channels = 24, .kernel_size = 3, .bias = false},
+       0,
+       {8, 48, 96, 96, 96},
+       {1, 48, 32, 32, 32}},
+      {"61",
+       "ConvTranspose3d, ReLU, GroupNorm: 64 to 128 channels on 32 cubed",
+       {.in_channels = 64, .out_channels = 128, .kernel_size = 3, .bias = false},
+       8,
+       {16, 64, 32, 32, 32},
+       {1, 64, 16, 16, 16}},
+  };
+  return table;
+}
+
+struct Options {
+  std::string model = "all", size = "auto", device = "auto", dtype = "f32";
+  int steps = 5;
+};
+
+int parse(int argc, char** argv, Options& options) {
+  CLI::App app{"KernelBench's ConvTranspose3d models, trained with voxgrad"};
+  std::vector<std::string> names{"all"};
+  for (const ModelCase& c : cases()) names.push_back(c.name);
+  app.add_option("--model", options.model, "which one")->check(CLI::IsMember(names))->capture_default_str();
+  app.add_option("--size", options.size, "sizes: original, reduced, or auto (original on a GPU)")
+      ->check(CLI::IsMember({"auto", "original", "reduced"}))
+      ->capture_default_str();
+  app.add_option("--device", options.device, "auto, cpu, cuda or cuda:N")->capture_default_str();
+  app.add_option("--dtype", options.dtype, "element type")->check(CLI::IsMember({"f32", "f64"}))->capture_default_str();
+  app.add_option("--steps", options.steps, "timed steps, after one that is not")
+      ->check(CLI::Range(1, 1000000))
+      ->capture_default_str();
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  }
+  return -1;
+}
+
+void train(const ModelCase& c, const Options& options, vg::Device device, bool original) {
+  const vg::DType dtype = options.dtype == "f64" ? vg::f64 : vg::f32;
+  vg::manual_seed(0);
+  vg::nn::Sequential model;
+  model.push_back(vg::nn::ConvTranspose3d{c.conv});
+  if (c.groups_of_norm > 0) {
+    model.push_back(vg::nn::ReLU{});
+    model.push_back(vg::nn::GroupNorm{c.groups_of_norm, c.conv.out_channels});
+  }
+  model.to(device);
+  model.to(dtype);
+  vg::optim::SGD optimizer(model.parameters(), {.lr = 0.1, .momentum = 0.9});
+
+  const vg::Tensor x = vg::randn(original ? c.original : c.reduced, {dtype, device});
+  vg::Shape shape;
+  {
+    vg::NoGradGuard no_grad;
+    shape = model(x).shape();
+  }
+  const vg::Tensor target = vg::randn(shape, {dtype, device});
+  vg::memory::reset_peak(device);
+
+  std::vector<double> times;
+  double first = 0, last = 0;
+  for (int step = 0; step <= options.steps; ++step) {
+    const auto start = std::chrono::steady_clock::now();
+    const vg::Tensor loss = vg::mse_loss(model(x), target);
+    optimizer.zero_grad();
+    loss.backward();
+    optimizer.step();
+    vg::synchronize(device);
+    if (step > 0)
+      times.push_back(std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count());
+    last = loss.item();
+    if (step == 0) first = last;
+  }
+  std::sort(times.begin(), times.end());
+  std::printf("%-4s %-26s %10.2f ms a step  loss %.4f to %.4f  peak %.1f MiB  (%s)\n", c.name,
+              vg::concat(x.shape()).c_str(), times[times.size() / 2], first, last,
+              static_cast<double>(vg::memory::stats(device).peak) / (1 << 20), c.what);
+  std::fflush(stdout);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Options options;
+  if (const int code = parse(argc, argv, options); code >= 0) return code;
+  try {
+    const vg::Device best = vg::cuda::is_available() ? vg::Device::cuda() : vg::Device::cpu();
+    const vg::Device device = options.device == "auto" ? best : vg::Device::parse(options.device);
+    const bool original = options.size == "original" || (options.size == "auto" && device.is_cuda());
+    std::cout << "forward, backward and SGD in " << options.dtype << " on " << device << ", median of " << options.steps
+              << " steps\n";
+    for (const ModelCase& c : cases())
+      if (options.model == "all" || options.model == c.name) train(c, options, device, original);
+  } catch (const std::exception& error) {
+    std::cerr << "kernelbench: " << error.what() << '\n';
+    return 1;
+  }
+}

@@ -1,0 +1,179 @@
+// 3-D super-resolution of brain MRI: trains on one part of a head, tests on another part and another species.
+//
+//   superres                        trains on Debian's mricron-data, results in out/superres
+//   superres --volume head.nii.gz   trains on a scan of yours
+//   superres --phantom              without any data
+//   superres --resume               goes on where a stopped run saved itself
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <iostream>
+
+#include "examples/common/progress.h"
+#include "examples/superres/report.h"
+#include "examples/superres/train.h"
+#include "examples/superres/volume.h"
+
+namespace {
+namespace vg = voxgrad;
+using namespace superres;
+
+struct Options {
+  std::string volume, test_volume, out = "out/superres", device = "auto";
+  bool phantom = false, resume = false;
+  TrainOptions train;
+};
+
+constexpr int64_t kMargin = 3;  // low-resolution voxels around a tile that the network sees but does not answer
+
+/// Reads the command line. Returns the exit code if the program is to end here, else -1.
+int parse(int argc, char** argv, Options& options) {
+  CLI::App app{"3-D super-resolution of brain MRI with voxgrad"};
+  app.add_option("--volume", options.volume, "NIfTI volume to train and test on (default: ch2.nii.gz of mricron-data)");
+  app.add_option("--test-volume", options.test_volume,
+                 "NIfTI volume for a second test (default: the macaque of mricron-data)");
+  app.add_flag("--phantom", options.phantom, "a 3-D Shepp-Logan phantom in place of a scan");
+  app.add_option("--out", options.out, "folder for the results")->capture_default_str();
+  app.add_option("--device", options.device, "auto, cpu, cuda or cuda:N")->capture_default_str();
+  app.add_flag("--resume", options.resume, "go on from the checkpoint in --out");
+  TrainOptions& train = options.train;
+  const auto positive = CLI::Range(int64_t{1}, int64_t{1} << 40);
+  app.add_option("--steps", train.steps, "optimizer steps")->check(positive)->capture_default_str();
+  app.add_option("--batch", train.batch, "patches a step (default: 8 on the CPU, 32 on a GPU)")->check(positive);
+  app.add_option("--patch", train.patch, "low-resolution voxels along a patch's side")
+      ->check(CLI::Range(8, 64))
+      ->capture_default_str();
+  app.add_option("--channels", train.model.channels, "channels of the network (1 to 4, or a multiple of 4)")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  app.add_option("--layers", train.model.layers, "layers of the network")
+      ->check(CLI::Range(1, 32))
+      ->capture_default_str();
+  app.add_option("--lr", train.lr, "highest learning rate")->check(CLI::Range(1e-9, 10.0))->capture_default_str();
+  app.add_option("--workers", train.workers, "threads that cut patches")
+      ->check(CLI::Range(0, 64))
+      ->capture_default_str();
+  app.add_option("--seed", train.seed, "seed of all random numbers")->capture_default_str();
+  try {
+    app.parse(argc, argv);
+    if (options.phantom && !options.volume.empty())
+      throw CLI::ValidationError("--phantom and --volume exclude each other");
+    if (train.model.channels > 4 && train.model.channels % 4 != 0)
+      throw CLI::ValidationError("--channels must be at most 4 or a multiple of 4");
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  }
+  return -1;
+}
+
+Volume main_volume(const Options& options) {
+  if (options.phantom) return make_phantom(128);
+  if (!options.volume.empty()) return load_volume(options.volume);
+  if (const auto sample = find_sample("ch2.nii.gz")) return load_volume(*sample);
+  vg::fail("superres",
+           "no volume found: install Debian's package mricron-data, name a NIfTI file with --volume, or "
+           "try the made-up head of --phantom");
+}
+
+std::optional<Volume> second_volume(const Options& options) {
+  if (!options.test_volume.empty()) return load_volume(options.test_volume);
+  const auto sample = find_sample("inia19-t1-brain.nii.gz");
+  if (options.phantom || !sample) return std::nullopt;
+  return load_volume(*sample);
+}
+
+TestResult test(const SuperResolution& model, const Options& options, const std::string& name, const std::string& label,
+                const vg::Tensor& truth, vg::Device device) {
+  TestResult result{name, label, low_resolution(truth), truth, {}, {}, {}, {}};
+  result.interpolated = SuperResolution::trilinear(result.low);
+  result.result = super_resolve(model, result.low.to(device), options.train.patch, kMargin, options.train.batch)
+                      .to(vg::Device::cpu());
+  result.trilinear = score(result.interpolated, truth);
+  result.ours = score(result.result, truth);
+  return result;
+}
+
+void print_tests(const std::vector<TestResult>& tests) {
+  for (const TestResult& t : tests)
+    std::printf("%s\n  PSNR %.2f dB (trilinear %.2f dB, %+.2f dB)   SSIM %.4f (trilinear %.4f)\n", t.name.c_str(),
+                t.ours.psnr, t.trilinear.psnr, t.ours.psnr - t.trilinear.psnr, t.ours.ssim, t.trilinear.ssim);
+}
+
+/// The volume as the network sees it at half its resolution, and its answer, for a viewer.
+void save_volume(const std::filesystem::path& path, const Volume& volume, const SuperResolution& model,
+                 const Options& options, vg::Device device) {
+  const vg::Tensor low = low_resolution(slab(volume, 0, volume.data().size(0)));
+  const vg::Tensor high = super_resolve(model, low.to(device), options.train.patch, kMargin, options.train.batch);
+  vg::NiftiImage image = volume.image;
+  image.data = high.to(vg::Device::cpu()).reshape(volume.data().shape());
+  image.descrip = "super-resolved by voxgrad from half the resolution";
+  vg::save_nifti(path, image);
+}
+
+int run(const Options& options) {
+  const auto auto_device = vg::cuda::is_available() ? vg::Device::cuda() : vg::Device::cpu();
+  const vg::Device device = options.device == "auto" ? auto_device : vg::Device::parse(options.device);
+  vg::runtime(device).require(device.index);
+  Options settled = options;
+  if (settled.train.batch == 0) settled.train.batch = device.is_cuda() ? 32 : 8;
+
+  const Volume volume = main_volume(options);
+  const std::optional<Volume> second = second_volume(options);
+  const std::filesystem::path out = options.out;
+  std::filesystem::create_directories(out);
+
+  const int64_t slices = volume.data().size(0), split = slices / 3 * 2 / 2 * 2;
+  const std::string held_out = vg::concat("slices ", split, "-", slices - 1);
+  std::printf("%s %s: training on slices 0-%lld, testing on %s\n", volume.name.c_str(),
+              vg::concat(volume.data().shape()).c_str(), static_cast<long long>(split - 1), held_out.c_str());
+  if (volume.phantom) std::printf("This is a phantom, not a scan: the figures say nothing about real heads.\n");
+
+  RunSummary summary;
+  const TrainResult trained = train(volume.data().narrow(0, 0, split), settled.train, device, out, options.resume);
+  if (trained.interrupted) {
+    std::printf("stopped after step %lld; --resume goes on from %s\n", static_cast<long long>(trained.steps),
+                (out / "checkpoint.safetensors").string().c_str());
+    return 130;
+  }
+
+  const auto begin = std::chrono::steady_clock::now();
+  const SuperResolution& model = *trained.model;
+  const std::string mark = volume.phantom ? " (phantom)" : "";
+  summary.tests.push_back(test(model, settled, volume.name + mark + ", " + held_out + " (held out)", "held-out",
+                               slab(volume, split, slices), device));
+  if (second)
+    summary.tests.push_back(test(model, settled, second->name + " (never trained on)", "second-volume",
+                                 slab(*second, 0, second->data().size(0)), device));
+  summary.test_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  print_tests(summary.tests);
+
+  summary.title = volume.phantom ? "Super-resolution of the Shepp-Logan phantom (not a scan)"
+                                 : "Super-resolution of " + volume.name;
+  summary.training = vg::concat(volume.name, mark, ", slices 0-", split - 1);
+  summary.device = vg::concat(device);
+  for (const vg::Tensor& p : model.parameters()) summary.parameters += p.numel();
+  summary.steps = trained.steps;
+  summary.batch = settled.train.batch;
+  summary.patch = settled.train.patch;
+  summary.train_seconds = trained.seconds;
+  summary.last_loss = trained.last_loss;
+  for (const TestResult& t : summary.tests) write_slices(out / (t.label + ".png"), t);
+  save_volume(out / (volume.phantom ? "phantom-superres.nii.gz" : "superres.nii.gz"), volume, model, settled, device);
+  vg::save_safetensors(out / "model.safetensors", model.state_dict());
+  write_report(out / "report.md", summary);
+  std::printf("trained in %s; pictures, report, volume and checkpoint are in %s\n",
+              examples::clock_text(trained.seconds).c_str(), out.string().c_str());
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Options options;
+  if (const int code = parse(argc, argv, options); code >= 0) return code;
+  try {
+    return run(options);
+  } catch (const std::exception& error) {
+    std::cerr << "superres: " << error.what() << '\n';
+    return 1;
+  }
+}

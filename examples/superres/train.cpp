@@ -1,0 +1,161 @@
+#include "examples/superres/train.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <vector>
+
+#include "examples/common/interrupt.h"
+#include "examples/common/progress.h"
+#include "examples/superres/report.h"
+#include "examples/superres/volume.h"
+
+namespace superres {
+namespace vg = voxgrad;
+namespace {
+
+/// Cubes of `side` voxels at random places of `head`, turned and mirrored at random, with what is left of them at
+/// half the resolution. Cubes of mostly air are passed over: they have nothing to teach.
+class Patches : public vg::data::Dataset {
+ public:
+  Patches(vg::Tensor head, int64_t side, int64_t count) : head_(std::move(head)), side_(side), count_(count) {
+    for (int64_t axis = 0; axis < 3; ++axis)
+      vg::check(head_.size(axis) >= side_, "superres", "patches of ", side_,
+                " voxels do not fit into the training part ", head_.shape());
+  }
+
+  int64_t size() const override { return count_; }
+
+  vg::data::Sample get(int64_t, vg::Generator& random) const override {
+    constexpr double kLeastMean = 0.05;
+    constexpr int kTries = 16;
+    vg::Tensor cube = cut(random);
+    for (int i = 1; i < kTries && cube.mean().item() < kLeastMean; ++i) cube = cut(random);
+    const std::vector<int64_t> order = vg::randperm(3, &random).to_vector<int64_t>();
+    cube = cube.permute(vg::Dims(order));
+    vg::Dims mirrored;
+    for (int64_t axis = 0; axis < 3; ++axis)
+      if (random.next_below(2) == 1) mirrored.push_back(axis);
+    cube = vg::flip(cube, mirrored).contiguous().unsqueeze(0);
+    return {low_resolution(cube.unsqueeze(0)).squeeze(0), cube};
+  }
+
+ private:
+  vg::Tensor cut(vg::Generator& random) const {
+    vg::Tensor cube = head_;
+    for (int64_t axis = 0; axis < 3; ++axis)
+      cube = cube.narrow(axis, random.next_below(head_.size(axis) - side_ + 1), side_);
+    return cube;
+  }
+
+  vg::Tensor head_;
+  int64_t side_, count_;
+};
+
+/// What a checkpoint must have in common with the run that goes on from it.
+vg::Metadata describe_run(const vg::Tensor& head, const TrainOptions& o) {
+  const auto text = [](const auto& value) { return vg::concat(value); };
+  return {{"volume", vg::concat(head.shape(), " sum ", head.to(vg::f64).sum().item())},
+          {"steps", text(o.steps)},
+          {"batch", text(o.batch)},
+          {"patch", text(o.patch)},
+          {"lr", text(o.lr)},
+          {"seed", text(o.seed)},
+          {"channels", text(o.model.channels)},
+          {"layers", text(o.model.layers)}};
+}
+
+void check_same_run(const vg::Metadata& saved, const vg::Metadata& wanted) {
+  for (const auto& [key, value] : wanted) {
+    const auto found = saved.find(key);
+    const std::string was = found == saved.end() ? "nothing" : found->second;
+    vg::check(was == value, "superres", "--resume: the checkpoint was made with ", key, " ", was, ", now it is ",
+              value);
+  }
+}
+
+/// The mean of the last losses, which jump from batch to batch.
+double recent_loss(const std::vector<LossLine>& losses) {
+  const size_t count = std::min<size_t>(losses.size(), 20);
+  double sum = 0;
+  for (size_t i = losses.size() - count; i < losses.size(); ++i) sum += losses[i].loss;
+  return count > 0 ? sum / static_cast<double>(count) : 0;
+}
+
+/// Everything that changes while training.
+struct Run {
+  Run(const vg::Tensor& head, const TrainOptions& o, vg::Device device)
+      : patches(head, 2 * o.patch, o.steps * o.batch),
+        loader(patches, {.batch_size = o.batch, .num_workers = static_cast<int>(o.workers), .seed = o.seed}),
+        model(std::make_shared<SuperResolution>(o.model)) {
+    model->to(device);
+    optimizer = std::make_unique<vg::optim::AdamW>(model->parameters(),
+                                                   vg::optim::AdamWOptions{.lr = o.lr, .betas = {0.9, 0.99}});
+    const int64_t warmup = std::min<int64_t>(20, o.steps / 2);
+    schedule = std::make_unique<vg::optim::CosineAnnealingLR>(
+        *optimizer, vg::optim::CosineAnnealingLROptions{.t_max = o.steps - warmup, .warmup_steps = warmup});
+  }
+  vg::CheckpointParts parts() {
+    return {model.get(), optimizer.get(), schedule.get(), &loader, &vg::default_generator()};
+  }
+
+  Patches patches;
+  vg::data::Loader loader;
+  std::shared_ptr<SuperResolution> model;
+  std::unique_ptr<vg::optim::AdamW> optimizer;
+  std::unique_ptr<vg::optim::CosineAnnealingLR> schedule;
+};
+
+}  // namespace
+
+TrainResult train(const vg::Tensor& head, const TrainOptions& options, vg::Device device,
+                  const std::filesystem::path& out, bool resume) {
+  vg::manual_seed(options.seed);
+  Run run(head, options, device);
+  const vg::Metadata about = describe_run(head, options);
+  const std::filesystem::path checkpoint = out / "checkpoint.safetensors", losses_file = out / "losses.csv";
+  std::vector<LossLine> losses;
+  if (resume) {
+    vg::Metadata saved;
+    vg::load_safetensors(checkpoint, vg::Device::cpu(), &saved);
+    check_same_run(saved, about);
+    vg::load_checkpoint(checkpoint, run.parts());
+    losses = read_losses(losses_file);
+    losses.resize(std::min(losses.size(), static_cast<size_t>(run.schedule->steps())));
+  }
+  const auto save = [&] {
+    write_losses(losses_file, losses);
+    vg::save_checkpoint(checkpoint, run.parts(), about);
+  };
+
+  TrainResult result{.model = run.model, .steps = run.schedule->steps()};
+  constexpr int64_t kSaveEvery = 200;
+  const examples::InterruptGuard interrupt;
+  examples::Progress progress(result.steps, options.steps, "step");
+  for (const auto& [low, high] : run.loader) {
+    const vg::Tensor loss = vg::mse_loss((*run.model)(low.to(device)), high.to(device));
+    run.optimizer->zero_grad();
+    loss.backward();
+    losses.push_back({result.steps + 1, 0, run.optimizer->lr()});
+    run.optimizer->step();
+    run.schedule->step();
+    losses.back().loss = loss.item();
+    vg::check(std::isfinite(losses.back().loss), "superres", "the loss of step ", result.steps + 1,
+              " is not finite; a smaller --lr may help");
+    ++result.steps;
+    char figure[48];
+    std::snprintf(figure, sizeof figure, "loss %.3e", recent_loss(losses));
+    progress.update(result.steps, figure);
+    if (interrupt.requested() && result.steps < options.steps) {
+      result.interrupted = true;
+      break;
+    }
+    if (result.steps % kSaveEvery == 0) save();
+  }
+  save();
+  result.seconds = progress.seconds();
+  result.last_loss = recent_loss(losses);
+  return result;
+}
+
+}  // namespace superres

@@ -1,0 +1,37 @@
+// Training: patches of a volume, the loop, checkpoints.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+
+#include <voxgrad.h>
+
+#include "examples/superres/model.h"
+
+namespace superres {
+
+struct TrainOptions {
+  int64_t steps = 700;
+  int64_t batch = 0;   ///< 0: to be chosen for the device
+  int64_t patch = 16;  ///< low-resolution voxels a side
+  double lr = 3e-3;
+  uint64_t seed = 0;
+  int64_t workers = 1;
+  SuperResolution::Options model;
+};
+
+struct TrainResult {
+  std::shared_ptr<SuperResolution> model;
+  int64_t steps = 0;         ///< done in all, earlier runs included
+  double seconds = 0;        ///< of this run
+  double last_loss = 0;      ///< mean over the last steps
+  bool interrupted = false;  ///< by Ctrl-C; the checkpoint was written
+};
+
+/// Trains on `head` (D, H, W) and leaves checkpoint.safetensors and losses.csv in `out`. With `resume` it goes on
+/// from that checkpoint, to the same bits as a run that was never stopped. Throws voxgrad::Error if there is
+/// none, or one of other options.
+TrainResult train(const voxgrad::Tensor& head, const TrainOptions& options, voxgrad::Device device,
+                  const std::filesystem::path& out, bool resume);
+
+}  // namespace superres

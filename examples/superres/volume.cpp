@@ -1,0 +1,90 @@
+#include "examples/superres/volume.h"
+
+#include <array>
+#include <cmath>
+
+namespace superres {
+namespace vg = voxgrad;
+namespace {
+
+constexpr int64_t kSmallestAxis = 64;
+
+/// Even sizes, finite values, intensities from 0 to 1.
+void prepare(Volume& volume) {
+  vg::Tensor& data = volume.image.data;
+  if (data.dim() == 4) data = data.select(0, 0);
+  for (int64_t axis = 0; axis < 3; ++axis) {
+    vg::check(data.size(axis) >= kSmallestAxis, "superres", volume.name, " has shape ", data.shape(),
+              "; every axis needs at least ", kSmallestAxis, " voxels");
+    data = data.narrow(axis, 0, data.size(axis) / 2 * 2);
+  }
+  data = vg::where(vg::isfinite(data), data, vg::zeros_like(data));
+  const double low = vg::amin(data).item(), high = vg::amax(data).item();
+  vg::check(high > low, "superres", volume.name, " has the same value everywhere");
+  // Scans are 0 in the air around the head; a scan with negative values is lifted so that its lowest is.
+  const double floor = std::min(low, 0.0);
+  data = vg::affine(data, 1 / (high - floor), -floor / (high - floor)).contiguous();
+}
+
+}  // namespace
+
+Volume load_volume(const std::filesystem::path& path) {
+  Volume volume{path.filename().string(), false, vg::load_nifti(path)};
+  vg::check(volume.image.data.dim() == 3 || volume.image.data.dim() == 4, "superres", volume.name,
+            " is not a volume: its shape is ", volume.image.data.shape());
+  prepare(volume);
+  return volume;
+}
+
+Volume make_phantom(int64_t size) {
+  vg::check(size >= kSmallestAxis && size <= 512, "superres", "the phantom's size must lie in [", kSmallestAxis,
+            ", 512], got ", size);
+  // Intensity added, half axes a b c, centre x y z, turned about z by phi degrees; the head spans [-1, 1].
+  static constexpr std::array<std::array<double, 8>, 10> kEllipsoids{{
+      {1.0, .6900, .920, .810, 0, 0, 0, 0},
+      {-.8, .6624, .874, .780, 0, -.0184, 0, 0},
+      {-.2, .1100, .310, .220, .22, 0, 0, -18},
+      {-.2, .1600, .410, .280, -.22, 0, 0, 18},
+      {.1, .2100, .250, .410, 0, .35, -.15, 0},
+      {.1, .0460, .046, .050, 0, .1, .25, 0},
+      {.1, .0460, .046, .050, 0, -.1, .25, 0},
+      {.1, .0460, .023, .050, -.08, -.605, 0, 0},
+      {.1, .0230, .023, .020, 0, -.606, 0, 0},
+      {.1, .0230, .046, .020, .06, -.605, 0, 0},
+  }};
+  constexpr double kDegree = 3.14159265358979323846 / 180;
+  Volume volume{"Shepp-Logan phantom", true, {}};
+  volume.image.data = vg::zeros({size, size, size});
+  volume.image.descrip = "3-D Shepp-Logan phantom";
+  float* out = volume.image.data.mutable_data<float>();
+  const auto position = [&](int64_t i) { return (static_cast<double>(i) + 0.5) * 2 / static_cast<double>(size) - 1; };
+  for (int64_t d = 0; d < size; ++d)
+    for (int64_t h = 0; h < size; ++h)
+      for (int64_t w = 0; w < size; ++w) {
+        double value = 0;
+        for (const auto& [intensity, a, b, c, x0, y0, z0, phi] : kEllipsoids) {
+          const double x = position(w) - x0, y = position(h) - y0, z = position(d) - z0;
+          const double u = x * std::cos(phi * kDegree) + y * std::sin(phi * kDegree);
+          const double v = -x * std::sin(phi * kDegree) + y * std::cos(phi * kDegree);
+          if (u * u / (a * a) + v * v / (b * b) + z * z / (c * c) <= 1) value += intensity;
+        }
+        out[(d * size + h) * size + w] = static_cast<float>(std::max(value, 0.0));
+      }
+  prepare(volume);
+  return volume;
+}
+
+std::optional<std::filesystem::path> find_sample(const std::string& file_name) {
+  const std::filesystem::path path = std::filesystem::path("/usr/share/mricron/templates") / file_name;
+  std::error_code ignored;
+  if (std::filesystem::is_regular_file(path, ignored)) return path;
+  return std::nullopt;
+}
+
+vg::Tensor low_resolution(const vg::Tensor& high) { return vg::avg_pool3d(high, {.kernel_size = 2}); }
+
+vg::Tensor slab(const Volume& volume, int64_t start, int64_t stop) {
+  return volume.data().narrow(0, start, stop - start).unsqueeze(0).unsqueeze(0).contiguous();
+}
+
+}  // namespace superres
