@@ -1,0 +1,125 @@
+#!/usr/bin/env python3
+"""Transposed convolution on the CPU, voxgrad against PyTorch, as a Markdown table.
+
+    bench/compare_cpu.py [PROGRAM] [--rounds 3] [--python /usr/bin/python3]
+
+PROGRAM is the built cpu_conv (default: build/bench/cpu_conv). Both sides take turns, round after round, on the same
+inputs; a cell is the median over the rounds. Exits with 1 if the two results differ.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+def names_of(program):
+    listed = subprocess.run([program, "--benchmark_list_tests"], check=True, capture_output=True, text=True).stdout
+    return list(dict.fromkeys(line.rsplit("/", 2)[0] for line in listed.split("\n") if line))
+
+
+def escaped(name):
+    return "".join("\\" + c if c in "()^" else c for c in name)
+
+
+def run_ours(program, name):
+    command = [program, f"--benchmark_filter=^{escaped(name)}/", "--benchmark_format=json", "--benchmark_min_time=0.3"]
+    result = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout
+    return {run["name"].split("/")[-2]: run for run in json.loads(result)["benchmarks"]}
+
+
+class Torch:
+    def __init__(self, python):
+        command = [python, os.path.join(HERE, "cpu_conv_torch.py")]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.versions = self.answer()["versions"]
+
+    def answer(self):
+        line = self.process.stdout.readline()
+        if not line:
+            sys.exit("compare_cpu: the PyTorch side ended; is PyTorch installed for this Python?")
+        return json.loads(line)
+
+    def run(self, numbers):
+        self.process.stdin.write(numbers + "\n")
+        self.process.stdin.flush()
+        return self.answer()
+
+
+def median(values):
+    return statistics.median(list(values))
+
+
+def compare(program, torch, name, rounds):
+    """One row of the table, and whether the results agree."""
+    ours, theirs = [], []
+    for _ in range(rounds):
+        ours.append(run_ours(program, name))
+        theirs.append(torch.run(ours[-1]["forward"]["label"]))
+    agree = (
+        ours[0]["forward"]["checksum"] == theirs[0]["checksum_forward"]
+        and ours[0]["forward_backward"]["checksum"] == theirs[0]["checksum_backward"]
+    )
+    # Work in GFLOP from a rate and its time; times in seconds.
+    gflop = ours[0]["forward"]["GFLOP/s"] * ours[0]["forward"]["real_time"] * 1e-3
+    seconds = {key: median(run[key]["real_time"] for run in ours) * 1e-3 for key in ours[0]}
+    their_seconds = {key: median(run[key] for run in theirs) for key in ("forward", "forward_backward")}
+    backward = [run["data_gradient"]["real_time"] + run["weight_gradient"]["real_time"] for run in ours]
+    row = {
+        "name": name,
+        "ours": (gflop / seconds["forward"], 3 * gflop / seconds["forward_backward"]),
+        "torch": (gflop / their_seconds["forward"], 3 * gflop / their_seconds["forward_backward"]),
+        "ratio": (
+            median(t["forward"] * 1e3 / o["forward"]["real_time"] for o, t in zip(ours, theirs)),
+            median(t["forward_backward"] * 1e3 / o["forward_backward"]["real_time"] for o, t in zip(ours, theirs)),
+        ),
+        "gemm": (
+            median(run["forward"]["%gemm"] for run in ours),
+            median(
+                100 * 2 * gflop / (b * 1e-3) / statistics.mean((r["data_gradient"]["gemm"], r["weight_gradient"]["gemm"]))
+                for r, b in zip(ours, backward)
+            ),
+        ),
+        "gemm_rate": median(run[key]["gemm"] for run in ours for key in run),
+    }
+    return row, agree
+
+
+def pair(values, digits=1):
+    return " / ".join(f"{value:.{digits}f}" for value in values)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("program", nargs="?", default=os.path.join(HERE, "..", "build", "bench", "cpu_conv"))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--python", default="/usr/bin/python3", help="the Python that has PyTorch")
+    arguments = parser.parse_args()
+    if not os.path.isfile(arguments.program):
+        parser.error(f"no such program: {arguments.program} (build the target cpu_conv)")
+    torch = Torch(arguments.python)
+    print("| shape | voxgrad fwd / fwd+bwd, GFLOP/s | PyTorch fwd / fwd+bwd, GFLOP/s | ratio fwd / fwd+bwd "
+          "| % of Eigen's gemm fwd / bwd |")
+    print("|---|---|---|---|---|", flush=True)
+    rows, wrong = [], []
+    for name in names_of(arguments.program):
+        row, agree = compare(arguments.program, torch, name, arguments.rounds)
+        rows.append(row)
+        if not agree:
+            wrong.append(name)
+        print(f"| {name} | {pair(row['ours'])} | {pair(row['torch'])} | {pair(row['ratio'])} | {pair(row['gemm'], 0)} |",
+              flush=True)
+    faster = sum(min(row["ratio"]) > 1 for row in rows)
+    print(f"\nFaster than PyTorch on {faster} of {len(rows)} shapes, forward and forward + backward. "
+          f"Eigen's 1024^3 gemm: {median(row['gemm_rate'] for row in rows):.0f} GFLOP/s (median). {torch.versions}; "
+          f"{arguments.rounds} rounds; load {os.getloadavg()[0]:.1f}.")
+    if wrong:
+        sys.exit("compare_cpu: the results differ on " + "; ".join(wrong))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+#!/usr/bin/env python3
+"""PyTorch's side of bench/compare_cpu.py.
+
+Reads problems from standard input, one a line: batch, in, out, then size, kernel, stride, padding, output_padding and
+dilation (three numbers each), groups. Answers each with a line of JSON: median seconds of the forward pass and of
+forward + backward, and checksums of the results.
+"""
+
+import json
+import os
+import statistics
+import sys
+import time
+
+import torch
+import torch.nn.functional as F
+
+
+def integers(shape, factor, modulus):
+    count = torch.Size(shape).numel()
+    return ((torch.arange(count) * factor) % modulus - modulus // 2).float().reshape(shape)
+
+
+def checksum(t):
+    weights = (torch.arange(t.numel()) % 29 - 14).double()
+    return torch.dot(t.detach().contiguous().double().flatten(), weights).item()
+
+
+def median_seconds(work, least=0.3):
+    work()
+    seconds = []
+    while sum(seconds) < least or len(seconds) < 3:
+        start = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds)
+
+
+def measure(numbers):
+    batch, cin, cout = numbers[:3]
+    size, kernel, stride, padding, output_padding, dilation = (tuple(numbers[i : i + 3]) for i in range(3, 21, 3))
+    groups = numbers[21]
+    x = integers((batch, cin) + size, 7, 17)
+    w = integers((cin, cout // groups) + kernel, 5, 13)
+
+    def forward():
+        return F.conv_transpose3d(x, w, None, stride, padding, output_padding, groups, dilation)
+
+    with torch.no_grad():
+        y = forward()
+        seconds_forward = median_seconds(forward)
+    g = integers(tuple(y.shape), 3, 11)
+    x.requires_grad_()
+    w.requires_grad_()
+
+    def both():
+        return torch.autograd.grad(forward(), (x, w), g)
+
+    grads = both()
+    return {
+        "forward": seconds_forward,
+        "forward_backward": median_seconds(both),
+        "checksum_forward": checksum(y),
+        "checksum_backward": checksum(grads[0]) + checksum(grads[1]),
+    }
+
+
+def blas_library():
+    with open("/proc/self/maps") as maps:
+        names = {os.path.realpath(line.split()[-1]) for line in maps if "blas" in line}
+    return ", ".join(sorted(os.path.basename(name) for name in names)) or "unknown BLAS"
+
+
+def main():
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    torch.ones(64, 64) @ torch.ones(64, 64)
+    versions = f"PyTorch {torch.__version__} ({blas_library()}), {torch.get_num_threads()} threads"
+    print(json.dumps({"versions": versions}), flush=True)
+    for line in sys.stdin:
+        print(json.dumps(measure([int(number) for number in line.split()])), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+#include "core/atomic_file.h"
+
+#include <sys/resource.h>
+
+#include <csignal>
+
+#include "tests/core/file_support.h"
+
+namespace voxgrad {
+namespace {
+
+using AtomicFileTest = FileTest;
+using std::filesystem::perms;
+
+TEST_F(AtomicFileTest, AppearsWhenCommitted) {
+  AtomicFile file(path("a"), "test");
+  file.write("one ");
+  file.write("two");
+  EXPECT_FALSE(std::filesystem::exists(path("a")));
+  file.commit();
+  EXPECT_EQ(get(path("a")), "one two");
+  EXPECT_EQ(file_count(), 1);
+}
+
+TEST_F(AtomicFileTest, WithoutCommitNothingChanges) {
+  put("a", "old");
+  {
+    AtomicFile file(path("a"), "test");
+    file.write("new");
+    EXPECT_EQ(file_count(), 2);
+  }
+  EXPECT_EQ(get(path("a")), "old");
+  EXPECT_EQ(file_count(), 1);
+}
+
+TEST_F(AtomicFileTest, ReplacesAndKeepsPermissions) {
+  put("a", "old");
+  std::filesystem::permissions(path("a"), perms::owner_read | perms::owner_write);
+  write_file(path("a"), "new");
+  EXPECT_EQ(get(path("a")), "new");
+  EXPECT_EQ(std::filesystem::status(path("a")).permissions(), perms::owner_read | perms::owner_write);
+}
+
+TEST_F(AtomicFileTest, FollowsASymbolicLink) {
+  put("a", "old");
+  std::filesystem::create_symlink("a", path("link"));
+  write_file(path("link"), "new");
+  EXPECT_TRUE(std::filesystem::is_symlink(path("link")));
+  EXPECT_EQ(get(path("a")), "new");
+}
+
+TEST_F(AtomicFileTest, TwoWritersDoNotMix) {
+  AtomicFile first(path("a"), "test"), second(path("a"), "test");
+  first.write("first");
+  second.write("second");
+  second.commit();
+  first.commit();
+  EXPECT_EQ(get(path("a")), "first");
+  EXPECT_EQ(file_count(), 1);
+}
+
+TEST_F(AtomicFileTest, LongNames) {
+  write_file(path(std::string(255, 'n')), "x");
+  EXPECT_EQ(get(path(std::string(255, 'n'))), "x");
+  EXPECT_ERROR(write_file(path(std::string(256, 'n')), "x"), "cannot write");
+  EXPECT_EQ(file_count(), 1);
+}
+
+/// While it lives, files cannot grow beyond `bytes`: stands for a full disk.
+struct FileSizeLimit {
+  explicit FileSizeLimit(rlim_t bytes) : handler(std::signal(SIGXFSZ, SIG_IGN)) {
+    getrlimit(RLIMIT_FSIZE, &before);
+    const rlimit limited{bytes, before.rlim_max};
+    setrlimit(RLIMIT_FSIZE, &limited);
+  }
+  ~FileSizeLimit() {
+    setrlimit(RLIMIT_FSIZE, &before);
+    std::signal(SIGXFSZ, handler);
+  }
+  rlimit before{};
+  void (*handler)(int);
+};
+
+TEST_F(AtomicFileTest, AFailedWriteKeepsTheOldFile) {
+  put("a", "old");
+  {
+    const FileSizeLimit limit(1000);
+    EXPECT_ERROR(write_file(path("a"), std::string(5000, 'x')), "cannot write '" + path("a").string() + "': ");
+  }
+  EXPECT_EQ(get(path("a")), "old");
+  EXPECT_EQ(file_count(), 1);
+}
+
+TEST_F(AtomicFileTest, RefusesWhatIsNoFile) {
+  std::filesystem::create_directory(path("d"));
+  EXPECT_ERROR(write_file(path("d"), "x", "save"),
+               "save: cannot write '" + path("d").string() + "': it is a directory");
+  EXPECT_ERROR(write_file(path("d") / "", "x"), "it names no file");
+  EXPECT_ERROR(write_file("", "x"), "it names no file");
+  EXPECT_ERROR(write_file("/dev/null", "x"), "it is not a regular file");
+  EXPECT_ERROR(write_file(path("none") / "a", "x"), "No such file or directory");
+  put("a", "old");
+  EXPECT_ERROR(write_file(path("a") / "b", "x"), "Not a directory");
+  EXPECT_TRUE(std::filesystem::is_character_file("/dev/null"));
+}
+
+TEST_F(AtomicFileTest, RefusesWhatMayNotBeWritten) {
+  if (geteuid() == 0) GTEST_SKIP() << "root may write everywhere";
+  put("a", "old");
+  std::filesystem::permissions(path("a"), perms::owner_read);
+  EXPECT_ERROR(write_file(path("a"), "x"), "Permission denied");
+  std::filesystem::create_directory(path("d"));
+  std::filesystem::permissions(path("d"), perms::owner_read | perms::owner_exec);
+  EXPECT_ERROR(write_file(path("d") / "b", "x"), "Permission denied");
+  std::filesystem::permissions(path("d"), perms::owner_all);
+}
+
+TEST_F(AtomicFileTest, NothingIsWrittenAfterCommit) {
+  AtomicFile file(path("a"), "test");
+  file.commit();
+  EXPECT_ERROR(file.write("x"), "is closed already");
+  EXPECT_ERROR(file.commit(), "is closed already");
+}
+
+}  // namespace
+}  // namespace voxgrad

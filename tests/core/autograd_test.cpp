@@ -1,0 +1,194 @@
+// The graph and the engine: accumulation, retention, hooks, versions, long chains, custom functions.
+#include "core/autograd.h"
+
+#include <gtest/gtest.h>
+
+#include "ops/create.h"
+#include "ops/elementwise.h"
+#include "ops/reduce.h"
+#include "ops/shape.h"
+#include "tests/support.h"
+
+namespace voxgrad {
+namespace {
+
+Tensor leaf(double value) { return full({}, value, {.dtype = f64, .requires_grad = true}); }
+
+TEST(Autograd, AccumulatesOverUsesAndCalls) {
+  const Tensor x = leaf(3);
+  (x * x + x).backward();
+  EXPECT_EQ(x.grad().item(), 7);
+  (x * 2.0).backward();
+  EXPECT_EQ(x.grad().item(), 9);
+}
+
+TEST(Autograd, ATensorUsedAThousandTimes) {
+  const Tensor x = leaf(2);
+  Tensors terms;
+  for (int i = 0; i < 1000; ++i) terms.push_back(x * static_cast<double>(i));
+  stack(terms).sum().backward();
+  EXPECT_EQ(x.grad().item(), 999 * 1000 / 2);
+  const Tensor y = leaf(1);
+  Tensor sum = y;
+  for (int i = 1; i < 1000; ++i) sum = sum + y;
+  sum.backward();
+  EXPECT_EQ(y.grad().item(), 1000);
+}
+
+TEST(Autograd, AChainOf300000OpsRunsAndIsFreed) {
+  const int64_t before = memory::stats().current;
+  {
+    const Tensor x = leaf(1);
+    Tensor y = x;
+    for (int i = 0; i < 300000; ++i) y = y + 1e-6;
+    y.backward();
+    EXPECT_EQ(x.grad().item(), 1);
+    Tensor z = x;  // and one whose operations hold on to their inputs, freed without having run
+    for (int i = 0; i < 300000; ++i) z = sin(z);
+  }
+  EXPECT_EQ(memory::stats().current, before);
+}
+
+TEST(Autograd, FreeingAGraphFreesItsMemory) {
+  const Tensor x = rand({1 << 16}, {.requires_grad = true});
+  const int64_t before = memory::stats().current;
+  {
+    const Tensor y = exp(sin(x) * x).sum();
+    EXPECT_GT(memory::stats().current, before + (1 << 18));
+  }
+  EXPECT_EQ(memory::stats().current, before);
+  const Tensor y = exp(sin(x) * x).sum();
+  y.backward();
+  EXPECT_LE(memory::stats().current, before + (1 << 18) + 4096);  // the gradient is what is left
+}
+
+TEST(Autograd, TheGraphIsFreedUnlessRetained) {
+  const Tensor x = leaf(2);
+  const Tensor y = x * x;
+  y.backward({}, /*retain_graph=*/true);
+  y.backward();
+  EXPECT_EQ(x.grad().item(), 8);
+  EXPECT_ERROR(y.backward(), "the graph of 'mul' was freed by an earlier backward");
+}
+
+TEST(Autograd, GradLeavesLeavesAlone) {
+  const Tensor x = leaf(3), y = leaf(4), unused = leaf(0);
+  const Tensor h = x * y;
+  const Tensor z = h * h;
+  const Tensors grads = grad({z}, {x, h}, {}, /*retain_graph=*/true);
+  EXPECT_EQ(grads[0].item(), 2 * 12 * 4);
+  EXPECT_EQ(grads[1].item(), 2 * 12);
+  EXPECT_FALSE(x.grad().defined());
+  EXPECT_ERROR(grad({z}, {unused}, {}, true), "input 0 was not used");
+  EXPECT_FALSE(grad({z}, {unused}, {}, true, false, /*allow_unused=*/true)[0].defined());
+}
+
+TEST(Autograd, HigherDerivatives) {
+  const Tensor x = leaf(2);
+  Tensor y = x * x * x * x;
+  for (const double expected : {32.0, 48.0, 48.0, 24.0}) {
+    y = grad({y}, {x}, {}, true, /*create_graph=*/true)[0];
+    EXPECT_EQ(y.item(), expected);
+  }
+}
+
+TEST(Autograd, NothingIsRecordedUnderNoGrad) {
+  const Tensor x = leaf(1);
+  {
+    NoGradGuard no_grad;
+    EXPECT_FALSE((x * 2.0).requires_grad());
+    EXPECT_FALSE(grad_enabled());
+  }
+  EXPECT_TRUE(grad_enabled());
+  EXPECT_FALSE((x.detach() * 2.0).requires_grad());
+  EXPECT_FALSE((tensor({1.0}) * 2.0).requires_grad());
+}
+
+TEST(Autograd, HooksSeeAndReplaceGradients) {
+  const Tensor x = leaf(1);
+  std::vector<double> seen;
+  const Tensor y = x * 3.0;
+  y.register_hook([&](const Tensor& g) { return seen.push_back(g.item()), g * 10.0; });
+  x.register_hook([&](const Tensor& g) { return seen.push_back(g.item()), Tensor(); });
+  y.retain_grad();
+  (y + y).backward();
+  EXPECT_EQ(seen, (std::vector<double>{2, 60}));  // once each, with the whole sum
+  EXPECT_EQ(x.grad().item(), 60);
+  EXPECT_EQ(y.grad().item(), 20);
+  const Tensor z = leaf(1);
+  z.register_hook([](const Tensor&) { return zeros({2}, {.dtype = f64}); });
+  EXPECT_ERROR((z * 1.0).backward(), "hook: returned [2] f64");
+}
+
+TEST(Autograd, InPlaceWritesToSavedTensorsAreCaught) {
+  const Tensor x = leaf(2);
+  const Tensor h = x * 1.0;
+  const Tensor y = h * h;
+  {
+    NoGradGuard no_grad;
+    h.fill_(5);
+  }
+  EXPECT_ERROR(y.backward(), "written to in place");
+  const Tensor e = exp(x);
+  {
+    NoGradGuard no_grad;
+    e.fill_(5);
+  }
+  EXPECT_ERROR(e.backward(), "written to in place");
+}
+
+TEST(Autograd, GradientsOfTwoLeavesDoNotShareMemory) {
+  const Tensor x = zeros({3}, {.requires_grad = true}), y = zeros({3}, {.requires_grad = true});
+  const Tensor seed = ones({3});
+  (x + y).backward(seed);
+  x.grad().mul_(2);
+  EXPECT_EQ(y.grad().to_vector(), (std::vector<double>{1, 1, 1}));
+  EXPECT_EQ(seed.to_vector(), (std::vector<double>{1, 1, 1}));
+}
+
+TEST(Autograd, CustomFunctions) {
+  const auto square = [](const Tensor& x) {
+    return custom_function(
+        "square", {x},
+        [](const Tensors& in) {
+          return Tensors{in[0] * in[0], in[0] + 0.0};
+        },
+        [x = Saved(x)](const Tensors& g) { return Tensors{g[0] * x() * 2.0 + g[1]}; });
+  };
+  const Tensor x = leaf(3);
+  const Tensors outs = square(x);
+  const Tensor first = grad({outs[0] + outs[1]}, {x}, {}, true, true)[0];
+  EXPECT_EQ(first.item(), 7);
+  EXPECT_EQ(grad({first}, {x})[0].item(), 2);
+  const auto wrong_shape = [&](const Tensors&) { return Tensors{zeros({2}, {.dtype = f64})}; };
+  const auto copy = [](const Tensors& in) { return Tensors{in[0].clone()}; };
+  EXPECT_ERROR(custom_function("f", {x}, copy, wrong_shape)[0].backward(), "'f' sends a gradient [2] f64");
+  const auto too_many = [](const Tensors& g) { return Tensors{g[0], g[0]}; };
+  EXPECT_ERROR(custom_function("f", {x}, copy, too_many)[0].backward(), "'f' returned 2 gradients for 1 inputs");
+  const auto once = [](const Tensors& g) { return autograd::once_differentiable("f"), Tensors{g[0]}; };
+  EXPECT_ERROR(custom_function("f", {x}, copy, once)[0].backward({}, false, true), "cannot be differentiated again");
+  const auto itself = [](const Tensors& in) { return in; };
+  EXPECT_ERROR(custom_function("f", {x}, itself, too_many), "an output is one of the inputs");
+}
+
+TEST(Autograd, RefusesWhatHasNoGradient) {
+  EXPECT_ERROR(tensor({1.0}).backward(), "does not require grad");
+  EXPECT_ERROR(zeros({2}, {.requires_grad = true}).backward(), "may be left out for one element only");
+  EXPECT_ERROR(zeros({2}, {.dtype = i64}).requires_grad_(), "only floating tensors have gradients");
+  const Tensor y = leaf(1) * 2.0;
+  EXPECT_ERROR(y.requires_grad_(false), "use detach()");
+  EXPECT_ERROR(y.backward(ones({2}, {.dtype = f64})), "sends a gradient [2] f64");
+  EXPECT_ERROR(leaf(1).set_grad(ones({2})), "set_grad");
+}
+
+TEST(Autograd, GradientsFollowDtypeAndLayoutConversions) {
+  const Tensor x = ones({2, 3, 4}, {.requires_grad = true});
+  x.to(f64).transpose(0, 2).contiguous().slice(0, 1, 4, 2).sum().backward();
+  EXPECT_EQ(x.grad().dtype(), f32);
+  EXPECT_EQ(x.grad().sum().item(), 12);
+  EXPECT_EQ(x.grad().at({0, 0, 0}), 0);
+  EXPECT_EQ(x.grad().at({0, 0, 3}), 1);
+}
+
+}  // namespace
+}  // namespace voxgrad

@@ -1,0 +1,310 @@
+#include "core/nifti.h"
+
+#include <cmath>
+#include <limits>
+
+#include "tests/core/file_support.h"
+
+namespace voxgrad {
+namespace {
+
+using NiftiTest = FileTest;
+using Affine = std::array<std::array<double, 4>, 4>;
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+/// A file made field by field, at the offsets of nifti1.h: u8 voxels 0, 1, 2, ... of W x H x D = 4 x 3 x 2.
+struct Volume {
+  bool big_endian = false;
+  std::string bytes = std::string(352, '\0');
+
+  explicit Volume(bool big = false) : big_endian(big) {
+    put<int32_t>(0, 348);
+    for (int i = 0; const int size : {3, 4, 3, 2, 1, 1, 1, 1}) put<int16_t>(40 + 2 * i++, static_cast<int16_t>(size));
+    type(2, 8);
+    for (int i = 0; const float size : {1.f, 0.5f, 2.f, 3.f}) put<float>(76 + 4 * i++, size);
+    put<float>(108, 352);
+    bytes.replace(344, 4, std::string("n+1\0", 4));
+    for (char i = 0; i < 24; ++i) bytes += i;
+  }
+  template <class T>
+  Volume& put(size_t offset, std::type_identity_t<T> value) {
+    bytes.replace(offset, sizeof(T), bytes_of(value, big_endian));
+    return *this;
+  }
+  Volume& type(int16_t code, int16_t bits) { return put<int16_t>(70, code).put<int16_t>(72, bits); }
+  template <class T>
+  Volume& voxels(const std::vector<T>& values) {
+    bytes.resize(352);
+    for (const T value : values) bytes += bytes_of(value, big_endian);
+    return *this;
+  }
+};
+
+/// gzip without compression: stored blocks (RFC 1951, RFC 1952).
+std::string gzip(const std::string& data) {
+  uint32_t crc = ~0u;
+  for (const char c : data) {
+    crc ^= static_cast<unsigned char>(c);
+    for (int bit = 0; bit < 8; ++bit) crc = (crc >> 1) ^ (0xedb88320u & (0u - (crc & 1u)));
+  }
+  const auto length = static_cast<uint16_t>(data.size());
+  return std::string("\x1f\x8b\x08\0\0\0\0\0\0\xff", 10) + '\1' + bytes_of(length) +
+         bytes_of(static_cast<uint16_t>(~length)) + data + bytes_of(~crc) +
+         bytes_of(static_cast<uint32_t>(data.size()));
+}
+
+TEST_F(NiftiTest, AxesSpacingAndDefaults) {
+  const NiftiImage image = load_nifti(put("v.nii", Volume().bytes));
+  EXPECT_EQ(describe(image.data), "[2, 3, 4] f32 on cpu");
+  for (int64_t k = 0; k < 2; ++k)
+    for (int64_t j = 0; j < 3; ++j)
+      for (int64_t i = 0; i < 4; ++i) EXPECT_EQ(image.data.at({k, j, i}), (k * 3 + j) * 4 + i);
+  EXPECT_EQ(image.spacing, (std::array<double, 3>{3, 2, 0.5}));
+  EXPECT_EQ(image.affine, (Affine{{{0.5, 0, 0, 0}, {0, 2, 0, 0}, {0, 0, 3, 0}, {0, 0, 0, 1}}}));
+  EXPECT_EQ(image.descrip, "");
+}
+
+template <class T>
+class NiftiTypeTest : public NiftiTest {};
+using VoxelTypes = ::testing::Types<uint8_t, int8_t, int16_t, uint16_t, int32_t, uint32_t, float, double>;
+TYPED_TEST_SUITE(NiftiTypeTest, VoxelTypes);
+
+TYPED_TEST(NiftiTypeTest, BothByteOrdersScaledAndPacked) {
+  using T = TypeParam;
+  const int16_t code = std::is_same_v<T, uint8_t>    ? 2
+                       : std::is_same_v<T, int16_t>  ? 4
+                       : std::is_same_v<T, int32_t>  ? 8
+                       : std::is_same_v<T, float>    ? 16
+                       : std::is_same_v<T, double>   ? 64
+                       : std::is_same_v<T, int8_t>   ? 256
+                       : std::is_same_v<T, uint16_t> ? 512
+                                                     : 768;
+  std::vector<T> values(24);
+  for (size_t i = 0; i < 24; ++i) values[i] = static_cast<T>(i * 3);
+  values[0] = std::numeric_limits<T>::lowest();
+  values[1] = std::numeric_limits<T>::max();
+  for (const bool big : {false, true}) {
+    Volume volume(big);
+    volume.type(code, 8 * sizeof(T)).voxels(values);
+    const auto plain = load_nifti(this->put("v.nii", volume.bytes)).data.template to_vector<float>();
+    const auto packed = load_nifti(this->put("v.nii", gzip(volume.bytes))).data.template to_vector<float>();
+    volume.template put<float>(112, 0.5f).template put<float>(116, -2);
+    const auto scaled = load_nifti(this->put("v.nii", volume.bytes)).data.template to_vector<float>();
+    for (size_t i = 0; i < 24; ++i) {
+      EXPECT_EQ(plain[i], static_cast<float>(values[i]));
+      EXPECT_EQ(packed[i], plain[i]);
+      EXPECT_EQ(scaled[i], static_cast<float>(0.5 * static_cast<double>(values[i]) - 2));
+    }
+  }
+}
+
+TEST_F(NiftiTest, ScalingThatIsNone) {
+  for (const float slope : {0.f, 1.f, kNan, kInfinity}) {
+    const auto file = put("v.nii", Volume().put<float>(112, slope).put<float>(116, slope == 1 ? 0 : 7).bytes);
+    EXPECT_EQ(load_nifti(file).data.at({0, 0, 3}), 3) << slope;
+  }
+  EXPECT_ERROR(load_nifti(put("v.nii", Volume().put<float>(112, 2).put<float>(116, kNan).bytes)), "scl_inter");
+}
+
+TEST_F(NiftiTest, Sform) {
+  Volume volume;
+  volume.put<int16_t>(254, 1).put<int16_t>(252, 1);  // the sform wins
+  for (int i = 0; i < 12; ++i) volume.put<float>(280 + 4 * i, i + 0.25f);
+  const NiftiImage image = load_nifti(put("v.nii", volume.bytes));
+  EXPECT_EQ(image.affine,
+            (Affine{{{0.25, 1.25, 2.25, 3.25}, {4.25, 5.25, 6.25, 7.25}, {8.25, 9.25, 10.25, 11.25}, {0, 0, 0, 1}}}));
+  EXPECT_ERROR(load_nifti(put("v.nii", volume.put<float>(280, kNan).bytes)), "matrix is not finite");
+}
+
+TEST_F(NiftiTest, Qform) {
+  // A quarter turn about z: i points to y, j to -x; pixdim[0] < 0 turns k over.
+  const float half = std::sqrt(0.5f);
+  Volume volume;
+  volume.put<int16_t>(252, 1).put<float>(264, half).put<float>(76, -1);
+  for (int i = 0; i < 3; ++i) volume.put<float>(268 + 4 * i, static_cast<float>(10 * i));
+  const Affine expected{{{0, -2, 0, 0}, {0.5, 0, 0, 10}, {0, 0, -3, 20}, {0, 0, 0, 1}}};
+  const NiftiImage image = load_nifti(put("v.nii", volume.bytes));
+  for (size_t i = 0; i < 4; ++i)
+    for (size_t j = 0; j < 4; ++j) EXPECT_NEAR(image.affine[i][j], expected[i][j], 1e-6) << i << ' ' << j;
+  EXPECT_ERROR(load_nifti(put("v.nii", volume.put<float>(256, 1).bytes)), "quaternion");
+  EXPECT_ERROR(load_nifti(put("v.nii", volume.put<float>(256, kNan).bytes)), "quaternion");
+}
+
+TEST_F(NiftiTest, Units) {
+  const auto spacing = [&](char unit) {
+    return load_nifti(put("v.nii", Volume().put<char>(123, unit).bytes)).spacing[0];
+  };
+  EXPECT_DOUBLE_EQ(spacing(0), 3);
+  EXPECT_DOUBLE_EQ(spacing(2 + 8), 3);  // the upper bits are the unit of time
+  EXPECT_DOUBLE_EQ(spacing(1), 3000);
+  EXPECT_DOUBLE_EQ(spacing(3), 0.003);
+}
+
+TEST_F(NiftiTest, OtherRanks) {
+  const auto shape = [&](std::initializer_list<int> dim) {
+    Volume volume;
+    for (int i = 0; const int size : dim) volume.put<int16_t>(40 + 2 * i++, static_cast<int16_t>(size));
+    return load_nifti(put("v.nii", volume.bytes)).data.shape();
+  };
+  EXPECT_EQ(shape({1, 24, 9, 9}), Shape({1, 1, 24}));
+  EXPECT_EQ(shape({2, 4, 6, 9}), Shape({1, 6, 4}));
+  EXPECT_EQ(shape({4, 2, 2, 2, 3}), Shape({3, 2, 2, 2}));
+  EXPECT_EQ(shape({4, 2, 4, 3, 1}), Shape({3, 4, 2}));
+  EXPECT_EQ(shape({7, 2, 4, 3, 1, 1, 1, 1}), Shape({3, 4, 2}));
+}
+
+TEST_F(NiftiTest, AnAxisOfOneVoxelNeedsNoPixdim) {
+  Volume slice;
+  slice.put<int16_t>(44, 6).put<int16_t>(46, 1).put<float>(88, 0).put<float>(84, -2);
+  EXPECT_EQ(load_nifti(put("v.nii", slice.bytes)).spacing, (std::array<double, 3>{1, 2, 0.5}));
+  slice.put<int16_t>(40, 2).put<int16_t>(46, 7).put<float>(88, kNan);
+  EXPECT_EQ(load_nifti(put("v.nii", slice.bytes)).spacing, (std::array<double, 3>{1, 2, 0.5}));
+}
+
+TEST_F(NiftiTest, ExtensionsAreSkipped) {
+  Volume volume;
+  volume.bytes.insert(352, std::string(32, 'x'));
+  const auto bytes = volume.put<float>(108, 384).bytes;
+  EXPECT_EQ(load_nifti(put("v.nii", bytes)).data.at({1, 2, 3}), 23);
+  EXPECT_EQ(load_nifti(put("v.nii", gzip(bytes))).data.at({1, 2, 3}), 23);
+}
+
+TEST_F(NiftiTest, RefusesBadHeaders) {
+  const std::pair<std::string, const char*> cases[] = {
+      {"", "truncated: 0 bytes hold no NIfTI-1 header"},
+      {std::string(400, 'x'), "not a NIfTI-1 file: sizeof_hdr"},
+      {Volume().put<int32_t>(0, 540).bytes, "NIfTI-2 is not supported"},
+      {Volume(true).put<int32_t>(0, 540).bytes, "NIfTI-2 is not supported"},
+      {Volume().bytes.replace(344, 3, "ni1"), ".hdr/.img pair"},
+      {Volume().bytes.replace(344, 4, 4, '\0'), "the magic string is missing"},
+      {Volume().put<int16_t>(40, 0).bytes, "dim[0] must be 1 to 7, is 0"},
+      {Volume().put<int16_t>(40, 8).bytes, "dim[0] must be 1 to 7, is 8"},
+      {Volume().put<int16_t>(42, 0).bytes, "dim[1] must be positive, is 0"},
+      {Volume().put<int16_t>(46, -2).bytes, "dim[3] must be positive, is -2"},
+      {Volume().put<int16_t>(40, 5).put<int16_t>(50, 3).bytes, "dim[5] is 3; more than four axes"},
+      {Volume().type(0, 0).bytes, "unknown datatype 0"},
+      {Volume().type(1, 1).bytes, "voxels of binary are not supported"},
+      {Volume().type(128, 24).bytes, "voxels of rgb24 are not supported"},
+      {Volume().type(32, 64).bytes, "voxels of complex64 are not supported"},
+      {Volume().type(2, 16).bytes, "bitpix is 16, voxels of u8 have 8"},
+      {Volume().put<float>(80, kNan).bytes, "pixdim[1] is not finite"},
+      {Volume().put<float>(88, kInfinity).bytes, "pixdim[3] is not finite"},
+      {Volume().put<float>(84, 0).bytes, "pixdim[2] is 0"},
+      {Volume().put<float>(108, 0).bytes, "vox_offset must be a whole number from 352 on, is 0"},
+      {Volume().put<float>(108, 352.5f).bytes, "vox_offset"},
+      {Volume().put<float>(108, kNan).bytes, "vox_offset"},
+      {Volume().put<float>(108, 1e30f).bytes, "vox_offset"},
+      {Volume().put<float>(108, 353).bytes, "truncated: [2, 3, 4] u8 end at byte 377, the file holds 376"},
+      {Volume().put<float>(108, 1e15f).bytes, "truncated"},
+      {Volume().bytes + "x", "trailing bytes"},
+  };
+  for (const auto& [bytes, message] : cases) {
+    SCOPED_TRACE(message);
+    EXPECT_ERROR(load_nifti(put("v.nii", bytes)), message);
+    EXPECT_ERROR(load_nifti(put("v.nii.gz", gzip(bytes))), message);
+    EXPECT_ERROR(load_nifti(path("v.nii")), "load_nifti: '" + path("v.nii").string() + "': ");
+  }
+}
+
+TEST_F(NiftiTest, TakesNoMemoryForClaims) {
+  Volume volume;
+  volume.put<int16_t>(40, 4);
+  for (size_t i = 1; i <= 4; ++i) volume.put<int16_t>(40 + 2 * i, INT16_MAX);
+  const int64_t allocations = memory::stats().allocations;
+  EXPECT_ERROR(load_nifti(put("v.nii", volume.bytes)), "truncated");
+  EXPECT_ERROR(load_nifti(put("v.nii", gzip(volume.bytes))), "truncated");
+  volume.type(64, 64);
+  EXPECT_ERROR(load_nifti(put("v.nii", gzip(volume.bytes))), "");
+  EXPECT_EQ(memory::stats().allocations, allocations);
+}
+
+TEST_F(NiftiTest, DamagedGzip) {
+  const std::string packed = gzip(Volume().bytes);
+  std::string wrong = packed;
+  wrong[wrong.size() - 8] ^= 1;
+  EXPECT_ERROR(load_nifti(put("v.nii.gz", wrong)), "damaged: ");
+  EXPECT_ERROR(load_nifti(put("v.nii.gz", packed.substr(0, packed.size() - 9))), "truncated");
+  EXPECT_ERROR(load_nifti(put("v.nii.gz", packed.substr(0, 300))), "truncated");
+  EXPECT_ERROR(load_nifti(put("v.nii.gz", packed.substr(0, 5))), "truncated");
+}
+
+NiftiImage example(const Shape& shape) {
+  NiftiImage image;
+  image.data = empty(shape);
+  float* data = image.data.mutable_data<float>();
+  for (int64_t i = 0; i < image.data.numel(); ++i) data[i] = static_cast<float>(i) * 0.1f - 1;
+  data[0] = -0.0f;
+  image.spacing = {1.5, 0.75, 0.25};
+  image.affine = {{{-0.25, 0, 0, 90}, {0, 0.75, 0.5, -126}, {0, -0.5, 1.5, -72}, {0, 0, 0, 1}}};
+  image.descrip = std::string(79, 'd');
+  return image;
+}
+
+TEST_F(NiftiTest, RoundTrip) {
+  for (const char* name : {"v.nii", "v.nii.gz"}) {
+    for (const Shape& shape : {Shape{2, 3, 4}, Shape{2, 3, 1, 5}, Shape{1, 1, 1}}) {
+      const NiftiImage image = example(shape);
+      save_nifti(path(name), image);
+      const NiftiImage loaded = load_nifti(path(name));
+      EXPECT_EQ(loaded.data.shape(), shape);
+      const auto bytes = static_cast<size_t>(image.data.numel()) * sizeof(float);
+      EXPECT_EQ(std::memcmp(loaded.data.raw_data(), image.data.raw_data(), bytes), 0);
+      EXPECT_EQ(loaded.spacing, image.spacing);
+      EXPECT_EQ(loaded.affine, image.affine);
+      EXPECT_EQ(loaded.descrip, image.descrip);
+    }
+  }
+  EXPECT_EQ(get(path("v.nii")).size(), 356u);
+  EXPECT_EQ(get(path("v.nii.gz")).substr(0, 2), "\x1f\x8b");
+}
+
+TEST_F(NiftiTest, MoreThanOneChunk) {
+  const NiftiImage image = example({3, 300, 700});
+  save_nifti(path("v.nii.gz"), image);
+  EXPECT_EQ(load_nifti(path("v.nii.gz")).data.to_vector<float>(), image.data.to_vector<float>());
+  save_nifti(path("v.nii"), image);
+  EXPECT_EQ(load_nifti(path("v.nii")).data.to_vector<float>(), image.data.to_vector<float>());
+}
+
+TEST_F(NiftiTest, AnyStridesDtypeAndDevice) {
+  for (const Device device : devices()) {
+    Tensor tensor = empty({2, 3, 4}, {.dtype = f64, .device = device});
+    for (int64_t i = 0; i < 24; ++i) tensor.set({i / 12, i / 4 % 3, i % 4}, static_cast<double>(i));
+    NiftiImage image;
+    image.data = as_strided(tensor, {4, 3, 2}, {1, 4, 12}, 0);
+    save_nifti(path("v.nii"), image);
+    const Tensor loaded = load_nifti(path("v.nii"), device).data;
+    EXPECT_EQ(loaded.device(), device);
+    EXPECT_EQ(loaded.to_vector(), image.data.to_vector());
+  }
+}
+
+TEST_F(NiftiTest, RefusesToWrite) {
+  const auto refuses = [&](auto change, const char* message) {
+    NiftiImage image = example({2, 3, 4});
+    change(image);
+    EXPECT_ERROR(save_nifti(path("v.nii"), image), message);
+  };
+  refuses([](NiftiImage& image) { image.data = {}; }, "the image has no data");
+  refuses([](NiftiImage& image) { image.data = empty({3, 4}); }, "expected (D, H, W) or (T, D, H, W), got [3, 4]");
+  refuses([](NiftiImage& image) { image.data = empty({0, 3, 4}); }, "1 to 32767 voxels, got [0, 3, 4]");
+  refuses([](NiftiImage& image) { image.data = empty({1, 1, 32768}); }, "1 to 32767 voxels, got [1, 1, 32768]");
+  refuses([](NiftiImage& image) { image.spacing[1] = 0; }, "spacing must be positive, got 0");
+  refuses([](NiftiImage& image) { image.spacing[1] = kNan; }, "spacing must be positive, got nan");
+  refuses([](NiftiImage& image) { image.affine[1][2] = kNan; }, "the affine is not finite");
+  refuses([](NiftiImage& image) { image.affine[3][0] = 1; }, "the last row of the affine");
+  refuses([](NiftiImage& image) { image.descrip += 'd'; }, "descrip has 80 bytes");
+  EXPECT_ERROR(save_nifti(path("v.img"), example({2, 3, 4})), "must end with .nii or .nii.gz");
+  EXPECT_ERROR(save_nifti(path("none/v.nii"), example({2, 3, 4})), "No such file or directory");
+  EXPECT_EQ(file_count(), 0);
+}
+
+TEST_F(NiftiTest, SurvivesDamage) {
+  const auto load = [](const auto& file) { return load_nifti(file); };
+  expect_survives_damage("v.nii", Volume().bytes, load);
+  expect_survives_damage("v.nii", gzip(Volume(true).put<int16_t>(252, 1).bytes), load);
+}
+
+}  // namespace
+}  // namespace voxgrad

@@ -1,0 +1,218 @@
+#include "core/npy.h"
+
+#include "tests/core/file_support.h"
+
+namespace voxgrad {
+namespace {
+
+using NpyTest = FileTest;
+
+/// A version 1.0 file with this header and these elements.
+std::string file_of(const std::string& header, const std::string& data) {
+  return "\x93NUMPY" + std::string("\1\0", 2) + bytes_of(static_cast<uint16_t>(header.size())) + header + data;
+}
+
+std::string header_of(const std::string& descr, const std::string& order, const std::string& shape) {
+  return "{'descr': '" + descr + "', 'fortran_order': " + order + ", 'shape': " + shape + ", }";
+}
+
+template <class T>
+std::string elements(int64_t count, bool big_endian = false) {
+  std::string bytes;
+  for (int64_t i = 0; i < count; ++i) {
+    if constexpr (std::is_same_v<T, bool>)
+      bytes += bytes_of(i % 2 == 1);
+    else if constexpr (std::is_same_v<T, Float16>)
+      bytes += bytes_of(Float16(static_cast<float>(i)), big_endian);
+    else
+      bytes += bytes_of(static_cast<T>(i), big_endian);
+  }
+  return bytes;
+}
+
+template <class T>
+class NpyDtypeTest : public NpyTest {};
+using Elements = ::testing::Types<float, double, Float16, int64_t, int32_t, uint8_t, bool>;
+TYPED_TEST_SUITE(NpyDtypeTest, Elements);
+
+TYPED_TEST(NpyDtypeTest, BothByteOrdersAndRoundTrip) {
+  const DType dtype = dtype_of<TypeParam>;
+  const std::string kind = dtype == b8 ? "b" : dtype == u8 ? "u" : is_floating(dtype) ? "f" : "i";
+  const std::string code = concat(kind, item_size(dtype));
+  std::vector<double> expected;
+  for (int i = 0; i < 6; ++i) expected.push_back(dtype == b8 ? i % 2 : i);
+  for (const std::string order : {"<", ">", "=", "|"}) {
+    if (order == "|" && item_size(dtype) > 1) continue;
+    const std::string bytes = file_of(header_of(order + code, "False", "(2, 3)"), elements<TypeParam>(6, order == ">"));
+    const Tensor tensor = load_npy(this->put("f", bytes));
+    EXPECT_EQ(describe(tensor), concat("[2, 3] ", dtype, " on cpu"));
+    EXPECT_EQ(tensor.to_vector(), expected) << order;
+    save_npy(this->path("g"), tensor);
+    EXPECT_EQ(load_npy(this->path("g")).to_vector(), expected);
+  }
+}
+
+TEST_F(NpyTest, FortranOrder) {
+  const auto file = put("f", file_of(header_of("<i4", "True", "(2, 3)"), elements<int32_t>(6)));
+  const Tensor tensor = load_npy(file);
+  EXPECT_TRUE(tensor.is_contiguous());
+  EXPECT_EQ(tensor.to_vector<int64_t>(), (std::vector<int64_t>{0, 2, 4, 1, 3, 5}));
+  const auto swapped = put("f", file_of(header_of(">i4", "True", "(2, 3, 1)"), elements<int32_t>(6, true)));
+  EXPECT_EQ(load_npy(swapped).to_vector<int64_t>(), (std::vector<int64_t>{0, 2, 4, 1, 3, 5}));
+}
+
+TEST_F(NpyTest, Versions) {
+  const std::string header = header_of("|u1", "False", "(2,)"), data = "\1\2";
+  const std::string length = bytes_of(static_cast<uint32_t>(header.size()));
+  for (const char major : {'\2', '\3'}) {
+    const Tensor tensor = load_npy(put("f", "\x93NUMPY" + std::string{major, '\0'} + length + header + data));
+    EXPECT_EQ(tensor.to_vector<int64_t>(), (std::vector<int64_t>{1, 2}));
+  }
+  const auto with_version = [&](char major, char minor) {
+    return put("f", "\x93NUMPY" + std::string{major, minor} + length + header + data);
+  };
+  EXPECT_ERROR(load_npy(with_version(0, 0)), "unknown version 0.0");
+  EXPECT_ERROR(load_npy(with_version(4, 0)), "unknown version 4.0");
+  EXPECT_ERROR(load_npy(with_version(1, 1)), "unknown version 1.1");
+  const std::string two("\x93NUMPY\2\0", 8);
+  EXPECT_ERROR(load_npy(put("f", two + bytes_of(UINT32_MAX) + header)), "exceeds 65535 bytes");
+  EXPECT_ERROR(load_npy(put("f", two + bytes_of(uint32_t{60000}) + header)), "truncated: header length 60000");
+}
+
+TEST_F(NpyTest, Shapes) {
+  const auto load = [&](const std::string& shape, int64_t count) {
+    return load_npy(put("f", file_of(header_of("|u1", "False", shape), elements<uint8_t>(count)))).shape();
+  };
+  EXPECT_EQ(load("()", 1), Shape({}));
+  EXPECT_EQ(load("(0,)", 0), Shape({0}));
+  EXPECT_EQ(load("( 2,3 , 4,)", 24), Shape({2, 3, 4}));
+  EXPECT_EQ(load("(1, 1, 1, 1, 1, 1, 1, 2)", 2), Shape({1, 1, 1, 1, 1, 1, 1, 2}));
+}
+
+TEST_F(NpyTest, HeaderForms) {
+  const char* forms[] = {
+      "{\"shape\":(2,),\"fortran_order\":False,\"descr\":\"|u1\"}",
+      " { 'descr' : '|u1' , 'fortran_order' : True , 'shape' : ( 2 , ) } \n",
+      "{'descr': '|u1', 'fortran_order': False, 'shape': (2,)}          \n",
+  };
+  for (const char* form : forms) {
+    SCOPED_TRACE(form);
+    EXPECT_EQ(load_npy(put("f", file_of(form, "\1\2"))).shape(), Shape({2}));
+  }
+}
+
+TEST_F(NpyTest, WritesWhatNumPyWrites) {
+  Tensor tensor = empty({2, 3});
+  for (int64_t i = 0; i < 6; ++i) tensor.set({i / 3, i % 3}, static_cast<double>(i));
+  const auto expected = [](std::string header, const std::string& data) {
+    header.resize(117, ' ');
+    return file_of(header + "\n", data);
+  };
+  save_npy(path("f"), tensor);
+  EXPECT_EQ(get(path("f")), expected(header_of("<f4", "False", "(2, 3)"), elements<float>(6)));
+  save_npy(path("f"), as_strided(tensor, {2}, {3}, 1));
+  EXPECT_EQ(get(path("f")), expected(header_of("<f4", "False", "(2,)"), bytes_of(1.0f) + bytes_of(4.0f)));
+  save_npy(path("f"), as_strided(tensor, {}, {}, 5));
+  EXPECT_EQ(get(path("f")), expected(header_of("<f4", "False", "()"), bytes_of(5.0f)));
+  save_npy(path("f"), empty({3, 0}, {.dtype = b8}));
+  EXPECT_EQ(get(path("f")), expected(header_of("|b1", "False", "(3, 0)"), ""));
+}
+
+TEST_F(NpyTest, LoadsToEveryDevice) {
+  for (const Device device : devices()) {
+    const auto file = put("f", file_of(header_of(">f4", "True", "(2, 3)"), elements<float>(6, true)));
+    const Tensor tensor = load_npy(file, device);
+    EXPECT_EQ(tensor.device(), device);
+    save_npy(path("g"), tensor);
+    EXPECT_EQ(load_npy(path("g")).to_vector(), (std::vector<double>{0, 2, 4, 1, 3, 5}));
+  }
+}
+
+struct Malformed {
+  std::string header;
+  const char* message;
+};
+
+/// Each with 8 bytes of data.
+const Malformed kMalformed[] = {
+    {"", "malformed header: expected '{' at byte 0"},
+    {"[]", "malformed header"},
+    {"{", "malformed header"},
+    {"{}", "needs descr, fortran_order and shape"},
+    {"{'descr': '|u1', 'shape': (8,)}", "needs descr, fortran_order and shape"},
+    {"{'descr': '|u1' 'fortran_order': False, 'shape': (8,)}", "malformed header"},
+    {"{'descr: |u1}", "malformed header: expected a string"},
+    {"{descr: '|u1'}", "malformed header: expected a string"},
+    {"{'descr': '|u1', 'descr': '|u1', 'fortran_order': False, 'shape': (8,)}", "'descr' is there twice"},
+    {"{'descr': '|u1', 'fortran_order': False, 'fortran_order': False, 'shape': (8,)}", "is there twice"},
+    {"{'descr': '|u1', 'fortran_order': False, 'shape': (8,), 'shape': (8,)}", "'shape' is there twice"},
+    {"{'descr': '|u1', 'fortran_order': False, 'shape': (8,), 'x': 1}", "unknown header key 'x'"},
+    {header_of("|u1", "False", "(8,)") + "x", "text after the header's dict"},
+    {header_of("|u1", "False", "(8,)") + std::string(1, '\0'), "text after the header's dict"},
+    {header_of("|u1", "0", "(8,)"), "fortran_order must be True or False"},
+    {header_of("|u1", "None", "(8,)"), "fortran_order must be True or False"},
+    {header_of("|u1", "Falsey", "(8,)"), "malformed header"},
+    {header_of("|u1", "False", "8"), "malformed header: expected '('"},
+    {header_of("|u1", "False", "[8]"), "malformed header: expected '('"},
+    {header_of("|u1", "False", "(8)"), "shape must be a tuple"},
+    {header_of("|u1", "False", "(,)"), "must hold non-negative 64-bit integers"},
+    {header_of("|u1", "False", "(8,,)"), "must hold non-negative 64-bit integers"},
+    {header_of("|u1", "False", "(-8,)"), "must hold non-negative 64-bit integers"},
+    {header_of("|u1", "False", "(08,)"), "must hold non-negative 64-bit integers"},
+    {header_of("|u1", "False", "(8.0,)"), "shape must be a tuple"},
+    {header_of("|u1", "False", "(2 4)"), "shape must be a tuple"},
+    {header_of("|u1", "False", "(1, 2 4)"), "malformed shape"},
+    {header_of("|u1", "False", "(99999999999999999999,)"), "must hold non-negative 64-bit integers"},
+    {header_of("|u1", "False", "(4294967296, 4294967296)"), "do not fit in 64 bits"},
+    {header_of("|u1", "False", "(0, 4294967296, 4294967296)"), "do not fit in 64 bits"},
+    {header_of("<f8", "False", "(2305843009213693952,)"), "do not fit in 64 bits"},
+    {header_of("|u1", "False", "(1, 1, 1, 1, 1, 1, 1, 1, 8)"), "more than 8 axes"},
+    {header_of("|O", "False", "(1,)"), "pickled"},
+    {header_of("O", "False", "(1,)"), "pickled"},
+    {"{'descr': [('x', '<f4'), ('y', '<f4')], 'fortran_order': False, 'shape': (1,)}", "structured dtypes"},
+    {"{'descr': ('<f4', (2,)), 'fortran_order': False, 'shape': (1,)}", "structured dtypes"},
+    {header_of("<c8", "False", "(1,)"), "dtype '<c8' is not supported"},
+    {header_of("<u8", "False", "(1,)"), "dtype '<u8' is not supported"},
+    {header_of("|V8", "False", "(1,)"), "dtype '|V8' is not supported"},
+    {header_of("<U2", "False", "(1,)"), "dtype '<U2' is not supported"},
+    {header_of("<f4x", "False", "(2,)"), "dtype '<f4x' is not supported"},
+    {header_of("", "False", "(1,)"), "dtype '' is not supported"},
+    {header_of("|f8", "False", "(1,)"), "has no byte order"},
+    {header_of("?f8", "False", "(1,)"), "has no byte order"},
+    {header_of("|u1", "False", "(9,)"), "truncated: [9] u8 takes 9 bytes, the file holds 8"},
+    {header_of("|u1", "False", "(1099511627776,)"), "truncated"},
+    {header_of("|u1", "False", "(7,)"), "trailing bytes"},
+    {header_of("|u1", "False", "(0,)"), "trailing bytes"},
+    {header_of("|b1", "False", "(8,)"), "a bool must be 0 or 1, found 7"},
+};
+
+TEST_F(NpyTest, RefusesMalformedHeaders) {
+  for (const auto& [header, message] : kMalformed) {
+    SCOPED_TRACE(header);
+    const auto file = put("f", file_of(header, std::string(8, '\7')));
+    EXPECT_ERROR(load_npy(file), message);
+    EXPECT_ERROR(load_npy(file), "load_npy: '" + file.string() + "': ");
+  }
+}
+
+TEST_F(NpyTest, RefusesOtherFiles) {
+  EXPECT_ERROR(load_npy(put("f", "")), "truncated: 0 bytes hold no .npy header");
+  EXPECT_ERROR(load_npy(put("f", "PK\3\4 a zip archive")), "not a .npy file");
+  EXPECT_ERROR(load_npy(path("none")), "load_npy: cannot read '" + path("none").string() + "': No such file");
+  EXPECT_ERROR(load_npy(path("")), "it is a directory");
+}
+
+TEST_F(NpyTest, RefusesToWrite) {
+  EXPECT_ERROR(save_npy(path("f"), Tensor()), "the tensor is undefined");
+  EXPECT_ERROR(save_npy(path("f"), empty({1}, {.dtype = bf16})), "NumPy has no bf16");
+  EXPECT_ERROR(save_npy(path("none/f"), empty({1})), "No such file or directory");
+  EXPECT_EQ(file_count(), 0);
+}
+
+TEST_F(NpyTest, SurvivesDamage) {
+  const std::string bytes = file_of(header_of("<i4", "True", "(2, 3)"), elements<int32_t>(6));
+  expect_survives_damage("f", bytes, [](const auto& file) { return load_npy(file); });
+}
+
+}  // namespace
+}  // namespace voxgrad

@@ -1,0 +1,212 @@
+#include "core/safetensors.h"
+
+#include "tests/core/file_support.h"
+
+namespace voxgrad {
+namespace {
+
+using SafetensorsTest = FileTest;
+
+/// A file with this header and these elements.
+std::string file_of(const std::string& header, const std::string& data) {
+  return bytes_of(static_cast<uint64_t>(header.size())) + header + data;
+}
+
+std::string entry(const std::string& dtype, const std::string& shape, const std::string& offsets) {
+  return "{\"dtype\":\"" + dtype + "\",\"shape\":" + shape + ",\"data_offsets\":" + offsets + "}";
+}
+
+const std::string kPair = "{\"__metadata__\":{\"k\":\"v\"},\"b\":" + entry("F32", "[2]", "[3,11]") +
+                          ",\"a\":" + entry("U8", "[3,1]", "[0,3]") + "}";
+const std::string kPairData = std::string("\1\2\3") + bytes_of(1.5f) + bytes_of(-2.0f);
+
+TEST_F(SafetensorsTest, ReadsBytes) {
+  Metadata metadata{{"stale", "entry"}};
+  const TensorMap tensors = load_safetensors(put("f", file_of(kPair + "   ", kPairData)), Device::cpu(), &metadata);
+  ASSERT_EQ(tensors.size(), 2u);
+  EXPECT_EQ(describe(tensors.at("a")), "[3, 1] u8 on cpu");
+  EXPECT_EQ(tensors.at("a").to_vector<int64_t>(), (std::vector<int64_t>{1, 2, 3}));
+  EXPECT_EQ(describe(tensors.at("b")), "[2] f32 on cpu");
+  EXPECT_EQ(tensors.at("b").to_vector(), (std::vector<double>{1.5, -2}));
+  EXPECT_EQ(metadata, (Metadata{{"k", "v"}}));
+}
+
+TEST_F(SafetensorsTest, WritesBytes) {
+  Tensor narrow = empty({2}, {.dtype = u8}), wide = empty({}, {.dtype = f64});
+  narrow.set({0}, 7);
+  narrow.set({1}, 8);
+  wide.set({}, 0.5);
+  save_safetensors(path("f"), {{"a", narrow}, {"w", wide}}, {{"k", "v"}});
+  std::string header = "{\"__metadata__\":{\"k\":\"v\"},\"w\":" + entry("F64", "[]", "[0,8]") +
+                       ",\"a\":" + entry("U8", "[2]", "[8,10]") + "}";
+  header.resize((header.size() + 7) / 8 * 8, ' ');
+  EXPECT_EQ(get(path("f")), file_of(header, bytes_of(0.5) + "\7\10"));
+}
+
+TEST_F(SafetensorsTest, RoundTripOfEveryDtype) {
+  TensorMap tensors;
+  for (const DType dtype : {f32, f64, bf16, f16, i64, i32, u8, b8}) {
+    Tensor tensor = empty({2, 3}, {.dtype = dtype});
+    for (int64_t i = 0; i < 6; ++i) tensor.set({i / 3, i % 3}, dtype == b8 ? i % 2 : static_cast<double>(i * i));
+    tensors[name(dtype)] = tensor;
+    tensors[concat("transposed ", dtype)] = as_strided(tensor, {3, 2}, {1, 3}, 0);
+    tensors[concat("slice ", dtype)] = as_strided(tensor, {2, 2}, {3, 1}, 1);
+    tensors[concat("empty ", dtype)] = empty({0, 3}, {.dtype = dtype});
+    tensors[concat("scalar ", dtype)] = as_strided(tensor, {}, {}, 5);
+  }
+  tensors[""] = empty({1, 1, 1, 1, 1, 1, 1, 0});
+  tensors["na\"me\n\u00e9"] = empty({0});
+  const Metadata written{{"note", "\u00fc \\ \t"}, {"", ""}};
+  save_safetensors(path("f"), tensors, written);
+  Metadata metadata;
+  const TensorMap loaded = load_safetensors(path("f"), Device::cpu(), &metadata);
+  EXPECT_EQ(metadata, written);
+  ASSERT_EQ(loaded.size(), tensors.size());
+  for (const auto& [name, tensor] : tensors) {
+    ASSERT_TRUE(loaded.contains(name)) << name;
+    EXPECT_EQ(describe(loaded.at(name)), describe(tensor)) << name;
+    EXPECT_EQ(loaded.at(name).to_vector(), tensor.to_vector()) << name;
+    EXPECT_TRUE(loaded.at(name).is_contiguous()) << name;
+  }
+}
+
+TEST_F(SafetensorsTest, NoTensors) {
+  save_safetensors(path("f"), {});
+  EXPECT_EQ(get(path("f")), file_of("{}      ", ""));
+  EXPECT_TRUE(load_safetensors(path("f")).empty());
+}
+
+TEST_F(SafetensorsTest, LoadsToEveryDevice) {
+  const auto file = put("f", file_of(kPair, kPairData));
+  for (const Device device : devices()) {
+    const TensorMap tensors = load_safetensors(file, device);
+    EXPECT_EQ(tensors.at("b").device(), device);
+    EXPECT_EQ(tensors.at("b").to_vector(), (std::vector<double>{1.5, -2}));
+    save_safetensors(path("g"), tensors);
+    EXPECT_EQ(load_safetensors(path("g")).at("b").to_vector(), (std::vector<double>{1.5, -2}));
+  }
+  if (!cuda::is_available()) {
+    EXPECT_ERROR(load_safetensors(file, Device::cuda()), "cuda:0");
+  }
+}
+
+TEST_F(SafetensorsTest, HeaderLength) {
+  EXPECT_ERROR(load_safetensors(put("f", "")), "truncated: 0 bytes hold no header");
+  EXPECT_ERROR(load_safetensors(put("f", "1234567")), "truncated: 7 bytes hold no header");
+  EXPECT_ERROR(load_safetensors(put("f", bytes_of(uint64_t{3}) + "{}")), "header length 3 exceeds the 2 bytes");
+  EXPECT_ERROR(load_safetensors(put("f", bytes_of(uint64_t{100'000'001}) + "{}")), "exceeds 100000000 bytes");
+  EXPECT_ERROR(load_safetensors(put("f", bytes_of(UINT64_MAX) + "{}")), "exceeds 100000000 bytes");
+  EXPECT_ERROR(load_safetensors(put("f", file_of("", ""))), "must begin with '{'");
+}
+
+struct Malformed {
+  std::string header;
+  const char* message;
+};
+
+/// Each with 8 bytes of data.
+const Malformed kMalformed[] = {
+    {" {}", "must begin with '{'"},
+    {"\xef\xbb\xbf{}", "must begin with '{'"},
+    {"[]", "must begin with '{'"},
+    {"{}\n", "must end with '}'"},
+    {std::string("{}\0}", 4), "holds a zero byte"},
+    {"{}}", "not valid JSON at byte"},
+    {"{\"a\":}", "not valid JSON at byte"},
+    {"{\"a\xff\":{}}", "not valid JSON at byte"},
+    {"{\"a\":1}", "header entry 'a' must be an object, found a number"},
+    {"{\"a\":-1}", "header entry 'a' must be an object, found a negative number"},
+    {"{\"a\":[]}", "header entry 'a' must be an object, found an array"},
+    {"{\"a\":null}", "header entry 'a' must be an object, found null"},
+    {"{\"a\":{}}", "needs dtype, shape and data_offsets"},
+    {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2]}}", "needs dtype, shape and data_offsets"},
+    {"{\"a\":{\"dtype\":{\"x\":1}}}", "tensor 'a': an object is no valid dtype"},
+    {"{\"a\":{\"dtype\":3}}", "tensor 'a': a number is no valid dtype"},
+    {"{\"a\":{\"dtype\":[\"F32\"]}}", "tensor 'a': an array is no valid dtype"},
+    {"{\"a\":{\"shape\":\"F32\"}}", "tensor 'a': a string is no valid shape"},
+    {"{\"a\":{\"dtype\":\"F32\",\"dtype\":\"F32\"}}", "tensor 'a': dtype is there twice"},
+    {"{\"a\":{\"shape\":[],\"shape\":[]}}", "tensor 'a': shape is there twice"},
+    {"{\"a\":{\"data_offsets\":[0,8],\"data_offsets\":[0,8]}}", "tensor 'a': data_offsets is there twice"},
+    {"{\"a\":{\"device\":\"cpu\"}}", "tensor 'a': unknown key 'device'"},
+    {"{\"a\":" + entry("F33", "[2]", "[0,8]") + "}", "unknown dtype 'F33'"},
+    {"{\"a\":" + entry("F8_E4M3", "[8]", "[0,8]") + "}", "dtype F8_E4M3 is not supported"},
+    {"{\"a\":" + entry("U64", "[1]", "[0,8]") + "}", "dtype U64 is not supported"},
+    {"{\"a\":" + entry("F32", "[-2]", "[0,8]") + "}", "a negative number is no valid shape"},
+    {"{\"a\":" + entry("F32", "[2.0]", "[0,8]") + "}", "a number that is no 64-bit integer is no valid shape"},
+    {"{\"a\":" + entry("F32", "[[2]]", "[0,8]") + "}", "an array is no valid shape"},
+    {"{\"a\":" + entry("F32", "[true]", "[0,8]") + "}", "a boolean is no valid shape"},
+    {"{\"a\":" + entry("F32", "[99999999999999999999]", "[0,8]") + "}", "is no valid shape"},
+    {"{\"a\":" + entry("F32", "[9223372036854775808]", "[0,8]") + "}", "does not fit in 64 bits"},
+    {"{\"a\":" + entry("F32", "[4294967296,4294967296]", "[0,8]") + "}", "do not fit in 64 bits"},
+    {"{\"a\":" + entry("F32", "[0,4294967296,4294967296]", "[0,8]") + "}", "do not fit in 64 bits"},
+    {"{\"a\":" + entry("F32", "[4611686018427387904]", "[0,8]") + "}", "do not fit in 64 bits"},
+    {"{\"a\":" + entry("F32", "[1,1,1,1,1,1,1,1,2]", "[0,8]") + "}", "more than 8 axes"},
+    {"{\"a\":" + entry("F32", "[2]", "[0]") + "}", "must be two numbers"},
+    {"{\"a\":" + entry("F32", "[2]", "[0,8,8]") + "}", "must be two numbers"},
+    {"{\"a\":" + entry("F32", "[2]", "[8,0]") + "}", "data_offsets [8, 0] do not lie in the 8 bytes"},
+    {"{\"a\":" + entry("F32", "[2]", "[0,9]") + "}", "data_offsets [0, 9] do not lie in the 8 bytes"},
+    {"{\"a\":" + entry("F32", "[3]", "[0,8]") + "}", "[3] f32 takes 12 bytes, data_offsets [0, 8] hold 8"},
+    {"{\"a\":" + entry("F32", "[1]", "[4,8]") + "}", "hole at bytes 0 to 4"},
+    {"{\"a\":" + entry("F32", "[1]", "[0,4]") + "}", "trailing bytes"},
+    {"{\"a\":" + entry("U8", "[3]", "[0,3]") + ",\"b\":" + entry("U8", "[4]", "[4,8]") + "}", "hole at bytes 3 to 4"},
+    {"{\"a\":" + entry("U8", "[5]", "[0,5]") + ",\"b\":" + entry("U8", "[4]", "[4,8]") + "}", "overlap"},
+    {"{\"a\":" + entry("U8", "[8]", "[0,8]") + ",\"b\":" + entry("U8", "[8]", "[0,8]") + "}", "overlap"},
+    {"{\"a\":" + entry("U8", "[8]", "[0,8]") + ",\"a\":" + entry("U8", "[8]", "[0,8]") + "}",
+     "tensor 'a' is there twice"},
+    {"{\"__metadata__\":{},\"__metadata__\":{}}", "'__metadata__' is there twice"},
+    {"{\"__metadata__\":{\"a\":\"b\",\"a\":\"c\"}}", "metadata 'a' is there twice"},
+    {"{\"__metadata__\":{\"a\":1}}", "metadata 'a' must be a string, found a number"},
+    {"{\"__metadata__\":{\"a\":{}}}", "metadata 'a' must be a string, found an object"},
+    {"{\"__metadata__\":3}", "must be an object, found a number"},
+    {"{}", "trailing bytes: tensors take 0 bytes, the file holds 8"},
+};
+
+TEST_F(SafetensorsTest, RefusesMalformedHeaders) {
+  for (const auto& [header, message] : kMalformed) {
+    SCOPED_TRACE(header);
+    const auto file = put("f", file_of(header, std::string(8, '\1')));
+    EXPECT_ERROR(load_safetensors(file), message);
+    EXPECT_ERROR(load_safetensors(file), "load_safetensors: '" + file.string() + "': ");
+  }
+}
+
+TEST_F(SafetensorsTest, RefusesBoolsOtherThanZeroAndOne) {
+  const std::string header = "{\"a\":" + entry("BOOL", "[3]", "[0,3]") + "}";
+  EXPECT_ERROR(load_safetensors(put("f", file_of(header, std::string("\0\1\2", 3)))), "must be 0 or 1, found 2");
+}
+
+TEST_F(SafetensorsTest, TakesNoMemoryForClaims) {
+  const std::string header = "{\"a\":" + entry("F32", "[1099511627776]", "[0,4398046511104]") + "}";
+  const int64_t allocations = memory::stats().allocations;
+  EXPECT_ERROR(load_safetensors(put("f", file_of(header, "12345678"))), "do not lie in the 8 bytes of data");
+  EXPECT_EQ(memory::stats().allocations, allocations);
+}
+
+TEST_F(SafetensorsTest, RefusesWhatIsNoFile) {
+  EXPECT_ERROR(load_safetensors(path("none")),
+               "load_safetensors: cannot read '" + path("none").string() + "': No such file or directory");
+  EXPECT_ERROR(load_safetensors(path("")), "it is a directory");
+  EXPECT_ERROR(load_safetensors("/dev/null"), "it is not a regular file");
+}
+
+TEST_F(SafetensorsTest, RefusesWhatMayNotBeRead) {
+  if (geteuid() == 0) GTEST_SKIP() << "root may read everything";
+  const auto file = put("f", file_of(kPair, kPairData));
+  std::filesystem::permissions(file, std::filesystem::perms::none);
+  EXPECT_ERROR(load_safetensors(file), "cannot read '" + file.string() + "': Permission denied");
+}
+
+TEST_F(SafetensorsTest, RefusesToWriteWhatItCouldNotRead) {
+  EXPECT_ERROR(save_safetensors(path("f"), {{"a", Tensor()}}), "tensor 'a' is undefined");
+  EXPECT_ERROR(save_safetensors(path("f"), {{"__metadata__", empty({1})}}), "no tensor may be named");
+  EXPECT_ERROR(save_safetensors(path("f"), {{"a\xff", empty({1})}}), "must be UTF-8");
+  EXPECT_ERROR(save_safetensors(path("none/f"), {{"a", empty({1})}}), "No such file or directory");
+  EXPECT_EQ(file_count(), 0);
+}
+
+TEST_F(SafetensorsTest, SurvivesDamage) {
+  expect_survives_damage("f", file_of(kPair, kPairData), [](const auto& file) { return load_safetensors(file); });
+}
+
+}  // namespace
+}  // namespace voxgrad

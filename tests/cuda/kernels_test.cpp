@@ -1,0 +1,372 @@
+// The elementwise-like CUDA kernels and matmul against the CPU's, called as the operators call them: through the
+// table, on views of any strides and alignment, between guard bands that must stay as they were.
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <iterator>
+#include <limits>
+
+#include "core/tensor.h"
+#include "ops/create.h"
+#include "ops/kernels.h"
+#include "ops/scalar_ops.h"
+#include "tests/support.h"
+
+namespace voxgrad {
+namespace {
+
+constexpr int64_t kGuard = 32;
+
+/// The same view on the CPU and on the GPU: a shape whose axes lie in memory in `order` (outermost first), `offset`
+/// elements after a guard band. Axes of `flipped` run backwards, axes of `broadcast` have stride 0.
+struct Twin {
+  Tensor cpu, gpu;
+  View view;
+  int64_t start = 0;
+
+  struct Layout {
+    Dims order = {};
+    int64_t offset = 0;
+    Dims flipped = {};
+    Dims broadcast = {};
+    int64_t gap = 1;  // distance of neighbours along the inner axis
+  };
+
+  Twin(DType dtype, const Shape& shape, Layout layout, uint32_t seed, double low = -3, double high = 3) {
+    view.dtype = dtype;
+    view.rank = static_cast<int>(shape.size());
+    std::copy(shape.begin(), shape.end(), view.size);
+    if (layout.order.empty())
+      for (int64_t axis = 0; axis < shape.size(); ++axis) layout.order.push_back(axis);
+    int64_t step = layout.gap;
+    start = kGuard + layout.offset;
+    for (int64_t i = shape.size() - 1; i >= 0; --i) {
+      const int64_t axis = layout.order[i];
+      if (std::find(layout.broadcast.begin(), layout.broadcast.end(), axis) != layout.broadcast.end()) continue;
+      const bool flip = std::find(layout.flipped.begin(), layout.flipped.end(), axis) != layout.flipped.end();
+      view.stride[axis] = flip ? -step : step;
+      if (flip) start += step * (shape[axis] - 1);
+      step *= shape[axis];
+    }
+    cpu = empty({step + 2 * kGuard + layout.offset}, {.dtype = dtype});
+    uint32_t state = seed;
+    for (int64_t i = 0; i < cpu.numel(); ++i) {
+      state = state * 1664525 + 1013904223;
+      const double value = low + (high - low) * (state >> 8) / (1 << 24);
+      cpu.set({i}, dtype == b8 ? state >> 31 : is_floating(dtype) ? value : std::floor(value));
+    }
+    gpu = cpu.to(Device::cuda());
+  }
+
+  View on(Device device) const {
+    View placed = view;
+    const Tensor& tensor = device.is_cuda() ? gpu : cpu;
+    placed.device = device.is_cuda() ? device.index : -1;
+    placed.data = static_cast<char*>(tensor.mutable_raw_data()) + start * item_size(view.dtype);
+    return placed;
+  }
+
+  /// Both buffers to the last byte, or to `tolerance` relative to the CPU's value (or absolute below 1).
+  void expect_same(double tolerance, const std::string& what) const {
+    const Tensor got = gpu.to(Device::cpu());
+    const auto bytes = static_cast<size_t>(cpu.numel() * item_size(cpu.dtype()));
+    if (std::memcmp(got.raw_data(), cpu.raw_data(), bytes) == 0) return;
+    const auto expected_values = cpu.to_vector<double>(), values = got.to_vector<double>();
+    for (size_t i = 0; i < values.size(); ++i) {
+      const double expected = expected_values[i];
+      if (values[i] == expected || (std::isnan(values[i]) && std::isnan(expected))) continue;
+      ASSERT_LE(std::abs(values[i] - expected), tolerance * std::max(1.0, std::abs(expected)))
+          << what << ": element " << i << " of the buffer is " << values[i] << ", on the CPU " << expected;
+      ASSERT_GT(tolerance, 0) << what << ": element " << i;
+    }
+  }
+};
+
+/// Calls `run(kernels, views...)` on both devices and compares all buffers.
+template <class Run, class... Twins>
+void on_both(const std::string& what, double tolerance, Run run, const Twins&... twins) {
+  for (const Device device : {Device::cpu(), Device::cuda()}) run(kernels(device), twins.on(device)...);
+  (twins.expect_same(tolerance, what), ...);
+}
+
+double rounding(DType dtype) { return dtype == f64 ? 1e-13 : 4e-6; }
+
+/// Layouts of (output, first input, second input) with shape, from one aligned row to anything goes.
+struct Geometry {
+  const char* name;
+  Shape shape;
+  Twin::Layout out, x, y;
+};
+const Geometry kGeometries[] = {
+    {"a row", {1031}, {}, {}, {}},
+    {"a row off the 16 bytes", {1031}, {.offset = 3}, {.offset = 3}, {.offset = 3}},
+    {"rows out of step", {1031}, {.offset = 1}, {.offset = 2}, {}},
+    {"shorter than a vector", {3}, {.offset = 1}, {.offset = 1}, {.offset = 1}},
+    {"a scalar", {}, {}, {}, {}},
+    {"channels last", {2, 5, 3, 4, 7}, {{0, 2, 3, 4, 1}}, {{0, 2, 3, 4, 1}}, {{0, 2, 3, 4, 1}}},
+    {"permuted", {6, 5, 7, 1, 4}, {}, {{4, 2, 0, 1, 3}, 1}, {{1, 0, 3, 2, 4}}},
+    {"flipped", {6, 5, 7}, {}, {{}, 0, {1, 2}}, {{}, 0, {0}}},
+    {"broadcast", {3, 4, 50}, {}, {}, {{}, 0, {}, {0, 2}}},
+    {"gaps", {9, 31}, {.gap = 2}, {.gap = 3}, {.gap = 1}},
+    {"eight axes", {2, 3, 2, 3, 2, 3, 2, 3}, {}, {{7, 6, 5, 4, 3, 2, 1, 0}}, {{1, 0, 3, 2, 5, 4, 7, 6}}},
+    {"empty", {4, 0, 3}, {}, {}, {}},
+};
+constexpr DType kAllTypes[] = {f32, f64, bf16, f16, i64, i32, u8, b8};
+
+class CudaKernels : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!cuda::is_available()) GTEST_SKIP() << "no GPU is present";
+  }
+};
+
+TEST_F(CudaKernels, CopyConvertsEveryPairOfTypes) {
+  for (const Geometry& g : kGeometries)
+    for (const DType to : kAllTypes)
+      for (const DType from : kAllTypes) {
+        const Twin out(to, g.shape, g.out, 1), x(from, g.shape, g.x, 2, 0, 200);
+        on_both(
+            concat(g.name, " ", from, " to ", to), 0,
+            [](const Kernels& k, const View& o, const View& i) { k.copy(o, i); }, out, x);
+      }
+}
+
+TEST_F(CudaKernels, Fill) {
+  for (const Geometry& g : kGeometries)
+    for (const DType dtype : kAllTypes) {
+      const Twin out(dtype, g.shape, g.out, 1);
+      on_both(
+          concat(g.name, " ", dtype), 0, [](const Kernels& k, const View& o) { k.fill(o, 1.75); }, out);
+    }
+}
+
+TEST_F(CudaKernels, ArangeIsBitEqual) {
+  for (const DType dtype : {f32, f64, i64, i32}) {
+    const Twin out(dtype, {1001}, {.offset = 1}, 1);
+    on_both(
+        name(dtype), 0, [](const Kernels& k, const View& o) { k.arange(o, -3.7, 0.1); }, out);
+  }
+}
+
+TEST_F(CudaKernels, Unary) {
+  for (const Geometry& g : kGeometries)
+    for (size_t i = 0; i < std::size(kUnaryNames); ++i)
+      for (const DType dtype : {f32, f64, i64, i32, b8, bf16}) {
+        const auto op = static_cast<UnaryOp>(i);
+        const bool integers = op <= UnaryOp::abs || op == UnaryOp::clamp;
+        const bool taken = op == UnaryOp::logical_not ? dtype == b8
+                           : op == UnaryOp::isfinite  ? is_floating(dtype)
+                                                      : dtype <= f64 || (integers && (dtype == i64 || dtype == i32));
+        if (!taken) continue;
+        const double low = op == UnaryOp::log || op == UnaryOp::sqrt || op == UnaryOp::rsqrt ? 0.1 : -3;
+        const Twin out(op == UnaryOp::isfinite ? b8 : dtype, g.shape, g.out, 1), x(dtype, g.shape, g.x, 2, low, 3);
+        on_both(
+            concat(g.name, " ", kUnaryNames[i], " ", dtype), rounding(dtype),
+            [op](const Kernels& k, const View& o, const View& v) {
+              k.unary(op, o, v, op == UnaryOp::clamp ? -1 : 2, op == UnaryOp::softplus ? 5 : 1);
+            },
+            out, x);
+      }
+}
+
+TEST_F(CudaKernels, UnaryOfSpecialValues) {
+  const double infinity = std::numeric_limits<double>::infinity();
+  for (const DType dtype : {f32, f64})
+    for (size_t i = 0; i < std::size(kUnaryNames); ++i) {
+      const auto op = static_cast<UnaryOp>(i);
+      if (op == UnaryOp::logical_not) continue;
+      Twin x(dtype, {7}, {}, 1);
+      const Twin out(op == UnaryOp::isfinite ? b8 : dtype, {7}, {}, 2);
+      int64_t at = x.start;
+      for (const double value : {infinity, -infinity, std::nan(""), 0.0, -0.0, 88.0, -88.0}) x.cpu.set({at++}, value);
+      x.gpu = x.cpu.to(Device::cuda());
+      on_both(
+          concat(kUnaryNames[i], " ", dtype), rounding(dtype),
+          [op](const Kernels& k, const View& o, const View& v) { k.unary(op, o, v, 1, 2); }, out, x);
+    }
+}
+
+TEST_F(CudaKernels, Binary) {
+  for (const Geometry& g : kGeometries)
+    for (size_t i = 0; i < std::size(kBinaryNames); ++i)
+      for (const DType dtype : {f32, f64, i64, i32, u8, b8}) {
+        const auto op = static_cast<BinaryOp>(i);
+        const bool compares = op >= BinaryOp::eq;
+        const bool integers = op <= BinaryOp::minimum && (dtype == i64 || dtype == i32);
+        const bool logic = dtype == b8 && (op == BinaryOp::add || op == BinaryOp::mul);
+        if (!(compares || integers || logic || dtype <= f64)) continue;
+        const double low = op == BinaryOp::pow || dtype == u8 ? 0.25 : -3;
+        const Twin out(compares ? b8 : dtype, g.shape, g.out, 1), x(dtype, g.shape, g.x, 2, low, 3),
+            y(dtype, g.shape, g.y, 3, low, 3);
+        on_both(
+            concat(g.name, " ", kBinaryNames[i], " ", dtype), rounding(dtype),
+            [op](const Kernels& k, const View& o, const View& v, const View& w) { k.binary(op, o, v, w, 0.5, 1); }, out,
+            x, y);
+      }
+}
+
+TEST_F(CudaKernels, Where) {
+  for (const Geometry& g : kGeometries)
+    for (const DType dtype : {f32, f64, i64, i32, u8, b8}) {
+      const Twin out(dtype, g.shape, g.out, 1), condition(b8, g.shape, g.x, 2), x(dtype, g.shape, g.y, 3, 0, 9),
+          y(dtype, g.shape, g.x, 4, 0, 9);
+      on_both(
+          concat(g.name, " ", dtype), 0,
+          [](const Kernels& k, const View& o, const View& c, const View& v, const View& w) { k.where(o, c, v, w); },
+          out, condition, x, y);
+    }
+}
+
+TEST_F(CudaKernels, UniformsAreBitEqualAndNormalsToRounding) {
+  for (const DType dtype : {f32, f64})
+    for (const int64_t count : {0, 1, 2, 3, 4, 5, 1023, 5000})
+      for (const GeneratorState state : {GeneratorState{0, 0}, GeneratorState{~0ull - 3, (1ull << 32) - 2}}) {
+        const Twin out(dtype, {count}, {.offset = count % 4}, 1);
+        on_both(
+            concat("uniform ", dtype, " ", count), 0, [&](const Kernels& k, const View& o) { k.uniform(o, state); },
+            out);
+        on_both(
+            concat("normal ", dtype, " ", count), rounding(dtype),
+            [&](const Kernels& k, const View& o) { k.normal(o, state); }, out);
+      }
+}
+
+/// An index of `shape` into an axis of `size` elements.
+Twin index_twin(const Shape& shape, const Twin::Layout& layout, int64_t size) {
+  return Twin(i64, shape, layout, 7, 0, static_cast<double>(size));
+}
+
+TEST_F(CudaKernels, Gather) {
+  for (const DType dtype : {f32, f64, i64, i32, u8, b8}) {
+    const Twin in(dtype, {4, 9, 5}, {{2, 0, 1}, 1, {1}}, 1, 0, 100), out(dtype, {4, 6, 5}, {{1, 2, 0}}, 2, 0, 100),
+        index = index_twin({4, 6, 5}, {{0, 2, 1}}, 9);
+    on_both(
+        name(dtype), 0, [](const Kernels& k, const View& o, const View& i, const View& n) { k.gather(o, i, n, 1); },
+        out, in, index);
+  }
+}
+
+TEST_F(CudaKernels, GatherMarksWhatLiesOutside) {
+  const Device device = Device::cuda();
+  const Tensor index = empty({3}, {.dtype = i64});
+  for (const int64_t i : {0, 1, 2}) index.set({i}, i == 0 ? -1.0 : i == 1 ? 2.0 : 1.0);
+  const Tensor floats = full({2}, 5, {.device = device}), out = full({3}, 5, {.device = device});
+  const Tensor integers = full({2}, 5, {.dtype = i32, .device = device});
+  const Tensor out_integers = full({3}, 5, {.dtype = i32, .device = device});
+  const Tensor there = index.to(device);
+  kernels(device).gather(out.view_out(), floats.view_in(), there.view_in(), 0);
+  kernels(device).gather(out_integers.view_out(), integers.view_in(), there.view_in(), 0);
+  EXPECT_TRUE(std::isnan(out.at({0})) && std::isnan(out.at({1})));
+  EXPECT_EQ(out.at({2}), 5);
+  EXPECT_EQ(out_integers.to_vector<double>(), (std::vector<double>{0, 0, 5}));
+}
+
+TEST_F(CudaKernels, ScatterAddIsBitEqualForFewAndForManyLines) {
+  for (const DType dtype : {f32, f64})
+    for (const int64_t lines : {int64_t{3}, int64_t{5000}}) {
+      const Twin out(dtype, {lines, 7, 2}, {{2, 0, 1}}, 1), in(dtype, {lines, 20, 2}, {{0, 2, 1}, 1, {1}}, 2),
+          index = index_twin({lines, 20, 2}, {}, 7);
+      on_both(
+          concat(dtype, " ", lines), 0,
+          [](const Kernels& k, const View& o, const View& i, const View& n) { k.scatter_add(o, i, n, 1); }, out, in,
+          index);
+    }
+}
+
+TEST_F(CudaKernels, OptimizerSteps) {
+  for (const DType dtype : {f32, f64})
+    for (const bool flag : {false, true}) {
+      const auto twin = [&](uint32_t seed) { return Twin(dtype, {1003}, {.offset = 1}, seed, 0.1, 2); };
+      const Twin param = twin(1), grad = twin(2), a = twin(3), b = twin(4), c = twin(5);
+      // The square of a mean stays below the mean of the squares, or their difference would be all rounding.
+      const Twin mean(dtype, {1003}, {.offset = 1}, 6, -0.2, 0.2);
+      on_both(
+          "sgd", rounding(dtype),
+          [&](const Kernels& k, const View& p, const View& g, const View& m) {
+            k.sgd(p, g, flag ? &m : nullptr, {0.1, 0.9, 0.2, 0.01, flag, flag, false});
+          },
+          param, grad, a);
+      on_both(
+          "adam", rounding(dtype),
+          [&](const Kernels& k, const View& p, const View& g, const View& u, const View& v, const View& w) {
+            k.adam(p, g, u, v, flag ? &w : nullptr, {0.1, 0.9, 0.99, 1e-8, 0.01, flag, flag, flag, 3});
+          },
+          param, grad, a, b, c);
+      on_both(
+          "rmsprop", rounding(dtype),
+          [&](const Kernels& k, const View& p, const View& g, const View& u, const View& v, const View& w) {
+            k.rmsprop(p, g, u, flag ? &v : nullptr, flag ? &w : nullptr, {0.1, 0.9, 1e-8, 0.01, 0.5, flag, flag});
+          },
+          param, grad, b, c, mean);
+    }
+}
+
+TEST_F(CudaKernels, MatmulTakesAnyStrides) {
+  const Twin::Layout layouts[] = {
+      {},                      // rows
+      {{0, 2, 1}},             // transposed
+      {{1, 2, 0}},             // the batch inside: neither axis is dense
+      {{}, 1, {2}},            // backwards
+      {{}, 0, {}, {0}},        // one matrix for the whole batch
+      {{2, 1, 0}, 0, {}, {0}}  // the same, transposed
+  };
+  const std::array<int64_t, 3> sizes[] = {{5, 7, 6},    {1, 7, 6}, {5, 1, 6}, {5, 7, 1},
+                                          {33, 65, 17}, {5, 0, 6}, {0, 3, 4}};
+  for (const DType dtype : {f32, f64})
+    for (const auto& [m, k, n] : sizes)
+      for (const auto& left : layouts)
+        for (const auto& right : layouts) {
+          // Small integers: the products are exact, whatever the order of their sums.
+          Twin c(dtype, {3, m, n}, {}, 1), a(dtype, {3, m, k}, left, 2, -8, 8), b(dtype, {3, k, n}, right, 3, -8, 8);
+          for (Twin* twin : {&a, &b}) {
+            for (int64_t i = 0; i < twin->cpu.numel(); ++i) twin->cpu.set({i}, std::round(twin->cpu.at({i})));
+            twin->gpu = twin->cpu.to(Device::cuda());
+          }
+          on_both(
+              concat(dtype, " ", m, " ", k, " ", n), 0,
+              [](const Kernels& table, const View& z, const View& x, const View& y) { table.matmul(z, x, y); }, c, a,
+              b);
+        }
+}
+
+TEST_F(CudaKernels, MatmulComputesFloat32InFloat32) {
+  // In TF32, 1 + 2^-12 is 1.
+  const Device device = Device::cuda();
+  const Tensor a = full({1, 64, 64}, 1 + 0x1p-12, {.device = device}), b = full({1, 64, 64}, 1, {.device = device});
+  const Tensor c = empty({1, 64, 64}, {.device = device});
+  kernels(device).matmul(c.view_out(), a.view_in(), b.view_in());
+  EXPECT_EQ(c.at({0, 63, 63}), 64 + 0x1p-6);
+}
+
+TEST_F(CudaKernels, MoreThanTwoToThe31Elements) {
+  const Device device = Device::cuda();
+  const int64_t count = (int64_t{1} << 31) + 1000;
+  Tensor in, out;
+  try {
+    in = empty({count}, {.dtype = u8, .device = device});
+    out = empty({count}, {.dtype = u8, .device = device});
+  } catch (const OutOfMemoryError& error) {
+    GTEST_SKIP() << error.what();
+  }
+  const Kernels& table = kernels(device);
+  table.fill(in.view_out(), 7);
+  in.set({3}, 1);
+  in.set({count - 2}, 2);
+  table.copy(out.view_out(), in.view_in());
+  EXPECT_EQ(out.at({3}), 1);
+  EXPECT_EQ(out.at({count - 2}), 2);
+  EXPECT_EQ(out.at({count - 1}), 7);
+
+  View backwards = in.view_in();
+  backwards.data = static_cast<char*>(backwards.data) + count - 1;
+  backwards.stride[0] = -1;
+  table.fill(out.view_out(), 0);
+  table.copy(out.view_out(), backwards);
+  EXPECT_EQ(out.at({1}), 2);
+  EXPECT_EQ(out.at({count - 4}), 1);
+  for (const int64_t i : {int64_t{0}, count / 2 - 1, count / 2, count - 1}) EXPECT_EQ(out.at({i}), 7) << i;
+}
+
+}  // namespace
+}  // namespace voxgrad

@@ -1,0 +1,200 @@
+// The CUDA kernels that reduce, normalise, pool and resample against the CPU's, through the kernel table: random
+// shapes and strides, poisoned results between guard bands.
+#include <functional>
+
+#include "ops/create.h"
+#include "tests/cuda/random_view.h"
+
+namespace voxgrad::cudatest {
+namespace {
+
+using CudaReduce = OnGpu;
+
+constexpr Device kBoth[] = {Device::cpu(), Device::cuda()};
+
+double rounding(DType dtype) { return dtype == f64 ? 1e-12 : 1e-6; }
+
+/// Calls body(random, dtype) with many seeds, naming the one that fails.
+void with_seeds(unsigned count, const std::function<void(Random&, DType)>& body) {
+  for (unsigned seed = kFirstSeed; seed < kFirstSeed + count && !testing::Test::HasFailure(); ++seed) {
+    SCOPED_TRACE(concat("seed ", seed));
+    Random random(seed);
+    body(random, seed % 3 ? f32 : f64);
+  }
+}
+
+Shape random_shape(Random& random, int64_t rank, int64_t largest) {
+  Shape shape;
+  for (int64_t axis = 0; axis < rank; ++axis) shape.push_back(random.integer(1, largest));
+  return shape;
+}
+
+TEST_F(CudaReduce, AgreesOverAnyAxes) {
+  with_seeds(150, [](Random& random, DType dtype) {
+    const int64_t rank = random.integer(1, 6);
+    const Shape shape = random_shape(random, rank, rank == 1 ? 100000 : rank == 2 ? 400 : rank < 5 ? 17 : 6);
+    Shape kept = shape;
+    for (int64_t& size : kept)
+      if (random.chance(0.6)) size = 1;
+    const auto op = static_cast<ReduceOp>(random.integer(0, 2));
+    RandomView in(dtype, shape, any_layout(random, true), random), out(dtype, kept, any_layout(random, false), random);
+    in.fill(random, -100, 100, false);
+    out.poison();
+    SCOPED_TRACE(concat(shape, " to ", kept));
+    for (const Device device : kBoth) kernels(device).reduce(op, out.on(device), in.on(device));
+    EXPECT_TRUE(out.same(op == ReduceOp::sum ? rounding(dtype) : 0));
+  });
+}
+
+TEST_F(CudaReduce, SumsIntegersAndFindsNaN) {
+  with_seeds(20, [](Random& random, DType) {
+    for (const DType dtype : {i64, i32, u8, b8}) {
+      RandomView in(dtype, {70, 300}, any_layout(random, true), random), out(i64, {70, 1}, Layout::spaced, random);
+      in.fill(random, 0, dtype == b8 ? 1 : 255);
+      out.fill(random, 0, 9);
+      for (const Device device : kBoth) kernels(device).reduce(ReduceOp::sum, out.on(device), in.on(device));
+      EXPECT_TRUE(out.same(0)) << dtype;
+    }
+    const Tensor x = randn({5000});
+    x.set({random.integer(0, 4999)}, std::nan(""));
+    const Tensor highest = empty({1}, {.device = Device::cuda()});
+    cuda_kernels().reduce(ReduceOp::amax, highest.view_out(), x.to(Device::cuda()).view_in());
+    EXPECT_TRUE(std::isnan(highest.item()));
+  });
+}
+
+TEST_F(CudaReduce, SumsOfNothingAreZero) {
+  const Tensor x = empty({3, 0, 2}, {.device = Device::cuda()}), y = full({3, 1, 2}, 7, x.options());
+  cuda_kernels().reduce(ReduceOp::sum, y.view_out(), x.view_in());
+  EXPECT_EQ(y.to_vector<double>(), std::vector<double>(6, 0));
+}
+
+TEST_F(CudaReduce, GivesTheSameBitsEveryTime) {
+  const Tensor x = randn({2, 5, 40, 41, 42}).to(Device::cuda());
+  std::vector<float> first;
+  for (int run = 0; run < 20; ++run) {
+    const Tensor y = empty({1, 5, 1, 1, 1}, x.options());
+    cuda_kernels().reduce(ReduceOp::sum, y.view_out(), x.view_in());
+    if (run == 0) first = y.to_vector<float>();
+    ASSERT_EQ(y.to_vector<float>(), first) << "run " << run;
+  }
+}
+
+TEST_F(CudaReduce, SoftmaxAgrees) {
+  with_seeds(60, [](Random& random, DType dtype) {
+    const int64_t rank = random.integer(1, 5);
+    const Shape shape = random_shape(random, rank, rank == 1 ? 5000 : rank == 2 ? 700 : 8);
+    const int axis = static_cast<int>(random.integer(0, rank - 1));
+    const bool logarithm = random.chance(0.5);
+    RandomView x(dtype, shape, any_layout(random, true), random), y(dtype, shape, any_layout(random, false), random);
+    x.fill(random, -9, 9, false);
+    y.poison();
+    SCOPED_TRACE(concat(shape, " along ", axis));
+    for (const Device device : kBoth) kernels(device).softmax(y.on(device), x.on(device), axis, logarithm);
+    EXPECT_TRUE(y.same(rounding(dtype)));
+  });
+}
+
+TEST_F(CudaReduce, GroupNormAgrees) {
+  with_seeds(60, [](Random& random, DType dtype) {
+    const int64_t groups = random.integer(1, 4), channels = groups * random.integer(1, 9), batch = random.integer(1, 3);
+    const int64_t length = random.chance(0.3) ? random.integer(1, 30000) : random.integer(1, 80);
+    const Shape shape{batch, channels, length};
+    const auto layout = random.chance(0.5) ? Layout::contiguous : Layout::channels_last;
+    const double centre = random.chance(0.3) ? 1000 : 0;  // where E[x^2] - E[x]^2 would lose everything
+    RandomView x(dtype, shape, layout, random), dy(dtype, shape, layout, random);
+    RandomView gamma(dtype, {channels}, Layout::spaced, random), beta(dtype, {channels}, Layout::spaced, random);
+    RandomView y(dtype, shape, layout, random), dx(dtype, shape, layout, random);
+    RandomView mean(dtype, {batch, groups}, Layout::contiguous, random), rstd = RandomView(mean);
+    RandomView dgamma(dtype, {channels}, Layout::contiguous, random), dbeta = RandomView(dgamma);
+    x.fill(random, centre - 2, centre + 2, false);
+    for (RandomView* input : {&dy, &gamma, &beta}) input->fill(random, -2, 2, false);
+    rstd.cpu = rstd.cpu.clone();
+    dbeta.cpu = dbeta.cpu.clone();
+    for (RandomView* output : {&y, &dx, &mean, &rstd, &dgamma, &dbeta}) output->poison();
+    const bool affine = random.chance(0.7);
+    SCOPED_TRACE(concat(shape, ", ", groups, " groups about ", centre));
+    for (const Device device : kBoth) {
+      const View g = gamma.on(device), b = beta.on(device), dg = dgamma.on(device), db = dbeta.on(device);
+      const Kernels& k = kernels(device);
+      k.group_norm(y.on(device), mean.on(device), rstd.on(device), x.on(device), affine ? &g : nullptr,
+                   affine ? &b : nullptr, 1e-5);
+      k.group_norm_backward(dx.on(device), &dg, &db, dy.on(device), x.on(device), mean.on(device), rstd.on(device),
+                            affine ? &g : nullptr);
+    }
+    // The gradients start from mean and rstd as each device rounded them.
+    const double tolerance = rounding(dtype), coarse = centre == 0 ? 5 * tolerance : 2000 * tolerance;
+    for (const RandomView* result : {&y, &mean, &rstd, &dbeta}) EXPECT_TRUE(result->same(2 * tolerance));
+    for (const RandomView* result : {&dx, &dgamma}) EXPECT_TRUE(result->same(coarse));
+  });
+}
+
+TEST_F(CudaReduce, MaxPoolAgrees) {
+  with_seeds(80, [](Random& random, DType dtype) {
+    PoolGeometry g;
+    Shape x_shape{random.integer(1, 3), random.integer(1, 4)}, y_shape = x_shape;
+    for (int a = 0; a < 3; ++a) {
+      int64_t span;
+      do {
+        g.kernel_size[a] = random.integer(1, 4);
+        g.stride[a] = random.integer(1, 4);
+        g.padding[a] = random.integer(0, g.kernel_size[a] / 2);
+        g.dilation[a] = random.integer(1, 3);
+        x_shape.push_back(random.integer(1, 12));
+        span = x_shape.back() + 2 * g.padding[a] - g.dilation[a] * (g.kernel_size[a] - 1) - 1;
+        if (span < 0) x_shape.erase(x_shape.size() - 1);
+      } while (span < 0);
+      y_shape.push_back(span / g.stride[a] + 1);
+    }
+    RandomView x(dtype, x_shape, any_layout(random, true), random),
+        y(dtype, y_shape, any_layout(random, false), random);
+    RandomView indices(i64, y_shape, any_layout(random, false), random);
+    RandomView dy(dtype, y_shape, any_layout(random, true), random),
+        dx(dtype, x_shape, any_layout(random, false), random);
+    x.fill(random, -5, 5);  // many ties
+    dy.fill(random, -5, 5);
+    indices.fill(random, -9, -1);
+    for (RandomView* output : {&y, &dx}) output->poison();
+    for (const Device device : kBoth) {
+      kernels(device).max_pool(y.on(device), indices.on(device), x.on(device), g);
+      kernels(device).max_pool_backward(dx.on(device), dy.on(device), indices.on(device), g);
+    }
+    for (const RandomView* result : {&y, &indices, &dx}) EXPECT_TRUE(result->same(0));
+  });
+}
+
+TEST_F(CudaReduce, ResampleAgrees) {
+  with_seeds(100, [](Random& random, DType dtype) {
+    Resample map;
+    map.mode = static_cast<Resample::Mode>(random.integer(0, 2));
+    const int64_t rank = random.integer(1, 5), n = random.integer(4, 20);
+    int64_t outputs = random.integer(1, 30);
+    if (map.mode == Resample::Mode::box) {
+      map.kernel = random.integer(1, 4);
+      map.stride = random.integer(1, 4);
+      map.padding = random.integer(0, map.kernel / 2);
+      map.count_include_pad = random.chance(0.5);
+      outputs = (n + 2 * map.padding - map.kernel) / map.stride + 1;
+    } else {
+      map.align_corners = map.mode == Resample::Mode::linear && outputs > 1 && random.chance(0.5);
+      map.scale = map.align_corners ? static_cast<double>(n - 1) / static_cast<double>(outputs - 1)
+                                    : static_cast<double>(n) / static_cast<double>(outputs);
+    }
+    const int axis = static_cast<int>(random.integer(0, rank - 1));
+    Shape shape = random_shape(random, rank, 7), small = shape, large = shape;
+    small[axis] = n;
+    large[axis] = outputs;
+    for (const bool transposed : {false, true}) {
+      RandomView in(dtype, transposed ? large : small, any_layout(random, true), random);
+      RandomView out(dtype, transposed ? small : large, any_layout(random, false), random);
+      in.fill(random, -5, 5, false);
+      out.poison();
+      SCOPED_TRACE(concat(small, " to ", large, " along ", axis, transposed ? ", transposed" : ""));
+      for (const Device device : kBoth) kernels(device).resample(out.on(device), in.on(device), axis, map, transposed);
+      EXPECT_TRUE(out.same(rounding(dtype)));
+    }
+  });
+}
+
+}  // namespace
+}  // namespace voxgrad::cudatest

@@ -1,0 +1,337 @@
+// The CUDA runtime: memory, copies, streams and events; and what a program meets where there is no GPU.
+#include <algorithm>
+#include <regex>
+#include <set>
+#include <thread>
+
+#include "core/tensor.h"
+#include "ops/create.h"
+#include "ops/kernels.h"
+#include "tests/support.h"
+
+namespace voxgrad {
+namespace {
+
+constexpr int64_t kMiB = int64_t{1} << 20;
+
+Tensor bytes_on_gpu(int64_t count) { return empty({count}, {.dtype = u8, .device = Device::cuda()}); }
+MemoryStats gpu_stats() { return memory::stats(Device::cuda()); }
+
+/// What `statement` says when it throws an Error; empty if it does not.
+template <class F>
+std::string error_of(F&& statement) {
+  try {
+    statement();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return {};
+}
+
+// ---- on every machine
+
+TEST(CudaDevices, AvailableMeansThatThereIsOne) { EXPECT_EQ(cuda::is_available(), cuda::device_count() > 0); }
+
+TEST(CudaDevices, OneThatIsMissingIsRefusedWithTheReason) {
+  const int count = cuda::device_count();
+  const Device missing = Device::cuda(count);
+  const std::string asked = "device cuda:" + std::to_string(count) + " asked for: ";
+  const std::string allocation = error_of([&] { empty({2}, {.device = missing}); });
+  if (count > 0) {
+    EXPECT_EQ(allocation, asked + "only " + std::to_string(count) + " present");
+  } else {
+    const std::string reason = allocation.substr(std::min(allocation.size(), asked.size()));
+    EXPECT_EQ(allocation.substr(0, asked.size()), asked);
+    EXPECT_TRUE(reason == "this build has no CUDA" || reason.starts_with("no CUDA device found")) << allocation;
+  }
+  for (const auto& other :
+       {error_of([&] { memory::stats(missing); }), error_of([&] { memory::empty_cache(missing); }),
+        error_of([&] { memory::reset_peak(missing); }), error_of([&] { synchronize(missing); }),
+        error_of([&] { cuda::Stream stream(missing.index); }), error_of([&] { cuda::Event event(missing.index); })})
+    EXPECT_EQ(other, allocation);
+}
+
+TEST(CudaDevices, NegativeIndicesAreRefused) {
+  EXPECT_ERROR(empty({2}, {.device = Device::cuda(-1)}), "device cuda:-1 asked for: ");
+  EXPECT_ERROR(cuda::Stream(-1), "device cuda:-1 asked for: ");
+}
+
+TEST(CudaDevices, KernelsThrowWhereThereIsNone) {
+  if (cuda::is_available()) GTEST_SKIP() << "a GPU is present";
+  float element = 1;
+  View view;
+  view.data = &element;
+  view.device = 0;
+  EXPECT_THROW(kernels(Device::cuda()).fill(view, 2), Error);
+  EXPECT_THROW(kernels(Device::cuda()).unary(UnaryOp::neg, view, view, 0, 0), Error);
+  EXPECT_THROW(kernels(Device::cuda()).sgd(view, view, nullptr, SgdStep{}), Error);
+  EXPECT_EQ(element, 1);
+}
+
+// ---- on machines with a GPU
+
+class CudaRuntime : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!cuda::is_available()) GTEST_SKIP() << "no GPU is present";
+  }
+};
+using CudaAllocator = CudaRuntime;
+using CudaStreams = CudaRuntime;
+
+TEST_F(CudaAllocator, CountsWhatTensorsHold) {
+  const MemoryStats before = gpu_stats();
+  {
+    const Tensor x = empty({1000}, {.device = Device::cuda()});
+    EXPECT_EQ(gpu_stats().current, before.current + 4000);
+    EXPECT_EQ(gpu_stats().allocations, before.allocations + 1);
+    EXPECT_GE(gpu_stats().reserved, gpu_stats().current);
+  }
+  EXPECT_EQ(gpu_stats().current, before.current);
+  EXPECT_GE(gpu_stats().peak, before.current + 4000);
+  memory::reset_peak(Device::cuda());
+  EXPECT_EQ(gpu_stats().peak, before.current);
+}
+
+TEST_F(CudaAllocator, EmptyTensorsTakeNothing) {
+  const MemoryStats before = gpu_stats();
+  const Tensor x = bytes_on_gpu(0);
+  EXPECT_EQ(gpu_stats().current, before.current);
+  EXPECT_EQ(gpu_stats().allocations, before.allocations);
+}
+
+TEST_F(CudaAllocator, HandsOutFreedBlocksAgain) {
+  for (const int64_t size : {int64_t{100}, 3 * kMiB, 50 * kMiB}) {
+    const void* first = bytes_on_gpu(size).raw_data();
+    const int64_t asked_before = gpu_stats().device_allocations;
+    const Tensor again = bytes_on_gpu(size - 1);
+    EXPECT_EQ(again.raw_data(), first);
+    EXPECT_EQ(gpu_stats().device_allocations, asked_before);
+  }
+}
+
+TEST_F(CudaAllocator, SmallTensorsShareASegment) {
+  memory::empty_cache(Device::cuda());
+  const int64_t asked_before = gpu_stats().device_allocations;
+  std::vector<Tensor> tensors;
+  std::set<uintptr_t> addresses;
+  for (int i = 0; i < 100; ++i) {
+    tensors.push_back(bytes_on_gpu(1000));
+    addresses.insert(reinterpret_cast<uintptr_t>(tensors.back().raw_data()));
+  }
+  EXPECT_LE(gpu_stats().device_allocations, asked_before + 1);
+  ASSERT_EQ(addresses.size(), 100u);
+  uintptr_t end = 0;
+  for (const uintptr_t address : addresses) {
+    EXPECT_EQ(address % 256, 0u);
+    EXPECT_GE(address, end);
+    end = address + 1000;
+  }
+}
+
+TEST_F(CudaAllocator, MergesFreedNeighbours) {
+  memory::empty_cache(Device::cuda());
+  std::vector<Tensor> pieces;
+  for (int i = 0; i < 4; ++i) pieces.push_back(bytes_on_gpu(5 * kMiB));  // one segment of 20 MiB
+  const int64_t asked_before = gpu_stats().device_allocations;
+  for (const size_t i : {1u, 3u, 0u, 2u}) pieces[i] = Tensor();
+  const Tensor whole = bytes_on_gpu(20 * kMiB);
+  EXPECT_EQ(gpu_stats().device_allocations, asked_before);
+}
+
+TEST_F(CudaAllocator, EmptyCacheReturnsWhatNobodyUses) {
+  memory::empty_cache(Device::cuda());
+  const int64_t reserved = gpu_stats().reserved;
+  const Tensor kept = bytes_on_gpu(30 * kMiB);
+  bytes_on_gpu(100 * kMiB);
+  EXPECT_EQ(gpu_stats().reserved, reserved + 130 * kMiB);
+  memory::empty_cache(Device::cuda());
+  EXPECT_EQ(gpu_stats().reserved, reserved + 30 * kMiB);
+}
+
+/// The message of a request that no GPU can serve.
+std::string out_of_memory_message() {
+  try {
+    bytes_on_gpu(int64_t{1} << 50);
+  } catch (const OutOfMemoryError& error) {
+    return error.what();
+  }
+  return "no OutOfMemoryError";
+}
+
+TEST_F(CudaAllocator, OutOfMemoryCarriesTheFiguresAndTheProgramGoesOn) {
+  const Tensor kept = full({kMiB}, 3, {.device = Device::cuda()});
+  const MemoryStats before = gpu_stats();
+  const std::string message = out_of_memory_message();
+  EXPECT_TRUE(std::regex_match(
+      message,
+      std::regex("out of memory on cuda:0: 1125899906842624 bytes asked for, " + std::to_string(before.current) +
+                 " in use by tensors, \\d+ reserved, \\d+ free of \\d+ on the device")))
+      << message;
+  EXPECT_EQ(gpu_stats().current, before.current);
+  const Tensor next = full({10}, 4, {.device = Device::cuda()});
+  EXPECT_EQ(next.at({9}), 4);
+  EXPECT_EQ(kept.at({kMiB - 1}), 3);
+  EXPECT_NO_THROW(synchronize(Device::cuda()));
+}
+
+TEST_F(CudaAllocator, GivesTheCacheBackBeforeItGivesUp) {
+  memory::empty_cache(Device::cuda());
+  std::smatch figures;
+  const std::string message = out_of_memory_message();
+  ASSERT_TRUE(std::regex_search(message, figures, std::regex("(\\d+) free of"))) << message;
+  const int64_t unused = std::stoll(figures[1]);
+  bytes_on_gpu(unused / 2);
+  EXPECT_NO_THROW(bytes_on_gpu(unused / 10 * 7));  // does not fit beside the cached half
+  memory::empty_cache(Device::cuda());
+}
+
+TEST_F(CudaAllocator, ServesThreads) {
+  const int64_t before = gpu_stats().current;
+  std::vector<std::jthread> threads;
+  std::vector<std::string> errors(4);
+  for (unsigned thread = 0; thread < 4; ++thread)
+    threads.emplace_back([thread, &errors] {
+      errors[thread] = error_of([thread] {
+        const cuda::Stream stream;
+        const cuda::StreamGuard guard(stream);
+        uint32_t state = thread + 1;
+        std::vector<Tensor> held(8);
+        for (int i = 0; i < 300; ++i) {
+          state = state * 1664525 + 1013904223;
+          const int64_t count = state >> 14;
+          const size_t slot = static_cast<size_t>(i) % held.size();
+          held[slot] = full({count + 1}, i, {.device = Device::cuda()});
+          check(held[slot].at({count}) == i, "test", "another thread wrote here");
+        }
+      });
+    });
+  threads.clear();
+  for (const std::string& error : errors) EXPECT_EQ(error, "");
+  EXPECT_EQ(gpu_stats().current, before);
+}
+
+TEST_F(CudaRuntime, CopiesBothWays) {
+  // The last is larger than the ring of upload buffers, and no multiple of them.
+  for (const int64_t count : {int64_t{1}, int64_t{1000}, 4 * kMiB, 40 * kMiB + 17}) {
+    Tensor source = empty({count}, {.dtype = u8});
+    auto* data = source.mutable_data<uint8_t>();
+    for (int64_t i = 0; i < count; ++i) data[i] = static_cast<uint8_t>((i * 7) ^ (i >> 13));
+    const Tensor expected = source.clone();
+    const Tensor moved = source.to(Device::cuda());
+    std::fill_n(data, count, uint8_t{0});  // the source is free again when to() returns
+    const Tensor back = moved.to(Device::cpu());
+    EXPECT_TRUE(std::equal(back.data<uint8_t>(), back.data<uint8_t>() + count, expected.data<uint8_t>())) << count;
+  }
+}
+
+TEST_F(CudaRuntime, CopiesBetweenDevices) {
+  if (cuda::device_count() < 2) GTEST_SKIP() << "needs two GPUs";
+  const Tensor there = full({kMiB}, 5, {.device = Device::cuda(1)});
+  const Tensor here = there.to(Device::cuda(0));
+  EXPECT_EQ(here.device(), Device::cuda(0));
+  EXPECT_EQ(here.at({kMiB - 1}), 5);
+  EXPECT_EQ(here.to(Device::cuda(1)).at({0}), 5);
+}
+
+TEST_F(CudaStreams, GuardsNest) {
+  const cuda::Stream a, b;
+  EXPECT_NE(a.handle(), nullptr);
+  EXPECT_NE(a.handle(), b.handle());
+  memory::empty_cache(Device::cuda());
+  const void *on_a, *on_b;
+  {
+    const cuda::StreamGuard outer(a);
+    on_a = bytes_on_gpu(100).raw_data();
+    {
+      const cuda::StreamGuard inner(b);
+      on_b = bytes_on_gpu(100).raw_data();
+    }
+    EXPECT_EQ(bytes_on_gpu(100).raw_data(), on_a);
+  }
+  // Each stream has blocks of its own, the default stream too.
+  const void* on_default = bytes_on_gpu(100).raw_data();
+  EXPECT_NE(on_a, on_b);
+  EXPECT_NE(on_a, on_default);
+  EXPECT_NE(on_b, on_default);
+}
+
+TEST_F(CudaStreams, AreReused) {
+  void* handle = nullptr;
+  {
+    const cuda::Stream stream;
+    handle = stream.handle();
+  }
+  const cuda::Stream stream;
+  EXPECT_EQ(stream.handle(), handle);
+}
+
+TEST_F(CudaStreams, AStreamMovedFromIsRefused) {
+  cuda::Stream first;
+  void* handle = first.handle();
+  const cuda::Stream second(std::move(first));
+  EXPECT_EQ(second.handle(), handle);
+  EXPECT_ERROR(first.synchronize(), "moved from");
+  EXPECT_ERROR(cuda::StreamGuard{first}, "moved from");
+}
+
+TEST_F(CudaStreams, EventsOrderThem) {
+  constexpr int64_t count = 64 * kMiB;
+  const cuda::Stream stream;
+  cuda::Event done;
+  Tensor x;
+  {
+    const cuda::StreamGuard guard(stream);
+    x = full({count}, 0, {.device = Device::cuda()});
+    for (int i = 1; i <= 20; ++i) x.fill_(i);
+    done.record();
+  }
+  done.wait();
+  const Tensor y = x.clone();
+  EXPECT_EQ(y.at({0}), 20);
+  EXPECT_EQ(y.at({count - 1}), 20);
+}
+
+TEST_F(CudaStreams, ABlockFreedUnderAnotherStreamWaitsForIt) {
+  // `x` belongs to the default stream, is written late in another one, and freed there. Its bytes must not reach the
+  // next owner before that write.
+  constexpr int64_t count = 64 * kMiB;
+  synchronize(Device::cuda());
+  const void* address;
+  {
+    const cuda::Stream stream;
+    Tensor x = empty({count}, {.device = Device::cuda()});
+    address = x.raw_data();
+    const cuda::StreamGuard guard(stream);
+    for (int i = 0; i < 50; ++i) x.fill_(-1);
+    x = Tensor();
+  }
+  const Tensor y = full({count}, 7, {.device = Device::cuda()});
+  ASSERT_EQ(y.raw_data(), address);
+  EXPECT_EQ(y.at({0}), 7);
+  synchronize(Device::cuda());
+  EXPECT_EQ(y.at({count - 1}), 7);
+}
+
+TEST_F(CudaStreams, EventsMeasureTime) {
+  cuda::Event start, stop;
+  EXPECT_ERROR(stop.elapsed_ms_since(start), "Event::elapsed_ms_since: cudaError");
+  const Tensor x = empty({256 * kMiB}, {.dtype = u8, .device = Device::cuda()});
+  start.record();
+  for (int i = 0; i < 10; ++i) x.fill_(i);
+  stop.record();
+  EXPECT_GT(stop.elapsed_ms_since(start), 0.01f);
+}
+
+TEST_F(CudaRuntime, WorkRunsOnTheDeviceOfItsTensors) {
+  if (cuda::device_count() < 2) GTEST_SKIP() << "needs two GPUs";
+  const int64_t before = memory::stats(Device::cuda(1)).current;
+  const Tensor x = full({1000}, 2, {.device = Device::cuda(1)});
+  EXPECT_EQ(memory::stats(Device::cuda(1)).current, before + 4000);
+  const Tensor y = full({10}, 3, {.device = Device::cuda(0)});
+  EXPECT_EQ(x.clone().at({999}), 2);
+  EXPECT_EQ(y.clone().at({9}), 3);
+}
+
+}  // namespace
+}  // namespace voxgrad

@@ -1,0 +1,159 @@
+// Checkpoints: a run that was stopped and taken up again gives the bits of one that never stopped.
+#include "nn/checkpoint.h"
+
+#include <filesystem>
+#include <fstream>
+
+#include "nn/layers.h"
+#include "nn/optim/adam.h"
+#include "nn/optim/clip.h"
+#include "nn/optim/sgd.h"
+#include "ops/create.h"
+#include "ops/loss.h"
+#include "tests/support.h"
+
+namespace voxgrad {
+namespace {
+
+struct Decoder : nn::Module {
+  nn::ConvTranspose3d up{{.in_channels = 2, .out_channels = 4, .kernel_size = 4, .stride = 2, .padding = 1}};
+  nn::GroupNorm norm{2, 4};
+  nn::Dropout dropout{0.2};
+  nn::ConvTranspose3d out{{.in_channels = 4, .out_channels = 1, .kernel_size = 3, .padding = 1}};
+  VG_MODULE(up, norm, dropout, out)
+  Tensor forward(const Tensor& x) { return out(dropout(relu(norm(up(x))))); }
+};
+
+const data::Dataset& samples() {
+  static const data::FunctionDataset dataset(14, [](int64_t, Generator& random) {
+    return data::Sample{randn({2, 3, 3, 3}, {}, &random), randn({1, 6, 6, 6}, {}, &random)};
+  });
+  return dataset;
+}
+
+/// All that a run consists of.
+struct Training {
+  explicit Training(Device on) : device(on) {
+    model.to(device);
+    optimizer = std::make_unique<optim::AdamW>(model.parameters(), optim::AdamWOptions{.lr = 1e-2, .amsgrad = true});
+    schedule = std::make_unique<optim::CosineAnnealingLR>(
+        *optimizer, optim::CosineAnnealingLROptions{.t_max = 12, .warmup_steps = 3});
+  }
+
+  void train(int steps) {
+    while (steps > 0) {
+      for (auto [x, y] : loader) {
+        const Tensor loss = mse_loss(model.forward(x.to(device)), y.to(device));
+        optimizer->zero_grad();
+        loss.backward();
+        optim::clip_grad_norm_(model.parameters(), 1);
+        optimizer->step();
+        schedule->step();
+        if (--steps == 0) return;
+      }
+    }
+  }
+
+  CheckpointParts parts() {
+    return {.model = &model, .optimizer = optimizer.get(), .schedule = schedule.get(), .loader = &loader};
+  }
+
+  Device device;
+  Decoder model;
+  std::unique_ptr<optim::AdamW> optimizer;
+  std::unique_ptr<optim::CosineAnnealingLR> schedule;
+  data::Loader loader{samples(), {.batch_size = 3, .shuffle = true, .num_workers = 1, .drop_last = true}};
+};
+
+std::vector<double> all_values(const TensorMap& state) {
+  std::vector<double> values;
+  for (const auto& [name, tensor] : state)
+    for (double value : tensor.to_vector()) values.push_back(value);
+  return values;
+}
+
+class Checkpoint : public testing::Test {
+ protected:
+  void TearDown() override { std::filesystem::remove(path); }
+  std::filesystem::path path =
+      std::filesystem::path(testing::TempDir()) /
+      concat("voxgrad_", testing::UnitTest::GetInstance()->current_test_info()->name(), ".safetensors");
+};
+
+void expect_same_bits(Device device, const std::filesystem::path& path) {
+  constexpr int kSteps = 11, kStop = 6;  // both in the middle of an epoch of 4
+  manual_seed(20);
+  Training straight(device);
+  straight.train(kSteps);
+  const GeneratorState straight_end = default_generator().state();
+
+  manual_seed(20);
+  Training stopped(device);
+  stopped.train(kStop);
+  save_checkpoint(path, stopped.parts(), {{"step", "6"}});
+
+  manual_seed(99);
+  Training resumed(device);
+  EXPECT_EQ(load_checkpoint(path, resumed.parts()), (Metadata{{"step", "6"}}));
+  resumed.train(kSteps - kStop);
+  EXPECT_EQ(all_values(resumed.model.state_dict()), all_values(straight.model.state_dict()));
+  EXPECT_EQ(all_values(resumed.optimizer->state_dict()), all_values(straight.optimizer->state_dict()));
+  EXPECT_EQ(resumed.optimizer->lr(), straight.optimizer->lr());
+  EXPECT_EQ(default_generator().state(), straight_end);
+}
+
+TEST_F(Checkpoint, ResumesWithTheSameBits) { expect_same_bits(Device::cpu(), path); }
+
+TEST_F(Checkpoint, ResumesWithTheSameBitsOnCuda) {
+  if (!cuda::is_available()) GTEST_SKIP() << "needs a GPU";
+  expect_same_bits(Device::cuda(), path);
+}
+
+TEST_F(Checkpoint, PartsCanBeLeftOut) {
+  Training run(Device::cpu());
+  run.train(2);
+  save_checkpoint(path, run.parts());
+  Decoder model;
+  default_generator().manual_seed(4);
+  load_checkpoint(path, {.model = &model, .generator = nullptr});
+  EXPECT_EQ(all_values(model.state_dict()), all_values(run.model.state_dict()));
+  EXPECT_EQ(default_generator().state(), (GeneratorState{4, 0}));
+
+  save_checkpoint(path, {.model = &model});
+  EXPECT_ERROR(load_checkpoint(path, run.parts()), "has no optimizer");
+}
+
+TEST_F(Checkpoint, NothingChangesWhenOnePartDoesNotFit) {
+  Training run(Device::cpu());
+  run.train(3);
+  save_checkpoint(path, run.parts());
+
+  Training other(Device::cpu());
+  const std::vector<double> before = all_values(other.model.state_dict());
+  nn::Linear linear(2, 2);
+  const GeneratorState generator = default_generator().state();
+  optim::SGD sgd(other.model.parameters());
+  CheckpointParts parts = other.parts();
+  parts.optimizer = &sgd;
+  EXPECT_ERROR(load_checkpoint(path, parts), "SGD: this is not the state of an SGD");
+  parts = other.parts();
+  data::Loader loader(samples(), {.batch_size = 5});
+  parts.loader = &loader;
+  EXPECT_ERROR(load_checkpoint(path, parts), "data::Loader: the state has seed 0, batch size 3");
+  parts.model = &linear;
+  EXPECT_ERROR(load_checkpoint(path, parts), "load_state_dict: missing bias, weight; unexpected norm.bias");
+  EXPECT_EQ(all_values(other.model.state_dict()), before);
+  EXPECT_EQ(other.schedule->steps(), 0);
+  EXPECT_EQ(default_generator().state(), generator);
+}
+
+TEST_F(Checkpoint, RefusesMissingAndDamagedFiles) {
+  Training run(Device::cpu());
+  EXPECT_ERROR(load_checkpoint(path, run.parts()), path.filename().string());
+  save_checkpoint(path, run.parts());
+  std::filesystem::resize_file(path, std::filesystem::file_size(path) - 1);
+  EXPECT_ERROR(load_checkpoint(path, run.parts()), path.filename().string());
+}
+
+}  // namespace
+}  // namespace voxgrad

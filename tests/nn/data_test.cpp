@@ -1,0 +1,238 @@
+// Datasets, samplers, and the loader's order, threads and errors.
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <set>
+#include <thread>
+
+#include "nn/data/loader.h"
+#include "ops/create.h"
+#include "ops/elementwise.h"
+#include "tests/support.h"
+
+namespace voxgrad {
+namespace {
+
+using data::FunctionDataset;
+using data::Loader;
+using data::LoaderOptions;
+using data::Sample;
+
+/// Sample i is [i, something random], after a pause that upsets the workers' order.
+FunctionDataset noisy(int64_t size) {
+  return FunctionDataset(size, [](int64_t index, Generator& random) {
+    const Tensor noise = rand({1}, {}, &random);
+    std::this_thread::sleep_for(std::chrono::microseconds((index * 7919) % 700));
+    return Sample{tensor({static_cast<double>(index), noise.item()}), full({}, static_cast<double>(-index))};
+  });
+}
+
+/// All elements of one epoch's batches, in order.
+std::vector<double> epoch_values(Loader& loader) {
+  std::vector<double> all;
+  for (auto [x, y] : loader) {
+    for (double value : x.to_vector()) all.push_back(value);
+    for (double value : y.to_vector()) all.push_back(value);
+  }
+  return all;
+}
+
+TEST(Dataset, TensorDatasetSelectsRows) {
+  const data::TensorDataset dataset(arange(0, 6).reshape({3, 2}), arange(0, 3, 1, {.dtype = i64}));
+  Generator unused;
+  EXPECT_EQ(dataset.size(), 3);
+  const Sample sample = dataset.get(1, unused);
+  EXPECT_EQ(sample.input.to_vector(), (std::vector<double>{2, 3}));
+  EXPECT_EQ(sample.target.item<int>(), 1);
+  EXPECT_ERROR(data::TensorDataset(zeros({3}), zeros({2})), "their first axes must agree");
+  EXPECT_ERROR(data::TensorDataset(Tensor()), "TensorDataset: the inputs need a first axis, got undefined");
+  EXPECT_ERROR(FunctionDataset(1, nullptr), "FunctionDataset: the function is empty");
+}
+
+TEST(Sampler, OrdersDependOnSeedAndEpochOnly) {
+  const data::RandomSampler a(50, 1), b(50, 1), other(50, 2);
+  const std::vector<int64_t> order = a.order(3);
+  EXPECT_EQ(order, b.order(3));
+  EXPECT_NE(order, a.order(4));
+  EXPECT_NE(order, other.order(3));
+  EXPECT_EQ(std::set<int64_t>(order.begin(), order.end()).size(), 50u);
+  EXPECT_EQ(data::SequentialSampler(3).order(7), (std::vector<int64_t>{0, 1, 2}));
+  EXPECT_ERROR(data::RandomSampler(-1), "RandomSampler: size must not be negative");
+}
+
+TEST(Sampler, PermutationsAreUniform) {
+  std::vector<int> counts(6);
+  for (int64_t epoch = 0; epoch < 6000; ++epoch) {
+    const std::vector<int64_t> p = data::RandomSampler(3, 9).order(epoch);
+    ++counts[static_cast<size_t>(p[0] * 2 + (p[1] > p[2]))];
+  }
+  for (int count : counts) EXPECT_NEAR(count, 1000, 5 * 29);
+}
+
+TEST(Loader, StacksBatchesInOrder) {
+  const data::TensorDataset dataset(arange(0, 10).reshape({5, 2}), arange(0, 5));
+  Loader loader(dataset, {.batch_size = 2});
+  EXPECT_EQ(loader.size(), 3);
+  std::vector<Shape> shapes;
+  std::vector<double> targets;
+  for (auto [x, y] : loader) {
+    shapes.push_back(x.shape());
+    for (double value : y.to_vector()) targets.push_back(value);
+  }
+  EXPECT_EQ(shapes, (std::vector<Shape>{{2, 2}, {2, 2}, {1, 2}}));
+  EXPECT_EQ(targets, (std::vector<double>{0, 1, 2, 3, 4}));
+
+  Loader dropping(dataset, {.batch_size = 2, .num_workers = 1, .drop_last = true});
+  EXPECT_EQ(dropping.size(), 2);
+  EXPECT_EQ(std::distance(dropping.begin(), dropping.end()), 2);
+}
+
+TEST(Loader, TargetsMayBeAbsent) {
+  const data::TensorDataset dataset(zeros({4, 2}));
+  Loader loader(dataset, {.batch_size = 4});
+  for (auto [x, y] : loader) EXPECT_TRUE(x.defined() && !y.defined());
+}
+
+TEST(Loader, WorkersDoNotChangeTheNumbers) {
+  const FunctionDataset dataset = noisy(37);
+  manual_seed(11);
+  const GeneratorState before = default_generator().state();
+  const LoaderOptions options{.batch_size = 4, .shuffle = true, .seed = 5};
+  Loader alone(dataset, options);
+  const std::vector<double> first = epoch_values(alone), second = epoch_values(alone);
+  EXPECT_NE(first, second);
+  EXPECT_EQ(alone.epoch(), 2);
+  for (int workers : {1, 2, 5}) {
+    LoaderOptions threaded = options;
+    threaded.num_workers = workers;
+    threaded.prefetch_factor = 1;
+    Loader loader(dataset, threaded);
+    EXPECT_EQ(epoch_values(loader), first) << workers;
+    EXPECT_EQ(epoch_values(loader), second) << workers;
+  }
+  EXPECT_EQ(default_generator().state(), before);
+}
+
+TEST(Loader, RandomNumbersBelongToSampleAndEpoch) {
+  const FunctionDataset dataset = noisy(6);
+  Loader ordered(dataset, {.seed = 5}), shuffled(dataset, {.batch_size = 6, .shuffle = true, .seed = 5});
+  std::vector<double> first, second;
+  for (auto [x, y] : ordered) first.push_back(x.at({0, 1}));
+  for (auto [x, y] : shuffled)
+    for (int64_t i = 0; i < 6; ++i) EXPECT_EQ(x.at({i, 1}), first[x.at<size_t>({i, 0})]);
+  for (auto [x, y] : ordered) second.push_back(x.at({0, 1}));
+  for (size_t i = 0; i < first.size(); ++i) EXPECT_NE(first[i], second[i]);
+  EXPECT_EQ(std::set<double>(first.begin(), first.end()).size(), first.size());
+}
+
+TEST(Loader, QueueIsBounded) {
+  std::atomic<int> made = 0;
+  const FunctionDataset dataset(100, [&](int64_t, Generator&) {
+    ++made;
+    return Sample{zeros({1}), {}};
+  });
+  Loader loader(dataset, {.num_workers = 2, .prefetch_factor = 3});
+  auto batch = loader.begin();
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  EXPECT_LE(made, 7);  // one taken, six waiting
+  ++batch;
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_LE(made, 8);
+}
+
+TEST(Loader, ErrorsSurfaceAtTheirBatch) {
+  const FunctionDataset dataset(20, [](int64_t index, Generator&) -> Sample {
+    if (index == 13) throw std::out_of_range("sample 13");
+    return {zeros({1}), {}};
+  });
+  for (int workers : {0, 3}) {
+    Loader loader(dataset, {.batch_size = 2, .num_workers = workers});
+    int batches = 0;
+    EXPECT_THROW(
+        {
+          for (auto [x, y] : loader) ++batches;
+        },
+        std::out_of_range);
+    EXPECT_EQ(batches, 6);
+  }
+}
+
+TEST(Loader, LeavingEarlyJoinsTheWorkers) {
+  const FunctionDataset dataset = noisy(64);
+  Loader loader(dataset, {.batch_size = 2, .shuffle = true, .num_workers = 3});
+  Loader reference(dataset, {.batch_size = 2, .shuffle = true});
+  const std::vector<double> first = epoch_values(reference), second = epoch_values(reference);
+  for (auto [x, y] : loader) {
+    EXPECT_EQ(x.at({0, 0}), first[0]);
+    break;
+  }
+  EXPECT_EQ(epoch_values(loader), second);  // a new loop is a new epoch
+  loader.set_epoch(0);
+  EXPECT_EQ(epoch_values(loader), first);
+  { Loader unused(dataset, {.num_workers = 2}); }
+  Loader abandoned(dataset, {.num_workers = 2});
+  abandoned.begin();
+}
+
+TEST(Loader, ResumesInTheMiddleOfAnEpoch) {
+  const FunctionDataset dataset = noisy(23);
+  const LoaderOptions options{.batch_size = 3, .shuffle = true, .num_workers = 2, .seed = 8};
+  Loader whole(dataset, options);
+  epoch_values(whole);
+  std::vector<double> rest;
+  TensorMap state;
+  int64_t count = 0;
+  for (auto [x, y] : whole) {
+    if (count >= 3)
+      for (double value : x.to_vector()) rest.push_back(value);
+    if (++count == 3) state = whole.state_dict();
+  }
+  Loader resumed(dataset, options);
+  resumed.load_state_dict(state);
+  std::vector<double> values;
+  for (auto [x, y] : resumed)
+    for (double value : x.to_vector()) values.push_back(value);
+  EXPECT_EQ(values, rest);
+  EXPECT_EQ(epoch_values(resumed), epoch_values(whole));
+
+  // Saved in the last batch's turn, the next to come is the next epoch.
+  Loader last(dataset, options);
+  for (auto [x, y] : last) state = last.state_dict();
+  EXPECT_EQ(state.at("epoch").item<int>(), 1);
+  EXPECT_EQ(state.at("batch").item<int>(), 0);
+}
+
+TEST(Loader, EmptyDatasetsHaveNoBatches) {
+  const data::TensorDataset dataset(zeros({0, 2}));
+  Loader loader(dataset, {.num_workers = 2});
+  EXPECT_EQ(loader.size(), 0);
+  EXPECT_TRUE(epoch_values(loader).empty());
+}
+
+TEST(Loader, RefusesBadOptionsAndBatches) {
+  const data::TensorDataset dataset(zeros({4, 2}));
+  EXPECT_ERROR(Loader(dataset, {.batch_size = 0}), "data::Loader: batch_size must be positive, got 0");
+  EXPECT_ERROR(Loader(dataset, {.num_workers = -1}), "data::Loader: num_workers must lie in [0, 1024], got -1");
+  EXPECT_ERROR(Loader(dataset, {.prefetch_factor = 0}), "data::Loader: prefetch_factor must be positive");
+  auto sampler = std::make_shared<data::SequentialSampler>(9);
+  EXPECT_ERROR(Loader(dataset, {.shuffle = true, .sampler = sampler}), "shuffle and sampler exclude each other");
+  Loader outside(dataset, {.sampler = sampler});
+  EXPECT_ERROR(outside.begin(), "data::Loader: the sampler gave index 4 for a dataset of 4");
+  Loader loader(dataset);
+  EXPECT_ERROR(loader.set_epoch(-1), "the epoch must not be negative");
+  Loader seeded(dataset, {.seed = 3});
+  EXPECT_ERROR(loader.load_state_dict(seeded.state_dict()), "data::Loader: the state has seed 3");
+  TensorMap beyond = loader.state_dict();
+  beyond["batch"] = full({}, 5, {.dtype = i64});
+  EXPECT_ERROR(loader.load_state_dict(beyond), "the state is at batch 5 of epoch 0; an epoch has 4 batches");
+
+  const FunctionDataset ragged(2, [](int64_t index, Generator&) { return Sample{zeros({index + 1}), {}}; });
+  Loader mixed(ragged, {.batch_size = 2});
+  EXPECT_ERROR(mixed.begin(), "the inputs of a batch differ: [1] f32 on cpu and [2] f32 on cpu");
+  const FunctionDataset nothing(1, [](int64_t, Generator&) { return Sample{}; });
+  Loader undefined(nothing);
+  EXPECT_ERROR(undefined.begin(), "the input of sample 0 is undefined");
+}
+
+}  // namespace
+}  // namespace voxgrad

@@ -1,0 +1,60 @@
+"""Writes layers_reference.inc: the keys and shapes of PyTorch's layers, and what they compute.
+
+    python3 layers_reference.py > layers_reference.inc
+
+In float64, parameter number k (in state_dict's order of declaration) has element i set to sin(0.37 i + k), the
+input's element i is cos(0.23 i); the result is told as its shape and the sum of result[i] * cos(0.11 i).
+layers_test.cpp does the same.
+"""
+import torch
+from torch import nn
+
+LAYERS = {
+    "conv3d": (nn.Conv3d(4, 6, (3, 2, 1), stride=(2, 1, 2), padding=(1, 0, 2), dilation=(1, 2, 1), groups=2), (2, 4, 5, 6, 7)),
+    "conv2d": (nn.Conv2d(3, 2, 3, padding=1, bias=False), (1, 3, 4, 5)),
+    "conv1d": (nn.Conv1d(2, 4, 2, stride=2), (3, 2, 9)),
+    "conv_transpose3d": (nn.ConvTranspose3d(4, 6, (3, 4, 2), stride=(2, 3, 1), padding=(1, 0, 2), output_padding=(1, 2, 1),
+                                            groups=2, dilation=(1, 1, 3)), (2, 4, 3, 2, 4)),
+    "conv_transpose2d": (nn.ConvTranspose2d(3, 2, 4, stride=2, padding=1), (1, 3, 4, 5)),
+    "conv_transpose1d": (nn.ConvTranspose1d(2, 4, 3, stride=2, bias=False), (3, 2, 5)),
+    "group_norm": (nn.GroupNorm(2, 6, eps=1e-3), (2, 6, 3, 2)),
+    "instance_norm3d": (nn.InstanceNorm3d(3), (2, 3, 2, 3, 4)),
+    "instance_norm3d_affine": (nn.InstanceNorm3d(3, affine=True, eps=1e-2), (2, 3, 2, 3, 4)),
+    "layer_norm": (nn.LayerNorm([3, 4]), (2, 3, 4)),
+    "linear": (nn.Linear(5, 3), (4, 5)),
+    "relu": (nn.ReLU(), (11,)),
+    "leaky_relu": (nn.LeakyReLU(0.2), (11,)),
+    "sigmoid": (nn.Sigmoid(), (11,)),
+    "tanh": (nn.Tanh(), (11,)),
+    "gelu": (nn.GELU(), (11,)),
+    "silu": (nn.SiLU(), (11,)),
+    "softplus": (nn.Softplus(beta=2, threshold=1), (11,)),
+    "max_pool3d": (nn.MaxPool3d(3, stride=2, padding=1), (1, 2, 5, 6, 7)),
+    "avg_pool3d": (nn.AvgPool3d(2, stride=1, padding=1, count_include_pad=False), (1, 2, 3, 4, 3)),
+    "upsample": (nn.Upsample(scale_factor=2, mode="trilinear"), (1, 2, 3, 2, 4)),
+    "flatten": (nn.Flatten(), (2, 3, 4)),
+    "sequential": (nn.Sequential(nn.ConvTranspose3d(2, 4, 4, stride=2, padding=1), nn.ReLU(), nn.GroupNorm(2, 4)),
+                   (1, 2, 2, 3, 2)),
+}
+
+
+def pattern(shape, step, phase, function):
+    count = torch.Size(shape).numel()
+    return function(torch.arange(count, dtype=torch.float64) * step + phase).reshape(shape)
+
+
+def braces(values):
+    return "{" + ", ".join(str(v) for v in values) + "}"
+
+
+print("// Written by layers_reference.py; do not edit. clang-format off")
+print("const std::map<std::string, LayerReference> kLayerReference = {")
+for name, (layer, input_shape) in LAYERS.items():
+    layer = layer.double()
+    state = {key: pattern(value.shape, 0.37, k, torch.sin) for k, (key, value) in enumerate(layer.state_dict().items())}
+    layer.load_state_dict(state)
+    result = layer(pattern(input_shape, 0.23, 0, torch.cos)).detach()
+    projection = (result.flatten() * pattern((result.numel(),), 0.11, 0, torch.cos)).sum().item()
+    keys = ", ".join(f'{{"{k}", {braces(v.shape)}}}' for k, v in state.items())
+    print(f'    {{"{name}", {{{braces(input_shape)}, {{{keys}}}, {braces(result.shape)}, {projection!r}}}}},')
+print("};")

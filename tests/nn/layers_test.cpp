@@ -1,0 +1,299 @@
+// Layers against PyTorch: keys, shapes, results; and the distributions that parameters start from.
+#include "nn/layers.h"
+
+#include <cmath>
+#include <filesystem>
+#include <map>
+
+#include "core/autograd.h"
+#include "nn/init.h"
+#include "ops/create.h"
+#include "tests/support.h"
+
+namespace voxgrad {
+namespace {
+
+struct LayerReference {
+  Shape input;
+  std::vector<std::pair<std::string, Shape>> state;
+  Shape output;
+  double projection;
+};
+#include "tests/nn/layers_reference.inc"
+
+using MakeLayer = std::function<std::unique_ptr<nn::Layer>()>;
+
+template <class L, class... Args>
+MakeLayer make(Args... args) {
+  return [=] { return std::make_unique<L>(args...); };
+}
+
+std::map<std::string, MakeLayer> layers() {
+  using namespace nn;
+  return {
+      {"conv3d", make<Conv3d>(Conv3d::Options{.in_channels = 4,
+                                              .out_channels = 6,
+                                              .kernel_size = {3, 2, 1},
+                                              .stride = {2, 1, 2},
+                                              .padding = {1, 0, 2},
+                                              .dilation = {1, 2, 1},
+                                              .groups = 2})},
+      {"conv2d", make<Conv2d>(Conv2d::Options{
+                     .in_channels = 3, .out_channels = 2, .kernel_size = 3, .padding = 1, .bias = false})},
+      {"conv1d", make<Conv1d>(Conv1d::Options{.in_channels = 2, .out_channels = 4, .kernel_size = 2, .stride = 2})},
+      {"conv_transpose3d", make<ConvTranspose3d>(ConvTranspose3d::Options{.in_channels = 4,
+                                                                          .out_channels = 6,
+                                                                          .kernel_size = {3, 4, 2},
+                                                                          .stride = {2, 3, 1},
+                                                                          .padding = {1, 0, 2},
+                                                                          .output_padding = {1, 2, 1},
+                                                                          .groups = 2,
+                                                                          .dilation = {1, 1, 3}})},
+      {"conv_transpose2d", make<ConvTranspose2d>(ConvTranspose2d::Options{
+                               .in_channels = 3, .out_channels = 2, .kernel_size = 4, .stride = 2, .padding = 1})},
+      {"conv_transpose1d", make<ConvTranspose1d>(ConvTranspose1d::Options{
+                               .in_channels = 2, .out_channels = 4, .kernel_size = 3, .stride = 2, .bias = false})},
+      {"group_norm", make<GroupNorm>(2, 6, GroupNormOptions{.eps = 1e-3})},
+      {"instance_norm3d", make<InstanceNorm3d>(3)},
+      {"instance_norm3d_affine", make<InstanceNorm3d>(3, InstanceNormOptions{.eps = 1e-2, .affine = true})},
+      {"layer_norm", make<LayerNorm>(Shape{3, 4})},
+      {"linear", make<Linear>(5, 3)},
+      {"relu", make<ReLU>()},
+      {"leaky_relu", make<LeakyReLU>(0.2)},
+      {"sigmoid", make<Sigmoid>()},
+      {"tanh", make<Tanh>()},
+      {"gelu", make<GELU>()},
+      {"silu", make<SiLU>()},
+      {"softplus", make<Softplus>(2.0, 1.0)},
+      {"max_pool3d", make<MaxPool3d>(MaxPoolOptions{.kernel_size = 3, .stride = 2, .padding = 1})},
+      {"avg_pool3d",
+       make<AvgPool3d>(AvgPoolOptions{.kernel_size = 2, .stride = 1, .padding = 1, .count_include_pad = false})},
+      {"upsample", make<Upsample>(InterpolateOptions{.scale_factor = 2, .mode = InterpolateMode::trilinear})},
+      {"flatten", make<Flatten>()},
+      {"sequential",
+       [] {
+         return std::make_unique<Sequential>(
+             ConvTranspose3d{{.in_channels = 2, .out_channels = 4, .kernel_size = 4, .stride = 2, .padding = 1}},
+             ReLU{}, GroupNorm{2, 4});
+       }},
+  };
+}
+
+template <class F>
+Tensor pattern(const Shape& shape, double step, double phase, F function) {
+  std::vector<double> values(static_cast<size_t>(numel(shape)));
+  for (size_t i = 0; i < values.size(); ++i) values[i] = function(static_cast<double>(i) * step + phase);
+  return from_span<double>(values, shape);
+}
+double sine(double x) { return std::sin(x); }
+double cosine(double x) { return std::cos(x); }
+
+class LayerTest : public testing::TestWithParam<std::pair<const std::string, MakeLayer>> {};
+
+TEST_P(LayerTest, AgreesWithPyTorch) {
+  const LayerReference& reference = kLayerReference.at(GetParam().first);
+  for (Device device : devices()) {
+    const std::unique_ptr<nn::Layer> layer = GetParam().second();
+    layer->to(f64);
+    const nn::NamedTensors parameters = layer->named_parameters();
+    ASSERT_EQ(parameters.size(), reference.state.size());
+    TensorMap state;
+    for (size_t k = 0; k < parameters.size(); ++k) {
+      const auto& [name, shape] = reference.state[k];
+      EXPECT_EQ(parameters[k].first, name);
+      EXPECT_EQ(parameters[k].second.shape(), shape) << name;
+      EXPECT_TRUE(parameters[k].second.requires_grad()) << name;
+      state[name] = pattern(shape, 0.37, static_cast<double>(k), sine);
+    }
+    layer->load_state_dict(state);
+    layer->to(device);
+    const Tensor result = (*layer)(pattern(reference.input, 0.23, 0, cosine).to(device));
+    ASSERT_EQ(result.shape(), reference.output);
+    double projection = 0, i = 0;
+    for (double value : result.to_vector()) projection += value * std::cos(0.11 * i++);
+    EXPECT_NEAR(projection, reference.projection, 1e-10 * std::abs(reference.projection) + 1e-11);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Layers, LayerTest, testing::ValuesIn(layers()),
+                         [](const auto& test) { return test.param.first; });
+
+TEST(Layers, EveryReferenceHasItsLayer) { EXPECT_EQ(layers().size(), kLayerReference.size()); }
+
+TEST(Layers, ConvTransposeTakesAnOutputSize) {
+  const nn::ConvTranspose3d up{{.in_channels = 1, .out_channels = 1, .kernel_size = 3, .stride = 2, .padding = 1}};
+  EXPECT_EQ(up(ones({1, 1, 4, 4, 4})).shape(), (Shape{1, 1, 7, 7, 7}));
+  EXPECT_EQ(up(ones({1, 1, 4, 4, 4}), {8, 7, 8}).shape(), (Shape{1, 1, 8, 7, 8}));
+}
+
+TEST(Layers, DropoutWorksInTrainingOnly) {
+  manual_seed(3);
+  nn::Dropout dropout(0.25);
+  const std::vector<double> values = dropout(ones({10000})).to_vector();
+  const auto zeros = static_cast<double>(std::count(values.begin(), values.end(), 0.0));
+  EXPECT_NEAR(zeros, 2500, 5 * std::sqrt(10000 * 0.25 * 0.75));
+  dropout.eval();
+  EXPECT_EQ(dropout(ones({8})).to_vector(), std::vector<double>(8, 1.0));
+}
+
+TEST(Layers, StateTravelsThroughAFile) {
+  const auto path = std::filesystem::path(testing::TempDir()) / "voxgrad_layers_test.safetensors";
+  const auto make_model = [] {
+    return nn::Sequential{nn::Conv3d{{.in_channels = 1, .out_channels = 4, .kernel_size = 3}}, nn::SiLU{},
+                          nn::GroupNorm{2, 4}, nn::Sequential{nn::Flatten{}, nn::Linear{4, 2}}};
+  };
+  const nn::Sequential saved = make_model();
+  nn::Sequential loaded = make_model();
+  save_safetensors(path, saved.state_dict());
+  loaded.load_state_dict(load_safetensors(path));
+  std::filesystem::remove(path);
+  const Tensor x = rand({2, 1, 3, 3, 3});
+  EXPECT_EQ(loaded(x).to_vector(), saved(x).to_vector());
+  EXPECT_TRUE(loaded.state_dict().contains("3.1.weight"));
+}
+
+TEST(Sequential, TakesAnyModuleWithForward) {
+  struct Twice : nn::Module {
+    Tensor factor = full({}, 2, {.requires_grad = true});
+    VG_MODULE(factor)
+    Tensor forward(const Tensor& x) { return x * factor; }
+  };
+  auto shared = std::make_shared<Twice>();
+  nn::Sequential model{Twice{}};
+  model.push_back(shared);
+  model.push_back(nn::ReLU{});
+  EXPECT_EQ(model.size(), 3u);
+  EXPECT_EQ(&model[1], shared.get());
+  EXPECT_NE(dynamic_cast<nn::ReLU*>(&model[2]), nullptr);
+  EXPECT_EQ(model(ones({1})).item(), 4);
+  EXPECT_EQ(model.named_parameters()[1].first, "1.factor");
+  EXPECT_EQ(nn::Sequential()(ones({1})).item(), 1);
+  EXPECT_ERROR(model[3], "Sequential: there is no module 3 among 3");
+  EXPECT_ERROR(model.push_back(std::shared_ptr<Twice>()), "Sequential: module 3 is null");
+}
+
+TEST(Layers, RefuseBadOptions) {
+  using namespace nn;
+  EXPECT_ERROR(Conv3d({.in_channels = 0, .out_channels = 1, .kernel_size = 1}),
+               "Conv3d: in_channels and out_channels must be positive, got 0 and 1");
+  EXPECT_ERROR(Conv2d({.in_channels = 4, .out_channels = 6, .kernel_size = 1, .groups = 4}),
+               "Conv2d: groups = 4 does not divide 4 input and 6 output channels");
+  EXPECT_ERROR(Conv3d({.in_channels = 1, .out_channels = 1}), "Conv3d: kernel_size must be at least 1, got [0, 0, 0]");
+  EXPECT_ERROR(Conv1d({.in_channels = 1, .out_channels = 1, .kernel_size = 1, .stride = 0}),
+               "Conv1d: stride must be at least 1");
+  EXPECT_ERROR(Conv3d({.in_channels = 1, .out_channels = 1, .kernel_size = 1, .padding = {0, -1, 0}}),
+               "Conv3d: padding must be at least 0, got [0, -1, 0]");
+  EXPECT_ERROR(ConvTranspose3d({.in_channels = 1, .out_channels = 1, .kernel_size = 3, .output_padding = 1}),
+               "ConvTranspose3d: output_padding must be smaller than stride or dilation");
+  EXPECT_ERROR(GroupNorm(3, 8), "GroupNorm: num_groups = 3 does not divide num_channels = 8");
+  EXPECT_ERROR(GroupNorm(2, 8, {.eps = -1}), "GroupNorm: eps must be finite and not negative, got -1");
+  EXPECT_ERROR(GroupNorm(2, 8)(ones({2, 4, 3})), "GroupNorm: expects (N, 8, ...), got [2, 4, 3]");
+  EXPECT_ERROR(InstanceNorm3d(0), "InstanceNorm3d: num_features");
+  EXPECT_ERROR(InstanceNorm3d(2)(ones({1, 3, 2, 2, 2})), "InstanceNorm3d: expects (N, 2, D, H, W)");
+  EXPECT_ERROR(LayerNorm(Shape{}), "LayerNorm: normalized_shape is empty");
+  EXPECT_ERROR(Linear(0, 3), "Linear: in_features and out_features must be positive");
+  EXPECT_ERROR(Dropout(1.5), "Dropout: p must lie in [0, 1], got 1.5");
+  EXPECT_ERROR(Dropout(std::nan("")), "Dropout: p must lie in [0, 1]");
+  EXPECT_ERROR(LeakyReLU(INFINITY), "LeakyReLU: negative_slope must be finite");
+  EXPECT_ERROR(Softplus(0.0), "Softplus: needs finite beta other than 0");
+  EXPECT_ERROR(Upsample({}), "Upsample: needs exactly one of size and scale_factor");
+}
+
+// ---- initial distributions
+
+struct Moments {
+  double mean = 0, std = 0, largest = 0;
+};
+
+Moments moments(const Tensor& tensor) {
+  Moments m;
+  const std::vector<double> values = tensor.to_vector();
+  const auto count = static_cast<double>(values.size());
+  for (double v : values) m.mean += v / count, m.largest = std::max(m.largest, std::abs(v));
+  for (double v : values) m.std += (v - m.mean) * (v - m.mean) / count;
+  m.std = std::sqrt(m.std);
+  return m;
+}
+
+/// Within five standard errors of U(-bound, bound), and inside it.
+void expect_uniform(const Tensor& tensor, double bound) {
+  const Moments m = moments(tensor);
+  const auto count = static_cast<double>(tensor.numel());
+  const double std = bound / std::sqrt(3.0);
+  EXPECT_LE(m.largest, bound * (1 + 1e-6));
+  EXPECT_GT(m.largest, bound * (1 - 20 / count));
+  EXPECT_NEAR(m.mean, 0, 5 * std / std::sqrt(count));
+  EXPECT_NEAR(m.std, std, 5 * std * std::sqrt(0.2 / count));
+}
+
+void expect_normal(const Tensor& tensor, double mean, double std) {
+  const Moments m = moments(tensor);
+  const auto count = static_cast<double>(tensor.numel());
+  EXPECT_NEAR(m.mean, mean, 5 * std / std::sqrt(count));
+  EXPECT_NEAR(m.std, std, 5 * std / std::sqrt(2 * count));
+}
+
+TEST(Init, LayersStartAsInPyTorch) {
+  manual_seed(1);
+  const nn::ConvTranspose3d up{{.in_channels = 48, .out_channels = 64, .kernel_size = {3, 4, 2}, .groups = 2}};
+  expect_uniform(up.weight, 1 / std::sqrt(32.0 * 24));  // fan_in counts axis 1: out / groups
+  expect_uniform(up.bias, 1 / std::sqrt(32.0 * 24));
+  const nn::Conv3d conv{{.in_channels = 32, .out_channels = 300, .kernel_size = 3, .groups = 4}};
+  expect_uniform(conv.weight, 1 / std::sqrt(8.0 * 27));
+  expect_uniform(conv.bias, 1 / std::sqrt(8.0 * 27));
+  const nn::Linear linear(50, 400);
+  expect_uniform(linear.weight, 1 / std::sqrt(50.0));
+  expect_uniform(linear.bias, 1 / std::sqrt(50.0));
+  const nn::GroupNorm norm{8, 32};
+  EXPECT_EQ(norm.weight.to_vector(), std::vector<double>(32, 1.0));
+  EXPECT_EQ(norm.bias.to_vector(), std::vector<double>(32, 0.0));
+}
+
+TEST(Init, FollowsTheSeed) {
+  const auto weight = [](uint64_t seed) {
+    manual_seed(seed);
+    return nn::Linear(4, 4).weight.to_vector();
+  };
+  EXPECT_EQ(weight(5), weight(5));
+  EXPECT_NE(weight(5), weight(6));
+}
+
+TEST(Init, Distributions) {
+  using namespace nn::init;
+  manual_seed(2);
+  const Tensor w = empty({40, 20, 3, 3, 3}, {.requires_grad = true});
+  const double in = 20 * 27, out = 40 * 27;
+  expect_uniform(kaiming_uniform_(w, {.nonlinearity = Nonlinearity::relu}), std::sqrt(6 / in));
+  expect_normal(kaiming_normal_(w, {.a = 0.5, .mode = Fan::out}), 0, std::sqrt(2 / 1.25 / out));
+  expect_uniform(xavier_uniform_(w, 2), 2 * std::sqrt(6 / (in + out)));
+  expect_normal(xavier_normal_(w), 0, std::sqrt(2 / (in + out)));
+  expect_normal(normal_(w, 3, 0.5), 3, 0.5);
+  expect_uniform(uniform_(w, -2, 2), 2);
+  EXPECT_EQ(constant_(w, 4).at({1, 2, 0, 1, 2}), 4);
+  EXPECT_EQ(zeros_(w).at({0, 0, 0, 0, 0}), 0);
+  EXPECT_EQ(ones_(w).at({0, 0, 0, 0, 0}), 1);
+  EXPECT_TRUE(w.requires_grad() && w.is_leaf());
+  const Tensor half = empty({1000}, {.dtype = bf16});
+  expect_normal(normal_(half).to(f32), 0, 1);
+}
+
+TEST(Init, Gains) {
+  using namespace nn::init;
+  EXPECT_EQ(calculate_gain(Nonlinearity::linear), 1);
+  EXPECT_EQ(calculate_gain(Nonlinearity::tanh), 5.0 / 3);
+  EXPECT_EQ(calculate_gain(Nonlinearity::relu), std::sqrt(2.0));
+  EXPECT_DOUBLE_EQ(calculate_gain(Nonlinearity::leaky_relu, 0.2), std::sqrt(2 / 1.04));
+  EXPECT_EQ(calculate_gain(Nonlinearity::selu), 0.75);
+}
+
+TEST(Init, RefusesWhatItCannotFill) {
+  using namespace nn::init;
+  EXPECT_ERROR(kaiming_uniform_(empty({3})), "calculate_fans: needs at least two axes");
+  EXPECT_ERROR(uniform_(empty({3}), 2, 1), "uniform_: no interval [2, 1)");
+  EXPECT_ERROR(normal_(empty({3}), 0, -1), "normal_: no normal distribution");
+  EXPECT_ERROR(uniform_(empty({3}, {.dtype = i64})), "uniform_: needs a floating tensor, got [3] i64 on cpu");
+  EXPECT_ERROR(normal_({}), "normal_: needs a floating tensor, got undefined");
+}
+
+}  // namespace
+}  // namespace voxgrad

@@ -1,0 +1,213 @@
+// Modules: names, state_dicts, moves, conversions.
+#include "nn/module.h"
+
+#include <array>
+#include <optional>
+
+#include "core/autograd.h"
+#include "nn/layers.h"
+#include "ops/create.h"
+#include "ops/elementwise.h"
+#include "ops/reduce.h"
+#include "tests/support.h"
+
+namespace voxgrad {
+namespace {
+
+struct Scale : nn::Module {
+  Tensor factor = full({2}, 3, {.requires_grad = true});
+  nn::Buffer count{zeros({}, {.dtype = i64})};
+  Tensor absent;
+  VG_MODULE(factor, count, absent)
+  Tensor forward(const Tensor& x) { return x * factor; }
+};
+
+class Tree : public nn::Module {
+ public:
+  Tree() {
+    blocks_.emplace_back();
+    blocks_.emplace_back();
+  }
+  Scale scale;
+  std::unique_ptr<Scale> owned = std::make_unique<Scale>();
+  std::optional<Scale> maybe;
+  std::array<Tensor, 2> pair{ones({1}, {.requires_grad = true}), ones({1}, {.requires_grad = true})};
+  nn::Linear linear{2, 3};
+
+ private:
+  std::vector<Scale> blocks_;
+
+ public:
+  VG_MODULE(scale, owned, maybe, pair, blocks_, linear);
+};
+
+struct Empty : nn::Module {
+  VG_MODULE();
+};
+
+static_assert(!std::is_copy_constructible_v<Tree> && !std::is_copy_assignable_v<Tree>);
+static_assert(std::is_move_constructible_v<Tree> && std::is_move_assignable_v<Tree>);
+
+template <class List>
+std::vector<std::string> names_of(const List& list) {
+  std::vector<std::string> names;
+  for (const auto& [name, value] : list) names.push_back(name);
+  return names;
+}
+
+using Names = std::vector<std::string>;
+
+TEST(Module, NamesItsMembersInOrder) {
+  const Tree tree;
+  EXPECT_EQ(names_of(tree.named_parameters()),
+            (Names{"pair.0", "pair.1", "scale.factor", "owned.factor", "blocks.0.factor", "blocks.1.factor",
+                   "linear.weight", "linear.bias"}));
+  EXPECT_EQ(names_of(tree.named_buffers()), (Names{"scale.count", "owned.count", "blocks.0.count", "blocks.1.count"}));
+  EXPECT_EQ(names_of(tree.named_modules()), (Names{"", "scale", "owned", "blocks.0", "blocks.1", "linear"}));
+  EXPECT_EQ(names_of(tree.named_children()), (Names{"scale", "owned", "blocks.0", "blocks.1", "linear"}));
+  EXPECT_EQ(tree.parameters().size(), 8u);
+  EXPECT_EQ(tree.buffers().size(), 4u);
+  EXPECT_EQ(tree.children().size(), 5u);
+  EXPECT_EQ(tree.state_dict().size(), 12u);
+  EXPECT_TRUE(Empty().parameters().empty());
+}
+
+TEST(Module, MovesTakeTheirMembersAlong) {
+  Tree first;
+  const Tensor factor = first.scale.factor;
+  const Tree second = std::move(first);
+  EXPECT_TRUE(second.named_parameters()[2].second.is_same(factor));
+  EXPECT_EQ(second.named_modules()[0].second, &second);
+  EXPECT_EQ(second.children()[0], &second.scale);
+}
+
+TEST(Module, SharedParametersCountOnce) {
+  struct Tied : nn::Module {
+    nn::Linear a{3, 3}, b{3, 3};
+    VG_MODULE(a, b)
+  } tied;
+  tied.b.weight = tied.a.weight;
+  EXPECT_EQ(tied.parameters().size(), 3u);
+  EXPECT_EQ(tied.named_parameters().size(), 4u);
+  tied.to(f64);
+  EXPECT_TRUE(tied.a.weight.is_same(tied.b.weight));
+  EXPECT_EQ(tied.b.weight.dtype(), f64);
+}
+
+TEST(Module, StateDictSeesTheParameters) {
+  Tree tree;
+  const TensorMap state = tree.state_dict();
+  const Tensor handle = state.at("scale.factor");
+  EXPECT_FALSE(handle.requires_grad());
+  handle.fill_(7);
+  EXPECT_EQ(tree.scale.factor.at({1}), 7);
+}
+
+TEST(Module, LoadsAnotherModulesState) {
+  Tree from, to;
+  from.scale.factor.detach().fill_(5);
+  from.scale.count.fill_(4);
+  EXPECT_TRUE(to.load_state_dict(from.state_dict()).matches());
+  EXPECT_EQ(to.scale.factor.at({0}), 5);
+  EXPECT_EQ(to.scale.count.item<int>(), 4);
+  EXPECT_EQ(to.linear.weight.to_vector(), from.linear.weight.to_vector());
+  EXPECT_FALSE(to.linear.weight.detach().storage() == from.linear.weight.storage());
+}
+
+TEST(Module, StrictLoadingListsEverythingAndChangesNothing) {
+  Tree tree;
+  TensorMap state = Tree().state_dict();
+  state.at("scale.factor") = full({2}, 9);
+  state.erase("linear.bias");
+  state.erase("pair.0");
+  state["extra.weight"] = ones({1});
+  state.at("linear.weight") = ones({4, 2});
+  state.at("owned.count") = ones({});
+  EXPECT_ERROR(tree.load_state_dict(state),
+               "load_state_dict: missing linear.bias, pair.0; unexpected extra.weight; mismatched linear.weight "
+               "(module [3, 2] f32, state_dict [4, 2] f32), owned.count (module [] i64, state_dict [] f32)");
+  EXPECT_EQ(tree.scale.factor.at({0}), 3);
+
+  const nn::LoadReport report = tree.load_state_dict(state, false);
+  EXPECT_EQ(report.missing, (Names{"linear.bias", "pair.0"}));
+  EXPECT_EQ(report.unexpected, Names{"extra.weight"});
+  EXPECT_EQ(report.mismatched, (Names{"linear.weight", "owned.count"}));
+  EXPECT_EQ(tree.scale.factor.at({0}), 9);
+}
+
+TEST(Module, LoadingConvertsFloats) {
+  Scale scale;
+  scale.load_state_dict({{"factor", tensor({0.5, 0.25}, {.dtype = f64})}, {"count", zeros({}, {.dtype = i64})}});
+  EXPECT_EQ(scale.factor.dtype(), f32);
+  EXPECT_EQ(scale.factor.to_vector(), (std::vector<double>{0.5, 0.25}));
+  EXPECT_TRUE(scale.factor.requires_grad());
+}
+
+TEST(Module, TrainAndEvalReachAllChildren) {
+  Tree tree;
+  tree.eval();
+  for (const auto& [name, module] : tree.named_modules()) EXPECT_FALSE(module->is_training()) << name;
+  tree.train();
+  for (const auto& [name, module] : tree.named_modules()) EXPECT_TRUE(module->is_training()) << name;
+}
+
+TEST(Module, ApplyVisitsChildrenFirst) {
+  Tree tree;
+  std::vector<nn::Module*> visited;
+  tree.apply([&](nn::Module& module) { visited.push_back(&module); });
+  ASSERT_EQ(visited.size(), 6u);
+  EXPECT_EQ(visited.front(), &tree.scale);
+  EXPECT_EQ(visited.back(), &tree);
+}
+
+TEST(Module, ZeroGradAndFreezing) {
+  Scale scale;
+  scale.forward(ones({2})).sum().backward();
+  EXPECT_EQ(scale.factor.grad().at({0}), 1);
+  scale.zero_grad();
+  EXPECT_FALSE(scale.factor.grad().defined());
+  scale.requires_grad_(false);
+  EXPECT_FALSE(scale.forward(ones({2})).requires_grad());
+}
+
+TEST(Module, ConversionKeepsHandlesAndGradients) {
+  Scale scale;
+  const Tensor factor = scale.factor;             // as an optimizer would keep it
+  const Tensor alive = scale.forward(ones({2}));  // its graph still leads to the f32 parameter
+  scale.forward(ones({2})).sum().backward();
+  scale.to(f64);
+  EXPECT_EQ(factor.dtype(), f64);
+  EXPECT_EQ(factor.grad().dtype(), f64);
+  EXPECT_EQ(factor.grad().at({1}), 1);
+  EXPECT_EQ(scale.count.dtype(), i64);
+  scale.forward(ones({2}, {.dtype = f64})).sum().backward();
+  EXPECT_EQ(factor.grad().at({1}), 2);
+  EXPECT_ERROR(scale.to(i32), "to: modules can be converted to floating dtypes, not to i32");
+}
+
+TEST(Module, GraphsFromBeforeAConversionAreRefused) {
+  Scale scale;
+  Tensor x = ones({2}, {.requires_grad = true});
+  const Tensor before = scale.forward(x).sum();
+  scale.to(f64);
+  EXPECT_ERROR(before.backward(), "written to in place");
+}
+
+TEST(Module, MovesToEveryDevice) {
+  for (Device device : devices()) {
+    Tree tree;
+    const std::vector<double> before = tree.linear.weight.to_vector();
+    tree.to(device);
+    for (const auto& [name, value] : tree.state_dict()) EXPECT_EQ(value.device(), device) << name;
+    EXPECT_EQ(tree.linear.weight.to_vector(), before);
+    EXPECT_TRUE(tree.load_state_dict(Tree().state_dict()).matches());
+  }
+  if (!cuda::is_available()) {
+    Tree tree;
+    EXPECT_ERROR(tree.to(Device::cuda()), "CUDA");
+    EXPECT_TRUE(tree.linear.weight.device().is_cpu());
+  }
+}
+
+}  // namespace
+}  // namespace voxgrad

@@ -1,0 +1,99 @@
+"""Writes optim_reference.inc: what PyTorch's optimizers and schedules do over 20 steps.
+
+    python3 optim_reference.py > optim_reference.inc
+
+The parameters are five numbers of float64; their gradients follow from them and the step by the formula in
+gradient(), which optim_test.cpp repeats.
+"""
+import math
+
+import torch
+
+STEPS = 20
+START = [0.5, -1.25, 2.0, 0.0, -0.75]
+
+OPTIMIZERS = {
+    "sgd": (torch.optim.SGD, dict(lr=0.1)),
+    "sgd_decay": (torch.optim.SGD, dict(lr=0.1, weight_decay=0.05)),
+    "sgd_momentum": (torch.optim.SGD, dict(lr=0.05, momentum=0.9)),
+    "sgd_dampening": (torch.optim.SGD, dict(lr=0.05, momentum=0.8, dampening=0.3, weight_decay=0.02)),
+    "sgd_nesterov": (torch.optim.SGD, dict(lr=0.05, momentum=0.9, nesterov=True, weight_decay=0.01)),
+    "sgd_maximize": (torch.optim.SGD, dict(lr=0.01, momentum=0.5, weight_decay=0.1, maximize=True)),
+    "adam": (torch.optim.Adam, dict(lr=0.05)),
+    "adam_betas": (torch.optim.Adam, dict(lr=0.02, betas=(0.8, 0.95), eps=1e-3)),
+    "adam_decay": (torch.optim.Adam, dict(lr=0.05, weight_decay=0.1)),
+    "adam_amsgrad": (torch.optim.Adam, dict(lr=0.05, betas=(0.9, 0.5), amsgrad=True)),
+    "adam_maximize": (torch.optim.Adam, dict(lr=0.05, maximize=True, weight_decay=0.1)),
+    "adamw": (torch.optim.AdamW, dict(lr=0.05)),
+    "adamw_amsgrad": (torch.optim.AdamW, dict(lr=0.05, betas=(0.9, 0.5), weight_decay=0.3, amsgrad=True)),
+    "adamw_maximize": (torch.optim.AdamW, dict(lr=0.05, weight_decay=0.3, maximize=True)),
+    "rmsprop": (torch.optim.RMSprop, dict()),
+    "rmsprop_alpha": (torch.optim.RMSprop, dict(lr=0.02, alpha=0.9, eps=1e-4, weight_decay=0.1)),
+    "rmsprop_momentum": (torch.optim.RMSprop, dict(lr=0.005, momentum=0.9)),
+    "rmsprop_centered": (torch.optim.RMSprop, dict(lr=0.005, centered=True, momentum=0.5, weight_decay=0.1)),
+}
+
+SCHEDULES = {
+    "step": lambda o: torch.optim.lr_scheduler.StepLR(o, step_size=6, gamma=0.5),
+    "linear": lambda o: torch.optim.lr_scheduler.LinearLR(o, start_factor=0.25, end_factor=0.75, total_iters=8),
+    "cosine": lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, T_max=15, eta_min=0.02),
+    "cosine_warmup": lambda o: torch.optim.lr_scheduler.SequentialLR(o, [
+        torch.optim.lr_scheduler.LinearLR(o, start_factor=0.01, total_iters=5),
+        torch.optim.lr_scheduler.CosineAnnealingLR(o, T_max=15)], milestones=[5]),
+}
+
+PLATEAUS = {
+    "min": dict(factor=0.5, patience=2, threshold=0.01),
+    "max_abs": dict(mode="max", factor=0.3, patience=1, threshold=0.05, threshold_mode="abs", cooldown=2, min_lr=0.02),
+}
+
+
+def gradient(p, step):
+    return [(i + 1) * 0.5 * p[i] + math.sin(1.7 * step + i) * 3 / (step + 1) for i in range(len(p))]
+
+
+def metric(step):
+    return 1 + math.cos(0.9 * step) / (step + 1)
+
+
+def run_optimizer(kind, options):
+    p = torch.tensor(START, dtype=torch.float64, requires_grad=True)
+    optimizer = kind([p], **options)
+    for step in range(STEPS):
+        p.grad = torch.tensor(gradient(p.tolist(), step), dtype=torch.float64)
+        optimizer.step()
+    return p.tolist()
+
+
+def run_schedule(make):
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.4)
+    schedule = make(optimizer)
+    rates = [optimizer.param_groups[0]["lr"]]
+    for _ in range(STEPS):
+        optimizer.step()
+        schedule.step()
+        rates.append(optimizer.param_groups[0]["lr"])
+    return rates
+
+
+def run_plateau(options):
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.4)
+    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, **options)
+    rates = []
+    for step in range(STEPS):
+        schedule.step(metric(step))
+        rates.append(optimizer.param_groups[0]["lr"])
+    return rates
+
+
+def table(name, rows):
+    print(f"const std::map<std::string, std::vector<double>> {name} = {{")
+    for key, values in rows.items():
+        print(f'    {{"{key}", {{{", ".join(repr(float(v)) for v in values)}}}}},')
+    print("};")
+
+
+print("// Written by optim_reference.py; do not edit. clang-format off")
+table("kOptimizerReference", {k: run_optimizer(*v) for k, v in OPTIMIZERS.items()})
+table("kScheduleReference", {k: run_schedule(v) for k, v in SCHEDULES.items()})
+table("kPlateauReference", {k: run_plateau(v) for k, v in PLATEAUS.items()})

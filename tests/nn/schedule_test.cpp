@@ -1,0 +1,148 @@
+// Learning-rate schedules against PyTorch's.
+#include "nn/optim/schedule.h"
+
+#include <cmath>
+#include <functional>
+#include <map>
+
+#include "nn/optim/sgd.h"
+#include "ops/create.h"
+#include "tests/support.h"
+
+namespace voxgrad {
+namespace {
+
+#include "tests/nn/optim_reference.inc"
+
+using namespace optim;
+
+constexpr int kSteps = 20;
+
+using MakeSchedule = std::function<std::unique_ptr<StepSchedule>(Optimizer&)>;
+
+const std::map<std::string, MakeSchedule>& schedules() {
+  static const std::map<std::string, MakeSchedule> table{
+      {"step", [](Optimizer& o) { return std::make_unique<StepLR>(o, StepLROptions{.step_size = 6, .gamma = 0.5}); }},
+      {"linear",
+       [](Optimizer& o) {
+         return std::make_unique<LinearLR>(o,
+                                           LinearLROptions{.start_factor = 0.25, .end_factor = 0.75, .total_iters = 8});
+       }},
+      {"cosine",
+       [](Optimizer& o) {
+         return std::make_unique<CosineAnnealingLR>(o, CosineAnnealingLROptions{.t_max = 15, .eta_min = 0.02});
+       }},
+      {"cosine_warmup",
+       [](Optimizer& o) {
+         return std::make_unique<CosineAnnealingLR>(o, CosineAnnealingLROptions{.t_max = 15, .warmup_steps = 5});
+       }},
+  };
+  return table;
+}
+
+SGD make_optimizer() { return SGD({{{zeros({1})}, {.lr = 0.4}}, {{zeros({1})}, {.lr = 0.8}}}); }
+
+class ScheduleTest : public testing::TestWithParam<std::pair<const std::string, MakeSchedule>> {};
+
+TEST_P(ScheduleTest, AgreesWithPyTorch) {
+  const std::vector<double>& reference = kScheduleReference.at(GetParam().first);
+  SGD optimizer = make_optimizer();
+  const auto schedule = GetParam().second(optimizer);
+  for (int step = 0; step <= kSteps; ++step) {
+    EXPECT_NEAR(optimizer.lr(0), reference[static_cast<size_t>(step)], 1e-12) << step;
+    EXPECT_EQ(schedule->steps(), step);
+    schedule->step();
+  }
+}
+
+TEST_P(ScheduleTest, StateResumes) {
+  SGD straight = make_optimizer(), before = make_optimizer(), after = make_optimizer();
+  after.set_lr(0.1);  // its own initial rates are replaced too
+  const auto a = GetParam().second(straight), b = GetParam().second(before), c = GetParam().second(after);
+  for (int step = 0; step < kSteps; ++step) a->step();
+  for (int step = 0; step < 7; ++step) b->step();
+  c->load_state_dict(b->state_dict());
+  for (int step = 7; step < kSteps; ++step) c->step();
+  EXPECT_EQ(after.lr(0), straight.lr(0));
+  EXPECT_EQ(after.lr(1), straight.lr(1));
+}
+
+INSTANTIATE_TEST_SUITE_P(Schedules, ScheduleTest, testing::ValuesIn(schedules()),
+                         [](const auto& test) { return test.param.first; });
+
+double metric(int step) { return 1 + std::cos(0.9 * step) / (step + 1); }
+
+const std::map<std::string, ReduceLROnPlateauOptions> kPlateaus{
+    {"min", {.factor = 0.5, .patience = 2, .threshold = 0.01}},
+    {"max_abs",
+     {.mode = PlateauMode::max,
+      .factor = 0.3,
+      .patience = 1,
+      .threshold = 0.05,
+      .threshold_mode = ThresholdMode::absolute,
+      .cooldown = 2,
+      .min_lr = 0.02}},
+};
+
+TEST(Plateau, AgreesWithPyTorchAndResumes) {
+  for (const auto& [name, options] : kPlateaus) {
+    const std::vector<double>& reference = kPlateauReference.at(name);
+    SGD optimizer({zeros({1})}, {.lr = 0.4});
+    auto schedule = std::make_unique<ReduceLROnPlateau>(optimizer, options);
+    for (int step = 0; step < kSteps; ++step) {
+      if (step % 5 == 2) {  // stopped and taken up again
+        const TensorMap state = schedule->state_dict();
+        schedule = std::make_unique<ReduceLROnPlateau>(optimizer, options);
+        schedule->load_state_dict(state);
+      }
+      schedule->step(metric(step));
+      EXPECT_NEAR(optimizer.lr(), reference[static_cast<size_t>(step)], 1e-12) << name << ' ' << step;
+    }
+  }
+}
+
+TEST(Plateau, NanIsNotBetter) {
+  SGD optimizer({zeros({1})}, {.lr = 1});
+  ReduceLROnPlateau schedule(optimizer, {.patience = 0});
+  schedule.step(5);
+  schedule.step(std::nan(""));
+  EXPECT_EQ(schedule.best(), 5);
+  EXPECT_EQ(optimizer.lr(), 0.1);
+}
+
+TEST(Schedule, RefusesBadOptions) {
+  SGD o({zeros({1})});
+  EXPECT_ERROR(StepLR(o, {.step_size = 0}), "StepLR: step_size must be positive, got 0");
+  EXPECT_ERROR(StepLR(o, {.gamma = -1}), "StepLR: gamma must be finite and at least 0");
+  EXPECT_ERROR(LinearLR(o, {.start_factor = 0}), "LinearLR: start_factor must lie in (0, 1], got 0");
+  EXPECT_ERROR(LinearLR(o, {.end_factor = 2}), "LinearLR: end_factor must lie in [0, 1], got 2");
+  EXPECT_ERROR(LinearLR(o, {.total_iters = 0}), "LinearLR: total_iters must be positive");
+  EXPECT_ERROR(CosineAnnealingLR(o, {}), "CosineAnnealingLR: t_max must be positive, got 0");
+  EXPECT_ERROR(CosineAnnealingLR(o, {.t_max = 5, .warmup_steps = -1}), "CosineAnnealingLR: warmup_steps");
+  EXPECT_ERROR(CosineAnnealingLR(o, {.t_max = 5, .eta_min = std::nan("")}), "CosineAnnealingLR: eta_min");
+  EXPECT_ERROR(ReduceLROnPlateau(o, {.factor = 1}), "ReduceLROnPlateau: factor must lie in [0, 1), got 1");
+  EXPECT_ERROR(ReduceLROnPlateau(o, {.patience = -1}), "ReduceLROnPlateau: patience");
+  EXPECT_ERROR(ReduceLROnPlateau(o, {.threshold = 1}), "ReduceLROnPlateau: a relative threshold must be below 1");
+  EXPECT_EQ(o.lr(), 1e-3);
+}
+
+TEST(Schedule, LoadingRefusesWhatDoesNotFit) {
+  SGD one({zeros({1})}, {.lr = 1}), two = make_optimizer();
+  StepLR schedule(one, {.step_size = 1}), wide(two, {.step_size = 1});
+  LinearLR other(two);
+  schedule.step();
+  TensorMap state = schedule.state_dict();
+  EXPECT_ERROR(other.load_state_dict(state), "LinearLR: this is not the state of a LinearLR");
+  EXPECT_ERROR(wide.load_state_dict(state), "StepLR: the state has 3 entries, expected 4");
+  state["steps"] = full({}, -4, {.dtype = i64});
+  EXPECT_ERROR(schedule.check_state_dict(state), "StepLR: the state holds numbers that no schedule leaves");
+  state["steps"] = full({}, 9, {.dtype = i64});
+  schedule.check_state_dict(state);
+  EXPECT_EQ(schedule.steps(), 1);
+  state["initial_lr.0"] = ones({});
+  EXPECT_ERROR(schedule.load_state_dict(state), "StepLR: initial_lr.0 must be one f64, got [] f32");
+  EXPECT_EQ(schedule.steps(), 1);
+}
+
+}  // namespace
+}  // namespace voxgrad

@@ -1,0 +1,117 @@
+// The gather form of a convolution against its definition: i + padding = o * stride + k * dilation.
+#include "ops/conv_geometry.h"
+
+#include <gtest/gtest.h>
+
+#include <numeric>
+#include <set>
+#include <tuple>
+#include <vector>
+
+#include "core/error.h"
+
+namespace voxgrad {
+namespace {
+
+using Meetings = std::set<std::tuple<int64_t, int64_t, int64_t>>;  // (x position, y position, tap)
+
+Meetings by_definition(const ConvAxis& a) {
+  Meetings found;
+  for (int64_t i = 0; i < a.x_size; ++i)
+    for (int64_t o = 0; o < a.y_size; ++o)
+      for (int64_t k = 0; k < a.kernel; ++k)
+        if (i + a.padding == o * a.stride + k * a.dilation) found.insert({i, o, k});
+  return found;
+}
+
+/// What the phases multiply, and a check that every output belongs to exactly one of them.
+Meetings by_phases(const ConvGather& gather, bool transposed) {
+  Meetings found;
+  std::multiset<int64_t> outputs;
+  for (const ConvPhase& phase : gather.phases) {
+    EXPECT_GT(phase.count, 0);
+    for (int64_t q = 0; q < phase.count; ++q) outputs.insert(phase.first + q * gather.out_step);
+    for (const ConvTap& tap : phase.taps) {
+      const ConvRange range = tap_range(gather, phase, tap);
+      for (int64_t q = 0; q < phase.count; ++q) {
+        const int64_t out = phase.first + q * gather.out_step, in = q * gather.in_step + tap.offset;
+        const bool inside = in >= 0 && in < gather.in_size;
+        EXPECT_EQ(inside, q >= range.begin && q < range.end);
+        if (inside) found.insert(transposed ? std::tuple(out, in, tap.index) : std::tuple(in, out, tap.index));
+      }
+    }
+  }
+  std::multiset<int64_t> all;
+  for (int64_t i = 0; i < gather.out_size; ++i) all.insert(i);
+  EXPECT_EQ(outputs, all);
+  return found;
+}
+
+TEST(ConvGeometry, GatherMeetsWhatTheDefinitionMeets) {
+  for (int64_t stride = 1; stride <= 5; ++stride)
+    for (int64_t dilation = 1; dilation <= 6; ++dilation)
+      for (int64_t kernel = 1; kernel <= 4; ++kernel)
+        for (int64_t padding : {int64_t{0}, int64_t{1}, (kernel - 1) * dilation, (kernel - 1) * dilation + 3})
+          for (int64_t size : {1, 2, 7, 12}) {
+            ConvAxis axis{size, 0, kernel, stride, padding, dilation};
+            axis.y_size = conv_output_size(size, kernel, stride, padding, dilation);
+            SCOPED_TRACE(testing::Message() << "x " << size << ", y " << axis.y_size << ", k " << kernel << ", s "
+                                            << stride << ", p " << padding << ", dil " << dilation);
+            const Meetings expected = by_definition(axis);
+            EXPECT_EQ(by_phases(gather_forward(axis), false), expected);
+            EXPECT_EQ(by_phases(gather_transposed(axis), true), expected);
+          }
+}
+
+TEST(ConvGeometry, PhasesWasteNoTap) {
+  // k3 s2: phases of 1 and 2 taps along an axis; over three axes 1, 2, 2, 4, 2, 4, 4, 8.
+  std::multiset<size_t> taps;
+  for (const ConvPhase& phase : gather_transposed({9, 5, 3, 2, 1, 1}).phases) taps.insert(phase.taps.size());
+  EXPECT_EQ(taps, (std::multiset<size_t>{1, 2}));
+  // The taps of all phases together are the kernel's, each once.
+  for (int64_t stride = 1; stride <= 6; ++stride)
+    for (int64_t dilation = 1; dilation <= 6; ++dilation) {
+      std::multiset<int64_t> indices;
+      size_t active = 0;
+      for (const ConvPhase& phase : gather_transposed({40, 9, 7, stride, 2, dilation}).phases) {
+        active += !phase.taps.empty();
+        for (const ConvTap& tap : phase.taps) indices.insert(tap.index);
+      }
+      EXPECT_EQ(indices, (std::multiset<int64_t>{0, 1, 2, 3, 4, 5, 6}));
+      EXPECT_EQ(active, static_cast<size_t>(stride / std::gcd(stride, dilation)));
+    }
+}
+
+TEST(ConvGeometry, PhasesAreUnitStrideConvolutions) {
+  const ConvGather gather = gather_transposed({100, 30, 6, 6, 5, 4});  // g = 2
+  EXPECT_EQ(gather.in_step, 1);
+  EXPECT_EQ(gather.out_step, 6);
+  EXPECT_EQ(gather.steps(), 17);
+  for (const ConvPhase& phase : gather.phases)
+    for (size_t i = 1; i < phase.taps.size(); ++i) {
+      EXPECT_EQ(phase.taps[i].index - phase.taps[i - 1].index, 3);    // stride / g
+      EXPECT_EQ(phase.taps[i - 1].offset - phase.taps[i].offset, 2);  // dilation / g
+    }
+}
+
+TEST(ConvGeometry, OutputSizes) {
+  EXPECT_EQ(conv_output_size(5, 3, 1, 0, 1), 3);
+  EXPECT_EQ(conv_output_size(5, 3, 2, 1, 1), 3);
+  EXPECT_EQ(conv_output_size(6, 3, 2, 1, 1), 3);
+  EXPECT_EQ(conv_output_size(2, 3, 1, 0, 1), 0);
+  EXPECT_EQ(conv_output_size(2, 4, 5, 0, 3), 0);  // -7 / 5 must not round up to a position
+  EXPECT_EQ(conv_transpose_output_size(16, 4, 2, 1, 0, 1), 32);
+  EXPECT_EQ(conv_transpose_output_size(12, 3, 2, 1, 1, 1), 24);
+  EXPECT_EQ(conv_transpose_output_size(16, 3, 2, 1, 0, 2), 33);
+  EXPECT_EQ(conv_transpose_output_size(1, 1, 1, 3, 0, 1), -5);
+}
+
+TEST(ConvGeometry, SizesBeyond64BitsAreRefused) {
+  const int64_t huge = int64_t{1} << 62;
+  EXPECT_THROW(conv_transpose_output_size(huge, 3, 4, 0, 0, 1), Error);
+  EXPECT_THROW(conv_output_size(huge, 1, 1, huge, 1), Error);
+  EXPECT_EQ(conv_output_size(huge, huge, 1, 0, 2), 0);  // dilation * kernel alone passes 64 bits
+}
+
+}  // namespace
+}  // namespace voxgrad

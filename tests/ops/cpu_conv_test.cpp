@@ -1,0 +1,389 @@
+// The CPU convolutions against a scatter loop in double, written from the definition and not from the kernels.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "core/parallel.h"
+#include "ops/conv_geometry.h"
+#include "ops/kernels.h"
+
+namespace voxgrad {
+namespace {
+
+enum class Layout { contiguous, channels_last, spaced, reversed };
+
+/// A 5-D tensor in a buffer of its own, surrounded and (where spaced) interleaved with guard values.
+template <class T>
+struct Block {
+  static constexpr T kGuard = T(-12345);
+  static constexpr size_t kMargin = 64;
+  std::vector<T> buffer;
+  View view;
+
+  Block(std::array<int64_t, 5> size, Layout layout) {
+    std::array<int, 5> order{0, 1, 2, 3, 4};  // slowest first
+    if (layout == Layout::channels_last) order = {0, 2, 3, 4, 1};
+    view.dtype = dtype_of<T>;
+    view.rank = 5;
+    int64_t step = layout == Layout::spaced ? 3 : 1;
+    for (int i = 4; i >= 0; --i) {
+      const int axis = order[static_cast<size_t>(i)];
+      view.size[axis] = size[static_cast<size_t>(axis)];
+      view.stride[axis] = step;
+      step *= view.size[axis];
+      if (layout == Layout::spaced) step += 2;
+    }
+    buffer.assign(static_cast<size_t>(step) + 2 * kMargin, kGuard);
+    view.data = buffer.data() + kMargin;
+    if (layout == Layout::reversed)
+      for (int axis = 2; axis < 5 && view.numel() > 0; ++axis) {
+        view.data = view.as<T>() + (view.size[axis] - 1) * view.stride[axis];
+        view.stride[axis] = -view.stride[axis];
+      }
+  }
+
+  Block(Block&&) = default;  // the view keeps pointing into the buffer that moved
+
+  T& at(const std::array<int64_t, 5>& i) {
+    int64_t offset = 0;
+    for (size_t axis = 0; axis < 5; ++axis) offset += i[axis] * view.stride[axis];
+    return view.as<T>()[offset];
+  }
+  template <class F>
+  void each(const F& f) {
+    std::array<int64_t, 5> i{};
+    const auto* s = view.size;
+    for (i[0] = 0; i[0] < s[0]; ++i[0])
+      for (i[1] = 0; i[1] < s[1]; ++i[1])
+        for (i[2] = 0; i[2] < s[2]; ++i[2])
+          for (i[3] = 0; i[3] < s[3]; ++i[3])
+            for (i[4] = 0; i[4] < s[4]; ++i[4]) f(i, at(i));
+  }
+  void fill_integers(std::mt19937& random) {
+    std::uniform_int_distribution<int> pick(-8, 8);
+    each([&](auto&, T& value) { value = static_cast<T>(pick(random)); });
+  }
+  void poison() {
+    each([](auto&, T& value) { value = std::numeric_limits<T>::quiet_NaN(); });
+  }
+  /// Elements of the buffer that the view does not own; all must stay guards.
+  bool guards_intact() {
+    int64_t guards = 0, all = static_cast<int64_t>(buffer.size());
+    std::vector<T> saved = buffer;
+    each([&](auto&, T& value) { value = T(0); });
+    for (const T& value : buffer) guards += value == kGuard;
+    buffer = saved;
+    return guards == all - view.numel();
+  }
+};
+
+struct Case {
+  int64_t batch = 1, x_channels = 1, y_channels = 1;
+  Triple x_size{1}, kernel{1};
+  ConvGeometry geometry;
+  Triple y_size{0};
+
+  friend std::ostream& operator<<(std::ostream& out, const Case& c) {
+    return out << "n " << c.batch << ", channels " << c.x_channels << " -> " << c.y_channels << ", x " << c.x_size
+               << ", y " << c.y_size << ", k " << c.kernel << ", s " << c.geometry.stride << ", p "
+               << c.geometry.padding << ", dil " << c.geometry.dilation << ", g " << c.geometry.groups;
+  }
+};
+
+/// Every (x position, y position, tap) that meet, and with it the three sums of the family.
+template <class F>
+void each_meeting(const Case& c, const F& f) {
+  const ConvGeometry& g = c.geometry;
+  auto axis = [&](int i, const auto& body) {
+    for (int64_t o = 0; o < c.y_size[i]; ++o)
+      for (int64_t k = 0; k < c.kernel[i]; ++k) {
+        const int64_t at = o * g.stride[i] - g.padding[i] + k * g.dilation[i];
+        if (at >= 0 && at < c.x_size[i]) body(o, k, at);
+      }
+  };
+  axis(0, [&](int64_t od, int64_t kd, int64_t d) {
+    axis(1, [&](int64_t oh, int64_t kh, int64_t h) {
+      axis(2, [&](int64_t ow, int64_t kw, int64_t w) {
+        f(Triple(d, h, w), Triple(od, oh, ow), Triple(kd, kh, kw));
+      });
+    });
+  });
+}
+
+double dot(Block<double>& a, Block<double>& b) {
+  double sum = 0;
+  a.each([&](const std::array<int64_t, 5>& i, double& value) { sum += value * b.at(i); });
+  return sum;
+}
+
+/// Three tensors of a case and the gradients of the sum of y * conv(x, w) in each of them.
+template <class T>
+class Family {
+ public:
+  Family(const Case& c, Layout layout, unsigned seed)
+      : c_(c),
+        x_(shape_x(), layout),
+        y_(shape_y(), layout),
+        w_(shape_w(), layout == Layout::reversed ? layout : Layout::contiguous) {
+    std::mt19937 random(seed);
+    x_.fill_integers(random);
+    y_.fill_integers(random);
+    w_.fill_integers(random);
+    bias_y_ = bias(c.y_channels, random);
+    bias_x_ = bias(c.x_channels, random);
+    scatter();
+  }
+
+  /// All three kernels, with and without bias, bit for bit. Integers this small have exact sums.
+  void expect_exact(Layout layout) {
+    const Kernels& table = cpu_kernels();
+    for (bool with_bias : {false, true}) {
+      const View by = bias_view(bias_y_), bx = bias_view(bias_x_);
+      Block<T> y(shape_y(), layout);
+      y.poison();
+      table.conv_forward(y.view, x_.view, w_.view, with_bias ? &by : nullptr, c_.geometry);
+      expect_equal("conv_forward", y, expected_y_, with_bias ? &bias_y_ : nullptr);
+      Block<T> x(shape_x(), layout);
+      x.poison();
+      table.conv_backward_data(x.view, y_.view, w_.view, with_bias ? &bx : nullptr, c_.geometry);
+      expect_equal("conv_backward_data", x, expected_x_, with_bias ? &bias_x_ : nullptr);
+    }
+    Block<T> w(shape_w(), layout);
+    w.poison();
+    table.conv_backward_weight(w.view, x_.view, y_.view, c_.geometry);
+    expect_equal("conv_backward_weight", w, expected_w_, nullptr);
+  }
+
+ private:
+  std::array<int64_t, 5> shape_x() const { return {c_.batch, c_.x_channels, c_.x_size[0], c_.x_size[1], c_.x_size[2]}; }
+  std::array<int64_t, 5> shape_y() const { return {c_.batch, c_.y_channels, c_.y_size[0], c_.y_size[1], c_.y_size[2]}; }
+  std::array<int64_t, 5> shape_w() const {
+    return {c_.y_channels, c_.x_channels / c_.geometry.groups, c_.kernel[0], c_.kernel[1], c_.kernel[2]};
+  }
+  static std::vector<T> bias(int64_t channels, std::mt19937& random) {
+    std::uniform_int_distribution<int> pick(-8, 8);
+    std::vector<T> values;
+    for (int64_t i = 0; i < 2 * channels; ++i) values.push_back(static_cast<T>(pick(random)));
+    return values;
+  }
+  /// Every second value: a bias need not be contiguous.
+  static View bias_view(std::vector<T>& values) {
+    View view;
+    view.data = values.data();
+    view.dtype = dtype_of<T>;
+    view.rank = 1;
+    view.size[0] = static_cast<int64_t>(values.size() / 2);
+    view.stride[0] = 2;
+    return view;
+  }
+
+  void scatter() {
+    for (Block<double>* block : {&expected_x_, &expected_y_, &expected_w_}) block->each([](auto&, double& v) { v = 0; });
+    const int64_t x_group = c_.x_channels / c_.geometry.groups, y_group = c_.y_channels / c_.geometry.groups;
+    const int64_t x_step = x_.view.stride[1], y_step = y_.view.stride[1];
+    each_meeting(c_, [&](const Triple& i, const Triple& o, const Triple& k) {
+      for (int64_t n = 0; n < c_.batch; ++n) {
+        const T *x = &x_.at({n, 0, i[0], i[1], i[2]}), *y = &y_.at({n, 0, o[0], o[1], o[2]});
+        for (int64_t co = 0; co < c_.y_channels; ++co)
+          for (int64_t ci = 0; ci < x_group; ++ci) {
+            const int64_t from = co / y_group * x_group + ci;
+            const std::array<int64_t, 5> at_w{co, ci, k[0], k[1], k[2]};
+            const double value_x = x[from * x_step], value_y = y[co * y_step], value_w = w_.at(at_w);
+            expected_y_.at({n, co, o[0], o[1], o[2]}) += value_x * value_w;
+            expected_x_.at({n, from, i[0], i[1], i[2]}) += value_y * value_w;
+            expected_w_.at(at_w) += value_y * value_x;
+          }
+      }
+    });
+  }
+
+  void expect_equal(const char* what, Block<T>& actual, Block<double>& expected, const std::vector<T>* bias) {
+    int64_t wrong = 0;
+    actual.each([&](const std::array<int64_t, 5>& i, T& value) {
+      const double shift = bias ? (*bias)[static_cast<size_t>(2 * i[1])] : 0;
+      if (value == expected.at(i) + shift) return;
+      if (wrong++ == 0)
+        ADD_FAILURE() << what << (bias ? " with bias" : "") << ": " << value << " at [" << i[0] << ", " << i[1] << ", "
+                      << i[2] << ", " << i[3] << ", " << i[4] << "] instead of " << expected.at(i) + shift << " (" << c_
+                      << ")";
+    });
+    EXPECT_EQ(wrong, 0) << what;
+    EXPECT_TRUE(actual.guards_intact()) << what << " wrote outside its output (" << c_ << ")";
+  }
+
+  Case c_;
+  Block<T> x_, y_, w_;
+  Block<double> expected_x_{shape_x(), Layout::contiguous};
+  Block<double> expected_y_{shape_y(), Layout::contiguous};
+  Block<double> expected_w_{shape_w(), Layout::contiguous};
+  std::vector<T> bias_x_, bias_y_;
+};
+
+/// As a user of conv3d gives it: y's size follows from x's.
+Case convolution(int64_t batch, int64_t x_channels, int64_t y_channels, Triple x_size, Triple kernel,
+                 ConvGeometry geometry = {}) {
+  Case c{batch, x_channels, y_channels, x_size, kernel, geometry, Triple(0)};
+  for (int i = 0; i < 3; ++i)
+    c.y_size[i] = conv_output_size(x_size[i], kernel[i], geometry.stride[i], geometry.padding[i], geometry.dilation[i]);
+  return c;
+}
+
+/// As a user of conv_transpose3d gives it: x's size follows from y's.
+Case transposed(int64_t batch, int64_t y_channels, int64_t x_channels, Triple y_size, Triple kernel,
+                ConvGeometry geometry = {}, Triple output_padding = 0) {
+  Case c{batch, x_channels, y_channels, Triple(0), kernel, geometry, y_size};
+  for (int i = 0; i < 3; ++i)
+    c.x_size[i] = conv_transpose_output_size(y_size[i], kernel[i], geometry.stride[i], geometry.padding[i],
+                                             output_padding[i], geometry.dilation[i]);
+  return c;
+}
+
+std::vector<Case> cases() {
+  return {
+      convolution(2, 3, 5, {5, 6, 7}, 3),
+      convolution(1, 33, 24, {3, 4, 13}, {3, 2, 5}, {.padding = {1, 0, 2}}),
+      convolution(1, 7, 40, {3, 4, 30}, 3, {.stride = {1, 2, 3}, .padding = 1}),
+      convolution(2, 4, 6, {9, 8, 7}, 3, {.stride = 2, .padding = 2, .dilation = 2, .groups = 2}),
+      convolution(1, 6, 6, {5, 5, 5}, 3, {.padding = 1, .groups = 6}),                       // depthwise
+      convolution(1, 5, 15, {4, 3, 6}, {1, 3, 2}, {.groups = 5}),                            // depthwise, three each
+      convolution(1, 2, 3, {4, 4, 4}, 2, {.padding = 5}),                                    // beyond (k - 1) dilation
+      convolution(1, 2, 3, {40, 1, 41}, {3, 1, 3}, {.padding = {13, 0, 7}, .dilation = {17, 1, 19}}),
+      convolution(3, 1, 1, 1, 1),
+      convolution(1, 1, 70, {1, 1, 50}, {1, 1, 3}, {.padding = {0, 0, 1}}),
+      convolution(2, 16, 16, {1, 17, 18}, {1, 3, 3}, {.padding = {0, 1, 1}}),
+      transposed(1, 32, 16, {2, 3, 5}, {3, 5, 7}),
+      transposed(1, 48, 24, {2, 3, 5}, 3),
+      transposed(1, 8, 8, {3, 4, 6}, {3, 5, 7}, {.stride = 2, .padding = {1, 2, 3}, .groups = 4}, 1),
+      transposed(2, 5, 7, {3, 4, 6}, 3, {.stride = 2, .padding = 1}, {1, 0, 1}),
+      transposed(1, 5, 7, {3, 4, 5}, 3, {.stride = 2, .padding = 1, .dilation = 2}),         // gcd 2: 1 phase of 8
+      transposed(1, 3, 4, {3, 2, 4}, {3, 4, 2}, {.stride = {4, 6, 3}, .dilation = {6, 4, 2}}),
+      transposed(2, 3, 9, {3, 3, 4}, 2, {.stride = {4, 3, 5}}, {3, 0, 2}),                   // stride > kernel
+      transposed(1, 4, 8, {4, 4, 4}, 4, {.stride = 2, .padding = 1}),
+      transposed(1, 2, 2, {3, 3, 3}, 3, {.stride = 1, .padding = 1}),
+      transposed(1, 3, 2, {1, 1, 1}, {2, 1, 3}, {.stride = {1, 4, 2}}, {0, 3, 1}),
+      transposed(1, 2, 2, {6, 7, 8}, 1, {.stride = 3, .padding = 4}),                        // crops beyond the kernel
+  };
+}
+
+class CpuConv : public testing::Test {
+ protected:
+  void TearDown() override { set_num_threads(threads_); }
+  int threads_ = num_threads();
+};
+
+TEST_F(CpuConv, IntegersAreExact) {
+  for (const Case& c : cases()) {
+    Family<float>(c, Layout::contiguous, 1).expect_exact(Layout::contiguous);
+    Family<double>(c, Layout::contiguous, 2).expect_exact(Layout::contiguous);
+  }
+}
+
+TEST_F(CpuConv, StridedViews) {
+  for (const Case& c : cases())
+    for (Layout layout : {Layout::channels_last, Layout::spaced, Layout::reversed})
+      Family<float>(c, layout, 3).expect_exact(layout == Layout::reversed ? Layout::contiguous : layout);
+}
+
+TEST_F(CpuConv, RandomShapes) {
+  const unsigned seed = std::random_device()();
+  RecordProperty("seed", std::to_string(seed));
+  SCOPED_TRACE(testing::Message() << "seed " << seed);
+  std::mt19937 random(seed);
+  auto pick = [&](int64_t low, int64_t high) { return std::uniform_int_distribution<int64_t>(low, high)(random); };
+  const int64_t channels[] = {1, 2, 3, 5, 7, 8, 17, 24, 33};
+  for (int tried = 0; tried < 60;) {
+    ConvGeometry g{.groups = pick(0, 2) ? 1 : pick(2, 4)};
+    Triple size(0), kernel(0), output_padding(0);
+    for (int i = 0; i < 3; ++i) {
+      size[i] = pick(1, 10);
+      kernel[i] = pick(1, pick(1, 2) == 1 ? 3 : 7);
+      g.stride[i] = pick(1, 4);
+      g.dilation[i] = pick(1, 3);
+      g.padding[i] = pick(0, (kernel[i] - 1) * g.dilation[i] + 1);
+      output_padding[i] = pick(0, std::max(g.stride[i], g.dilation[i]) - 1);
+    }
+    const int64_t a = channels[pick(0, 8)] * g.groups, b = channels[pick(0, 8)] * g.groups;
+    const Case c = pick(0, 1) ? convolution(pick(1, 2), a, b, size, kernel, g)
+                              : transposed(pick(1, 2), a, b, size, kernel, g, output_padding);
+    const int64_t work = a * b / g.groups * kernel[0] * kernel[1] * kernel[2] * c.y_size[0] * c.y_size[1] * c.y_size[2];
+    if (c.x_size[0] < 1 || c.x_size[1] < 1 || c.x_size[2] < 1 || work < 1 || work > 1'000'000) continue;
+    ++tried;
+    const Layout layout = static_cast<Layout>(pick(0, 2));
+    SCOPED_TRACE(testing::Message() << c);
+    Family<float>(c, layout, seed).expect_exact(layout);
+    if (HasFailure()) return;
+  }
+}
+
+// Large enough for several tiles, several ranges of channels, and more weights than are packed at once.
+TEST_F(CpuConv, ManyTiles) {
+  for (const Case& c : {convolution(1, 3, 2, {20, 70, 90}, 3, {.padding = 1}),
+                        transposed(1, 700, 3, {2, 3, 5}, 3, {.stride = 2}),
+                        convolution(1, 700, 2, {4, 4, 4}, 3, {.padding = 1}), convolution(1, 70, 64, 10, 10)})
+    Family<float>(c, Layout::contiguous, 4).expect_exact(Layout::contiguous);
+}
+
+TEST_F(CpuConv, BitsDoNotDependOnThreads) {
+  const Case c = transposed(2, 300, 20, {3, 6, 9}, 3, {.stride = 2, .padding = 1}, 1);
+  std::mt19937 random(5);
+  std::normal_distribution<float> normal;
+  auto noise = [&](std::array<int64_t, 5> shape) {
+    Block<float> block(shape, Layout::contiguous);
+    block.each([&](auto&, float& value) { value = normal(random); });
+    return block;
+  };
+  const std::array<int64_t, 5> x_shape{2, 20, c.x_size[0], c.x_size[1], c.x_size[2]}, y_shape{2, 300, 3, 6, 9},
+      w_shape{300, 20, 3, 3, 3};
+  Block<float> x = noise(x_shape), y = noise(y_shape), w = noise(w_shape);
+  std::vector<std::vector<float>> first;
+  for (int threads : {1, 2, 3, 7}) {
+    set_num_threads(threads);
+    Block<float> dx(x_shape, Layout::contiguous), dy(y_shape, Layout::contiguous), dw(w_shape, Layout::contiguous);
+    cpu_kernels().conv_forward(dy.view, x.view, w.view, nullptr, c.geometry);
+    cpu_kernels().conv_backward_data(dx.view, y.view, w.view, nullptr, c.geometry);
+    cpu_kernels().conv_backward_weight(dw.view, x.view, y.view, c.geometry);
+    std::vector<std::vector<float>> results{dx.buffer, dy.buffer, dw.buffer};
+    if (first.empty()) first = results;
+    EXPECT_TRUE(results == first) << threads << " threads";
+  }
+}
+
+// <conv(x, w), y> = <x, conv_backward_data(y, w)> = <w, conv_backward_weight(x, y)>, in double on real numbers.
+TEST_F(CpuConv, Adjoints) {
+  std::mt19937 random(6);
+  std::normal_distribution<double> normal;
+  for (const Case& c : cases()) {
+    const std::array<int64_t, 5> x_shape{c.batch, c.x_channels, c.x_size[0], c.x_size[1], c.x_size[2]},
+        y_shape{c.batch, c.y_channels, c.y_size[0], c.y_size[1], c.y_size[2]},
+        w_shape{c.y_channels, c.x_channels / c.geometry.groups, c.kernel[0], c.kernel[1], c.kernel[2]};
+    Block<double> x(x_shape, Layout::contiguous), y(y_shape, Layout::contiguous), w(w_shape, Layout::contiguous);
+    for (Block<double>* block : {&x, &y, &w}) block->each([&](auto&, double& value) { value = normal(random); });
+    Block<double> dx(x_shape, Layout::contiguous), dy(y_shape, Layout::contiguous), dw(w_shape, Layout::contiguous);
+    cpu_kernels().conv_forward(dy.view, x.view, w.view, nullptr, c.geometry);
+    cpu_kernels().conv_backward_data(dx.view, y.view, w.view, nullptr, c.geometry);
+    cpu_kernels().conv_backward_weight(dw.view, x.view, y.view, c.geometry);
+    const double by_y = dot(dy, y), by_x = dot(dx, x), by_w = dot(dw, w);
+    const double scale = std::sqrt(dot(dy, dy) * dot(y, y)) + 1e-300;
+    EXPECT_LE(std::abs(by_y - by_x), 1e-12 * scale) << c;
+    EXPECT_LE(std::abs(by_y - by_w), 1e-12 * scale) << c;
+  }
+}
+
+TEST_F(CpuConv, EmptyBatch) {
+  Case c = convolution(0, 3, 4, {5, 5, 5}, 3);
+  Family<float>(c, Layout::contiguous, 7).expect_exact(Layout::contiguous);
+}
+
+TEST_F(CpuConv, OtherTypesAreRefused) {
+  Block<float> x({1, 1, 1, 1, 1}, Layout::contiguous);
+  View wrong = x.view;
+  wrong.dtype = DType::i64;
+  EXPECT_THROW(cpu_kernels().conv_forward(wrong, wrong, wrong, nullptr, {}), Error);
+  EXPECT_THROW(cpu_kernels().conv_backward_weight(wrong, wrong, wrong, {}), Error);
+}
+
+}  // namespace
+}  // namespace voxgrad

@@ -1,0 +1,187 @@
+// Optimizer steps against PyTorch's definitions in double, and the promise that the number of threads does not matter.
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "core/parallel.h"
+#include "tests/ops/cpu_kernels_support.h"
+
+namespace voxgrad {
+namespace {
+
+using namespace kerneltest;
+
+constexpr int64_t kCount = 1031;
+constexpr int kSteps = 5;
+
+/// Runs kSteps of a kernel on T and of a reference in double, with the same gradients, and compares the parameters.
+/// Both are called with (step, param, grad, state...), the state starting at zero.
+template <class T, size_t states, class Kernel, class Reference>
+void compare_steps(Kernel kernel, Reference reference) {
+  std::vector<Array<T>> arrays(states + 2, Array<T>({kCount}));
+  std::vector<std::vector<double>> values(states + 2, std::vector<double>(kCount));
+  for (auto& a : arrays) a.view.data = a.data() + 8;  // copied with its vector
+  for (size_t s = 2; s < states + 2; ++s) cpu.fill(arrays[s].view, 0);
+  arrays[0].random(-1, 1);
+  for (int64_t i = 0; i < kCount; ++i) values[0][static_cast<size_t>(i)] = static_cast<double>(arrays[0]({i}));
+  for (int step = 1; step <= kSteps; ++step) {
+    arrays[1].random(-1, 1, static_cast<unsigned>(step));
+    kernel(step, arrays);
+    for (size_t i = 0; i < static_cast<size_t>(kCount); ++i) {
+      values[1][i] = static_cast<double>(arrays[1]({static_cast<int64_t>(i)}));
+      reference(step, [&](size_t k) -> double& { return values[k][i]; });
+    }
+  }
+  for (size_t k = 0; k < arrays.size(); ++k)
+    expect_close<T>(
+        arrays[k], [&](const Dims& i) { return values[k][static_cast<size_t>(i[0])]; }, sizeof(T) == 4 ? 5e-6 : 1e-13);
+}
+
+TEST(CpuKernels, SgdSteps) {
+  for_floats([]<class T>() {
+    for (int variant = 0; variant < 16; ++variant) {
+      SgdStep o{.lr = 0.1,
+                .momentum = 0.9,
+                .dampening = variant & 1 ? 0.0 : 0.25,
+                .weight_decay = variant & 2 ? 0.01 : 0.0,
+                .nesterov = (variant & 5) == 5,
+                .maximize = (variant & 8) != 0,
+                .first = true};
+      if (variant & 4 && !(variant & 1)) o.momentum = 0;
+      compare_steps<T, 1>(
+          [&](int step, std::vector<Array<T>>& a) {
+            o.first = step == 1;
+            cpu.sgd(a[0].view, a[1].view, o.momentum != 0 ? &a[2].view : nullptr, o);
+          },
+          [&](int step, auto at) {
+            double g = (o.maximize ? -at(1) : at(1)) + o.weight_decay * at(0);
+            if (o.momentum != 0) {
+              at(2) = step == 1 ? g : o.momentum * at(2) + (1 - o.dampening) * g;
+              g = o.nesterov ? g + o.momentum * at(2) : at(2);
+            }
+            at(0) -= o.lr * g;
+          });
+    }
+  });
+}
+
+TEST(CpuKernels, AdamSteps) {
+  for_floats([]<class T>() {
+    for (int variant = 0; variant < 16; ++variant) {
+      AdamStep o{.lr = 0.01,
+                 .beta1 = 0.9,
+                 .beta2 = 0.99,
+                 .eps = 1e-6,
+                 .weight_decay = variant & 2 ? 0.1 : 0.0,
+                 .decoupled = (variant & 1) != 0,
+                 .amsgrad = (variant & 4) != 0,
+                 .maximize = (variant & 8) != 0,
+                 .step = 0};
+      compare_steps<T, 3>(
+          [&](int step, std::vector<Array<T>>& a) {
+            o.step = step;
+            cpu.adam(a[0].view, a[1].view, a[2].view, a[3].view, o.amsgrad ? &a[4].view : nullptr, o);
+          },
+          [&](int step, auto at) {
+            double g = o.maximize ? -at(1) : at(1);
+            if (o.decoupled)
+              at(0) *= 1 - o.lr * o.weight_decay;
+            else
+              g += o.weight_decay * at(0);
+            at(2) = o.beta1 * at(2) + (1 - o.beta1) * g;
+            at(3) = o.beta2 * at(3) + (1 - o.beta2) * g * g;
+            if (o.amsgrad) at(4) = std::max(at(4), at(3));
+            const double v = o.amsgrad ? at(4) : at(3);
+            at(0) -= o.lr / (1 - std::pow(o.beta1, step)) * at(2) /
+                     (std::sqrt(v) / std::sqrt(1 - std::pow(o.beta2, step)) + o.eps);
+          });
+    }
+  });
+}
+
+TEST(CpuKernels, RmspropSteps) {
+  for_floats([]<class T>() {
+    for (int variant = 0; variant < 16; ++variant) {
+      const RmspropStep o{.lr = 0.01,
+                          .alpha = 0.9,
+                          .eps = 1e-3,
+                          .weight_decay = variant & 2 ? 0.1 : 0.0,
+                          .momentum = variant & 1 ? 0.9 : 0.0,
+                          .centered = (variant & 4) != 0,
+                          .maximize = (variant & 8) != 0};
+      compare_steps<T, 3>(
+          [&](int, std::vector<Array<T>>& a) {
+            cpu.rmsprop(a[0].view, a[1].view, a[2].view, o.momentum > 0 ? &a[3].view : nullptr,
+                        o.centered ? &a[4].view : nullptr, o);
+          },
+          [&](int, auto at) {
+            const double g = (o.maximize ? -at(1) : at(1)) + o.weight_decay * at(0);
+            at(2) = o.alpha * at(2) + (1 - o.alpha) * g * g;
+            double square = at(2);
+            if (o.centered) {
+              at(4) = o.alpha * at(4) + (1 - o.alpha) * g;
+              square = std::max(0.0, square - at(4) * at(4));
+            }
+            double change = g / (std::sqrt(square) + o.eps);
+            if (o.momentum > 0) change = at(3) = o.momentum * at(3) + change;
+            at(0) -= o.lr * change;
+          });
+    }
+  });
+}
+
+/// All bytes that the kernels with sums, vectors and pieces write, one call after the other.
+std::vector<char> everything() {
+  std::vector<char> bytes;
+  const auto keep = [&](auto& a) { bytes.insert(bytes.end(), a.bytes.begin(), a.bytes.end()); };
+  Array<float> x({2, 6, 20011}), y(x.shape()), total({1, 1, 1}), rows({2, 6, 1}), columns({1, 1, 20011});
+  x.random(-3, 3);
+  for (UnaryOp op : {UnaryOp::exp, UnaryOp::gelu, UnaryOp::affine}) {
+    cpu.unary(op, y.view, x.view, 1.1, 0.3);
+    keep(y);
+  }
+  for (auto* out : {&total, &rows, &columns}) {
+    cpu.reduce(ReduceOp::sum, out->view, x.view);
+    keep(*out);
+  }
+  for (int axis = 0; axis < 3; ++axis) {
+    cpu.softmax(y.view, x.view, axis, false);
+    keep(y);
+  }
+  Array<float> mean({2, 3}), rstd({2, 3}), gamma({6}), dgamma({6}), dbeta({6}), dx(x.shape());
+  gamma.random(0, 1);
+  cpu.group_norm(y.view, mean.view, rstd.view, x.view, &gamma.view, nullptr, 1e-5);
+  cpu.group_norm_backward(dx.view, &dgamma.view, &dbeta.view, y.view, x.view, mean.view, rstd.view, &gamma.view);
+  Array<float> a({2, 301, 700}), b({2, 700, 601}), c({2, 301, 601});
+  a.random(-1, 1);
+  b.random(-1, 1);
+  cpu.matmul(c.view, a.view, b.view);
+  for (auto* array : {&mean, &rstd, &dgamma, &dbeta, &dx, &y, &c}) keep(*array);
+  cpu.adam(x.view, y.view, dx.view, y.view, nullptr,
+           {.lr = 0.1,
+            .beta1 = 0.9,
+            .beta2 = 0.99,
+            .eps = 1e-8,
+            .weight_decay = 0,
+            .decoupled = false,
+            .amsgrad = false,
+            .maximize = false,
+            .step = 3});
+  keep(x);
+  return bytes;
+}
+
+TEST(CpuKernels, TheNumberOfThreadsDoesNotMatter) {
+  const int threads = num_threads();
+  set_num_threads(1);
+  const std::vector<char> one = everything();
+  for (int count : {2, 5}) {
+    set_num_threads(count);
+    const std::vector<char> many = everything();
+    EXPECT_EQ(std::memcmp(one.data(), many.data(), one.size()), 0) << "with " << count << " threads";
+  }
+  set_num_threads(threads);
+}
+
+}  // namespace
+}  // namespace voxgrad

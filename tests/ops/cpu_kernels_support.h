@@ -1,0 +1,115 @@
+// For tests that call kernels of the device table directly: strided arrays with memory around them that must stay as
+// it was, and their comparison with plain loops in double.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "ops/kernels.h"
+#include "tests/support.h"
+
+namespace voxgrad::kerneltest {
+
+inline constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+inline constexpr double kInf = std::numeric_limits<double>::infinity();
+inline const Kernels& cpu = cpu_kernels();
+
+enum class Layout { contiguous, reversed, stepped, flipped, expanded };
+inline constexpr Layout kOutputs[] = {Layout::contiguous, Layout::reversed, Layout::stepped};
+inline constexpr Layout kInputs[] = {Layout::contiguous, Layout::reversed, Layout::stepped, Layout::flipped,
+                                     Layout::expanded};
+
+/// A view into memory of its own, all of which starts as a value that no result has.
+template <class T>
+struct Array {
+  std::vector<char> bytes;
+  View view;
+  static constexpr T poison() { return static_cast<T>(static_cast<float>(std::is_same_v<T, bool> ? 1 : 117)); }
+
+  explicit Array(Shape shape, Layout layout = Layout::contiguous) {
+    view.dtype = dtype_of<T>;
+    view.rank = static_cast<int>(shape.size());
+    const int64_t step = layout == Layout::stepped ? 2 : 1;
+    int64_t total = step, start = 0;
+    for (int i = 0; i < view.rank; ++i) {
+      const int axis = layout == Layout::reversed ? i : view.rank - 1 - i;
+      view.size[axis] = shape[axis];
+      view.stride[axis] = total;
+      if (layout == Layout::expanded && axis == 0) {
+        view.stride[axis] = 0;
+        continue;
+      }
+      if (layout == Layout::flipped) {
+        start += total * std::max<int64_t>(0, shape[axis] - 1);
+        view.stride[axis] = -total;
+      }
+      total *= shape[axis] + (step > 1);
+    }
+    bytes.resize(static_cast<size_t>(total + 16) * sizeof(T));
+    std::fill_n(data(), total + 16, poison());
+    view.data = data() + 8 + start;
+  }
+  T* data() { return reinterpret_cast<T*>(bytes.data()); }
+  Shape shape() const { return Shape(std::span(view.size, static_cast<size_t>(view.rank))); }
+  T& operator()(const Dims& index) const {
+    int64_t offset = 0;
+    for (int64_t i = 0; i < index.size(); ++i) offset += index[i] * view.stride[i];
+    return view.as<T>()[offset];
+  }
+  /// Elements that the view does not address and that changed.
+  int64_t spilled() {
+    std::vector<char> inside(bytes.size() / sizeof(T));
+    visit([&](const Dims& i) { inside[static_cast<size_t>(&(*this)(i)-data())] = 1; });
+    int64_t count = 0;
+    for (size_t i = 0; i < inside.size(); ++i) count += !inside[i] && !(data()[i] == poison());
+    return count;
+  }
+  /// Calls f with every index, in row-major order.
+  void visit(const std::function<void(const Dims&)>& f) const {
+    if (view.numel() == 0) return;
+    Dims index = Dims::filled(view.rank, 0);
+    for (int64_t n = view.numel(); n > 0; --n) {
+      f(index);
+      for (int axis = view.rank - 1; axis >= 0; --axis) {
+        if (++index[axis] < view.size[axis]) break;
+        index[axis] = 0;
+      }
+    }
+  }
+  Array& random(double low, double high, unsigned seed = 1) {
+    std::mt19937 engine(seed);
+    std::uniform_real_distribution<double> draw(low, high);
+    visit([&](const Dims& i) { (*this)(i) = static_cast<T>(static_cast<float>(draw(engine))); });
+    return *this;
+  }
+};
+
+/// Every element of `a` is close to expected(index), and nothing else was written.
+template <class T>
+void expect_close(Array<T>& a, const std::function<double(const Dims&)>& expected, double tolerance) {
+  int shown = 0;
+  a.visit([&](const Dims& i) {
+    const double got = static_cast<double>(a(i)), want = expected(i);
+    const bool same = got == want || (std::isnan(got) && std::isnan(want)) ||
+                      std::abs(got - want) <= tolerance * (1 + std::abs(want));
+    if (!same && ++shown <= 3) ADD_FAILURE() << "at " << i << ": " << got << ", expected " << want;
+  });
+  EXPECT_EQ(a.spilled(), 0);
+}
+
+template <class T>
+double tolerance() {
+  return sizeof(T) == 4 ? 2e-6 : 1e-14;
+}
+
+template <class F>
+void for_floats(F f) {
+  f.template operator()<float>();
+  f.template operator()<double>();
+}
+
+}  // namespace voxgrad::kerneltest

@@ -1,0 +1,337 @@
+// The CPU kernels that look at more than one element: reductions, products, normalisation, pooling, resampling,
+// indexing and optimizer steps.
+#include <cmath>
+#include <numeric>
+#include <vector>
+
+#include "core/parallel.h"
+#include "tests/ops/cpu_kernels_support.h"
+
+namespace voxgrad {
+namespace {
+
+using namespace kerneltest;
+
+/// `index` with axes of size 1 in `shape` set to 0.
+Dims clipped(Dims index, const Shape& shape) {
+  for (int64_t axis = 0; axis < index.size(); ++axis)
+    if (shape[axis] == 1) index[axis] = 0;
+  return index;
+}
+
+template <class T>
+Array<double> folded(const Array<T>& in, const Shape& shape, ReduceOp op) {
+  Array<double> totals(shape);
+  cpu.fill(totals.view, op == ReduceOp::sum ? 0 : op == ReduceOp::amax ? -kInf : kInf);
+  in.visit([&](const Dims& i) {
+    const double x = static_cast<double>(in(i));
+    double& total = totals(clipped(i, shape));
+    if (op == ReduceOp::sum)
+      total += x;
+    else if (std::isnan(x) || std::isnan(total))
+      total = kNaN;
+    else
+      total = op == ReduceOp::amax ? std::max(total, x) : std::min(total, x);
+  });
+  return totals;
+}
+
+TEST(CpuKernels, ReductionsOverAnyAxes) {
+  const Shape full{3, 5, 2, 37};
+  for_floats([&]<class T>() {
+    for (ReduceOp op : {ReduceOp::sum, ReduceOp::amax, ReduceOp::amin})
+      for (Layout layout : kInputs)
+        for (int mask = 0; mask < 16; ++mask) {
+          Shape shape = full;
+          for (int axis = 0; axis < 4; ++axis)
+            if (mask >> axis & 1) shape[axis] = 1;
+          Array<T> in(full, layout), out(shape, Layout::stepped);
+          in.random(-3, 3);
+          if (layout != Layout::expanded) in({1, 2, 0, 3}) = static_cast<T>(kNaN);
+          cpu.reduce(op, out.view, in.view);
+          const Array<double> want = folded(in, shape, op);
+          expect_close<T>(
+              out, [&](const Dims& i) { return want(i); }, tolerance<T>());
+        }
+  });
+  Array<bool> flags({5, 41}, Layout::reversed);
+  Array<int64_t> counts({5, 1});
+  flags.random(0, 0);
+  flags({3, 7}) = flags({3, 9}) = true;
+  cpu.reduce(ReduceOp::sum, counts.view, flags.view);
+  expect_close<int64_t>(
+      counts, [](const Dims& i) { return i[0] == 3 ? 2 : 0; }, 0);
+}
+
+TEST(CpuKernels, LongSumsKeepTheirAccuracy) {
+  // Single terms vanish beside a float total of this size.
+  const int64_t rows = 3, length = 1 << 20;
+  for (Layout layout : {Layout::contiguous, Layout::reversed}) {
+    Array<float> in({rows, length}, layout), out({rows, 1});
+    in.random(0.5, 1.5);
+    cpu.reduce(ReduceOp::sum, out.view, in.view);
+    for (int64_t r = 0; r < rows; ++r) {
+      double total = 0;
+      for (int64_t i = 0; i < length; ++i) total += static_cast<double>(in({r, i}));
+      EXPECT_NEAR(out({r, 0}), total, total * 1e-7);
+    }
+  }
+}
+
+TEST(CpuKernels, SoftmaxAlongAnyAxis) {
+  for_floats([]<class T>() {
+    for (const Shape& shape : {Shape{3, 70, 5}, Shape{2, 3, 131}})
+      for (Layout layout : kInputs)
+        for (int axis = 0; axis < 3; ++axis)
+          for (bool logarithm : {false, true}) {
+            Array<T> x(shape, layout), y(shape, layout == Layout::reversed ? Layout::reversed : Layout::stepped);
+            x.random(-90, 90);
+            cpu.softmax(y.view, x.view, axis, logarithm);
+            const auto expected = [&](const Dims& i) {
+              double total = 0;
+              for (Dims k = i, end = i; end[axis] = 0, k = end, total == 0;)
+                for (k[axis] = 0; k[axis] < shape[axis]; ++k[axis])
+                  total += std::exp(static_cast<double>(x(k)) - static_cast<double>(x(i)));
+              return logarithm ? -std::log(total) : 1 / total;
+            };
+            expect_close<T>(y, expected, 2 * tolerance<T>());
+          }
+  });
+}
+
+TEST(CpuKernels, MatmulOfAnyStrides) {
+  for_floats([]<class T>() {
+    for (const Shape& size :
+         {Shape{3, 7, 5, 9}, Shape{1, 300, 33, 530}, Shape{2, 1, 40, 6}, Shape{2, 6, 40, 1}, Shape{2, 3, 0, 4}})
+      for (Layout layout_a : kInputs)
+        for (Layout layout_b : {Layout::contiguous, Layout::reversed, Layout::flipped, Layout::expanded}) {
+          Array<T> a({size[0], size[1], size[2]}, layout_a), b({size[0], size[2], size[3]}, layout_b);
+          Array<T> c({size[0], size[1], size[3]});
+          if (size[1] > 9 && (layout_a != Layout::contiguous || layout_b != Layout::reversed)) continue;
+          a.random(-1, 1);
+          b.random(-1, 1, 2);
+          cpu.matmul(c.view, a.view, b.view);
+          const auto expected = [&](const Dims& i) {
+            double total = 0;
+            for (int64_t k = 0; k < size[2]; ++k)
+              total += static_cast<double>(a({i[0], i[1], k})) * static_cast<double>(b({i[0], k, i[2]}));
+            return total;
+          };
+          expect_close<T>(c, expected, 4 * tolerance<T>());
+        }
+  });
+}
+
+/// An (N, C, L) array, contiguous or with the channels innermost.
+template <class T>
+Array<T> rows_array(int64_t n, int64_t c, int64_t l, bool channels_inner) {
+  if (!channels_inner) return Array<T>({n, c, l});
+  Array<T> array({n, l, c});
+  std::swap(array.view.size[1], array.view.size[2]);
+  std::swap(array.view.stride[1], array.view.stride[2]);
+  return array;
+}
+
+constexpr double kEps = 1e-5;
+
+TEST(CpuKernels, GroupNormForwardAndBackward) {
+  for_floats([]<class T>() {
+    for (const Shape& s : {Shape{2, 6, 35, 3}, Shape{3, 4, 1, 2}, Shape{1, 8, 2501, 2}, Shape{2, 5, 7, 5}})
+      for (int variant = 0; variant < 8; ++variant) {
+        const int64_t n = s[0], c = s[1], l = s[2], groups = s[3], per = c / groups;
+        const bool affine = variant & 2, inner = variant & 1, other_inner = inner != ((variant & 4) != 0);
+        const double shift = 300;  // far from zero: E[x^2] - E[x]^2 would lose everything in float
+        Array<T> x = rows_array<T>(n, c, l, inner), y = rows_array<T>(n, c, l, inner);
+        Array<T> dy = rows_array<T>(n, c, l, other_inner), dx = rows_array<T>(n, c, l, inner);
+        Array<T> mean({n, groups}), rstd({n, groups}), gamma({c}), beta({c}), dgamma({c}), dbeta({c});
+        x.random(shift - 1, shift + 1);
+        dy.random(-1, 1, 2);
+        gamma.random(0.5, 1.5, 3);
+        beta.random(-1, 1, 4);
+        cpu.group_norm(y.view, mean.view, rstd.view, x.view, affine ? &gamma.view : nullptr,
+                       affine ? &beta.view : nullptr, kEps);
+        cpu.group_norm_backward(dx.view, &dgamma.view, &dbeta.view, dy.view, x.view, mean.view, rstd.view,
+                                affine ? &gamma.view : nullptr);
+
+        const auto number = [&](const Dims& i) { return static_cast<size_t>(i[0] * groups + i[1] / per); };
+        const auto group_means = [&](auto f) {
+          std::vector<double> means(static_cast<size_t>(n * groups));
+          x.visit([&](const Dims& i) { means[number(i)] += f(i) / static_cast<double>(per * l); });
+          return means;
+        };
+        const auto value = [&](const Dims& i) { return static_cast<double>(x(i)); };
+        const auto means = group_means(value);
+        const auto centred = [&](const Dims& i) { return value(i) - means[number(i)]; };
+        const auto variances = group_means([&](const Dims& i) { return centred(i) * centred(i); });
+        const auto scale = [&](const Dims& i) { return 1 / std::sqrt(variances[number(i)] + kEps); };
+        const auto normal = [&](const Dims& i) { return centred(i) * scale(i); };
+        const auto weight = [&](const Dims& i) { return affine ? static_cast<double>(gamma({i[1]})) : 1.0; };
+        const auto grad = [&](const Dims& i) { return static_cast<double>(dy(i)); };
+        const auto h = group_means([&](const Dims& i) { return grad(i) * weight(i); });
+        const auto hn = group_means([&](const Dims& i) { return grad(i) * weight(i) * normal(i); });
+        const auto first = [&](const Dims& i) { return Dims{i[0], i[1] * per, 0}; };
+        const double tol = sizeof(T) == 4 ? 3e-6 : 1e-11;
+        expect_close<T>(
+            mean, [&](const Dims& i) { return means[number(first(i))]; }, tol);
+        expect_close<T>(
+            rstd, [&](const Dims& i) { return scale(first(i)); }, tol);
+        const auto shifted = [&](const Dims& i) {
+          return normal(i) * weight(i) + (affine ? static_cast<double>(beta({i[1]})) : 0.0);
+        };
+        expect_close<T>(y, shifted, tol);
+        const auto gradient = [&](const Dims& i) {
+          return scale(i) * (grad(i) * weight(i) - h[number(i)] - normal(i) * hn[number(i)]);
+        };
+        expect_close<T>(dx, gradient, tol * 10);
+        const auto channel_sum = [&](int64_t channel, auto f) {
+          double total = 0;
+          for (int64_t i = 0; i < n; ++i)
+            for (int64_t j = 0; j < l; ++j) total += f(Dims{i, channel, j});
+          return total;
+        };
+        expect_close<T>(
+            dgamma,
+            [&](const Dims& i) { return channel_sum(i[0], [&](const Dims& k) { return grad(k) * normal(k); }); }, tol);
+        expect_close<T>(
+            dbeta, [&](const Dims& i) { return channel_sum(i[0], grad); }, tol);
+      }
+  });
+}
+
+TEST(CpuKernels, MaxPoolAndItsGradient) {
+  const PoolGeometry cases[] = {{{2, 2, 2}, {2, 2, 2}, {0, 0, 0}, {1, 1, 1}},
+                                {{3, 2, 3}, {1, 2, 2}, {1, 0, 1}, {1, 3, 2}},
+                                {{1, 3, 1}, {2, 1, 3}, {0, 1, 0}, {1, 1, 1}}};
+  for (const PoolGeometry& g : cases)
+    for (Layout layout : {Layout::contiguous, Layout::reversed, Layout::flipped}) {
+      const Shape in{2, 3, 7, 8, 9};
+      Shape out = in;
+      for (int i = 0; i < 3; ++i)
+        out[i + 2] = (in[i + 2] + 2 * g.padding[i] - g.dilation[i] * (g.kernel_size[i] - 1) - 1) / g.stride[i] + 1;
+      Array<float> x(in, layout), y(out, Layout::stepped), dy(out, layout), dx(in, Layout::stepped);
+      Array<int64_t> indices(out);
+      x.random(-9, 9).visit([&](const Dims& i) { x(i) = std::floor(x(i)); });  // with ties
+      x({1, 2, 3, 4, 5}) = static_cast<float>(kNaN);
+      dy.random(-1, 1, 2);
+      cpu.max_pool(y.view, indices.view, x.view, g);
+      cpu.max_pool_backward(dx.view, dy.view, indices.view, g);
+
+      std::vector<double> gradient(static_cast<size_t>(dx.view.numel()));
+      const auto linear = [](const Dims& i) { return (i[2] * 8 + i[3]) * 9 + i[4]; };
+      const auto all = [&](const Dims& i) { return static_cast<size_t>((i[0] * 3 + i[1]) * 504 + linear(i)); };
+      const auto best_of = [&](const Dims& o) {
+        Dims best;
+        for (int64_t k = 0; k < g.kernel_size[0] * g.kernel_size[1] * g.kernel_size[2]; ++k) {
+          const int64_t tap[] = {k / g.kernel_size[2] / g.kernel_size[1], k / g.kernel_size[2] % g.kernel_size[1],
+                                 k % g.kernel_size[2]};
+          Dims i = o;
+          bool inside = true;
+          for (int a = 0; a < 3; ++a) {
+            i[a + 2] = o[a + 2] * g.stride[a] - g.padding[a] + tap[a] * g.dilation[a];
+            inside &= i[a + 2] >= 0 && i[a + 2] < in[a + 2];
+          }
+          if (inside && (best.empty() || x(i) > x(best) || (std::isnan(x(i)) && !std::isnan(x(best))))) best = i;
+        }
+        return best;
+      };
+      y.visit([&](const Dims& o) { gradient[all(best_of(o))] += static_cast<double>(dy(o)); });
+      expect_close<float>(
+          y, [&](const Dims& o) { return static_cast<double>(x(best_of(o))); }, 0);
+      expect_close<int64_t>(
+          indices, [&](const Dims& o) { return static_cast<double>(linear(best_of(o))); }, 0);
+      expect_close<float>(
+          dx, [&](const Dims& i) { return gradient[all(i)]; }, 1e-6);
+    }
+}
+
+/// What output o takes of input i, by the definitions of Resample.
+double resample_entry(const Resample& map, int64_t o, int64_t i, int64_t n) {
+  const double at = static_cast<double>(o);
+  if (map.mode == Resample::Mode::nearest)
+    return static_cast<double>(i) == std::min(std::floor(at * map.scale), static_cast<double>(n - 1));
+  if (map.mode == Resample::Mode::linear) {
+    double s = map.align_corners ? at * map.scale : std::max((at + 0.5) * map.scale - 0.5, 0.0);
+    s = std::min(s, static_cast<double>(n - 1));
+    return std::max(0.0, 1 - std::abs(s - static_cast<double>(i)));
+  }
+  const int64_t start = o * map.stride - map.padding, end = start + map.kernel;
+  if (i < start || i >= end) return 0;
+  const int64_t counted =
+      map.count_include_pad ? std::min(end, n + map.padding) - start : std::min(end, n) - std::max<int64_t>(start, 0);
+  return 1.0 / static_cast<double>(counted);
+}
+
+TEST(CpuKernels, ResamplingAndItsTranspose) {
+  using enum Resample::Mode;
+  const struct {
+    Resample map;
+    int64_t inputs, outputs;
+  } cases[] = {
+      {{.mode = nearest, .scale = 0.5}, 7, 14},
+      {{.mode = nearest, .scale = 7.0 / 3}, 7, 3},
+      {{.mode = linear, .scale = 0.5}, 7, 14},
+      {{.mode = linear, .scale = 7.0 / 3}, 7, 3},
+      {{.mode = linear, .scale = 1 / 1.7}, 7, 11},
+      {{.mode = linear, .align_corners = true, .scale = 6.0 / 12}, 7, 13},
+      {{.mode = linear, .align_corners = true, .scale = 0}, 7, 1},
+      {{.mode = linear, .scale = 0.25}, 1, 4},
+      {{.mode = box, .kernel = 3, .stride = 2, .padding = 1}, 7, 4},
+      {{.mode = box, .kernel = 3, .stride = 2, .padding = 1}, 8, 5},  // ceil mode: the last box leaves the padding
+      {{.mode = box, .count_include_pad = false, .kernel = 3, .stride = 2, .padding = 1}, 8, 5},
+  };
+  for_floats([&]<class T>() {
+    for (const auto& [map, inputs, outputs] : cases)
+      for (int axis = 0; axis < 3; ++axis)
+        for (Layout layout : kInputs)
+          for (bool transposed : {false, true}) {
+            Shape in_shape{3, 4, 5}, out_shape{3, 4, 5};
+            in_shape[axis] = transposed ? outputs : inputs;
+            out_shape[axis] = transposed ? inputs : outputs;
+            Array<T> in(in_shape, layout), out(out_shape, Layout::stepped);
+            in.random(-1, 1);
+            cpu.resample(out.view, in.view, axis, map, transposed);
+            const auto expected = [&, m = map, n = inputs](Dims i) {
+              double total = 0;
+              const int64_t at = i[axis];
+              for (i[axis] = 0; i[axis] < in_shape[axis]; ++i[axis])
+                total += static_cast<double>(in(i)) *
+                         (transposed ? resample_entry(m, i[axis], at, n) : resample_entry(m, at, i[axis], n));
+              return total;
+            };
+            expect_close<T>(out, expected, tolerance<T>());
+          }
+  });
+}
+
+TEST(CpuKernels, GatherAndScatterAdd) {
+  for (Layout layout : kInputs)
+    for (int axis = 0; axis < 3; ++axis) {
+      Shape picked{4, 5, 6};
+      picked[axis] = 9;
+      Array<double> in({4, 5, 6}, layout), out(picked, Layout::stepped), back({4, 5, 6}, Layout::reversed);
+      Array<int64_t> index(picked, layout == Layout::contiguous ? Layout::expanded : layout);
+      in.random(-1, 1);
+      index.random(0, static_cast<double>(in.view.size[axis]) - 0.01);
+      cpu.gather(out.view, in.view, index.view, axis);
+      const auto moved = [&](Dims i) {
+        i[axis] = index(i);
+        return i;
+      };
+      expect_close<double>(
+          out, [&](const Dims& i) { return in(moved(i)); }, 0);
+
+      cpu.scatter_add(back.view, out.view, index.view, axis);
+      Array<double> sums({4, 5, 6});
+      sums.random(0, 0);
+      out.visit([&](const Dims& i) { sums(moved(i)) += out(i); });
+      expect_close<double>(
+          back, [&](const Dims& i) { return sums(i); }, 0);
+
+      index(Dims::filled(3, 1)) = in.view.size[axis];
+      EXPECT_ERROR(cpu.gather(out.view, in.view, index.view, axis), "is out of range for axis");
+      EXPECT_ERROR(cpu.scatter_add(back.view, out.view, index.view, axis), "is out of range for axis");
+    }
+}
+
+}  // namespace
+}  // namespace voxgrad

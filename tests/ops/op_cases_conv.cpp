@@ -1,0 +1,145 @@
+// Convolutions: a geometry a line. Axes differ in size wherever they can, so that mixed-up axes are seen.
+#include "ops/conv.h"
+#include "tests/ops/op_cases.h"
+
+namespace voxgrad::optest {
+namespace {
+
+const Triple kOne(1), kZero(0);
+
+struct Geometry {
+  const char* name;
+  Shape x, w;
+  bool bias = true;
+  Triple stride = kOne, padding = kZero, dilation = kOne;
+  int64_t groups = 1;
+  Triple output_padding = kZero;
+  std::optional<Triple> output_size = {};
+};
+
+// Weights are (Co, Ci / groups, k...) for conv and (Ci, Co / groups, k...) for conv_transpose.
+const Geometry kConv[] = {
+    {"k1", {2, 3, 2, 3, 1}, {2, 3, 1, 1, 1}},
+    {"k3_p1", {1, 2, 3, 4, 2}, {2, 2, 3, 3, 3}, true, kOne, {1, 1, 1}},
+    {"k232", {2, 2, 3, 4, 5}, {1, 2, 2, 3, 2}},
+    {"no_bias", {1, 2, 3, 3, 2}, {3, 2, 2, 1, 2}, false},
+    {"s2_p1", {1, 2, 4, 5, 3}, {2, 2, 3, 3, 3}, true, {2, 2, 2}, {1, 1, 1}},
+    {"s231", {1, 1, 5, 4, 3}, {2, 1, 2, 3, 1}, true, {2, 3, 1}, {0, 1, 0}},
+    {"stride_above_kernel", {1, 2, 5, 4, 7}, {1, 2, 1, 2, 2}, true, {2, 3, 4}},
+    {"dilated", {1, 1, 5, 4, 4}, {2, 1, 3, 2, 2}, true, kOne, kZero, {2, 3, 1}},
+    {"dilated_strided_padded", {1, 2, 5, 6, 4}, {1, 2, 2, 3, 2}, true, {2, 1, 3}, {1, 2, 0}, {3, 2, 2}},
+    {"padding_above_kernel", {1, 1, 2, 1, 3}, {1, 1, 2, 2, 1}, true, {1, 2, 1}, {3, 2, 1}},
+    {"groups", {2, 4, 2, 3, 2}, {6, 2, 2, 2, 1}, true, kOne, {0, 1, 0}, kOne, 2},
+    {"depthwise", {1, 3, 3, 2, 3}, {3, 1, 2, 2, 2}, true, {1, 1, 2}, {1, 0, 0}, kOne, 3},
+    {"depthwise_multiplied", {1, 2, 2, 3, 2}, {4, 1, 1, 2, 2}, true, kOne, kZero, kOne, 2},
+    {"one_voxel", {1, 2, 1, 1, 1}, {2, 2, 1, 1, 1}},
+    {"whole_kernel", {2, 2, 2, 3, 2}, {3, 2, 2, 3, 2}},
+    {"many_channels", {1, 9, 2, 2, 2}, {5, 9, 2, 1, 2}, true, kOne, {0, 0, 1}},
+    {"unbatched", {2, 3, 2, 3}, {2, 2, 2, 2, 2}},
+    {"even_stride_and_dilation", {1, 1, 6, 5, 4}, {1, 1, 2, 2, 2}, true, {2, 2, 2}, {1, 1, 0}, {2, 2, 2}},
+};
+
+const Geometry kTransposed[] = {
+    {"k1", {2, 3, 2, 3, 1}, {3, 2, 1, 1, 1}},
+    {"k3_p1", {1, 2, 3, 2, 2}, {2, 2, 3, 3, 3}, true, kOne, {1, 1, 1}},
+    {"k232", {1, 2, 2, 1, 3}, {2, 2, 2, 3, 2}},
+    {"no_bias", {1, 2, 2, 3, 2}, {2, 3, 2, 1, 2}, false},
+    {"k4_s2_p1", {1, 1, 2, 3, 1}, {1, 2, 4, 4, 4}, true, {2, 2, 2}, {1, 1, 1}},
+    {"k3_s2_p1_op1", {1, 2, 2, 2, 1}, {2, 1, 3, 3, 3}, true, {2, 2, 2}, {1, 1, 1}, kOne, 1, {1, 1, 1}},
+    {"op_per_axis", {1, 1, 2, 2, 3}, {1, 2, 2, 3, 1}, true, {3, 2, 2}, {0, 1, 0}, kOne, 1, {2, 0, 1}},
+    {"op_below_dilation", {1, 1, 2, 1, 2}, {1, 2, 2, 1, 2}, true, kOne, kZero, {3, 2, 2}, 1, {2, 1, 0}},
+    {"stride_above_kernel", {1, 2, 2, 1, 2}, {2, 1, 1, 2, 2}, true, {2, 3, 4}},
+    {"stride_above_kernel_padded", {1, 1, 2, 2, 2}, {1, 2, 1, 2, 1}, true, {3, 4, 2}, {1, 1, 0}, kOne, 1, {1, 0, 1}},
+    {"dilated", {1, 1, 2, 3, 2}, {1, 2, 3, 2, 2}, true, kOne, kZero, {2, 3, 1}},
+    {"dilated_strided_padded", {1, 2, 2, 2, 3}, {2, 1, 2, 3, 2}, true, {2, 1, 3}, {1, 2, 0}, {3, 2, 2}},
+    {"gcd_of_stride_and_dilation", {1, 1, 2, 3, 2}, {1, 1, 3, 2, 2}, true, {2, 4, 6}, {1, 0, 2}, {2, 6, 4}, 1, {1, 2, 3}},
+    {"padding_above_kernel", {1, 1, 4, 3, 3}, {1, 2, 2, 1, 2}, true, {2, 2, 1}, {3, 1, 1}},
+    {"groups", {2, 4, 2, 1, 2}, {4, 3, 2, 2, 1}, true, {1, 2, 1}, {0, 1, 0}, kOne, 2},
+    {"depthwise", {1, 3, 2, 2, 1}, {3, 1, 2, 2, 3}, true, {2, 1, 2}, {1, 0, 0}, kOne, 3, {1, 0, 0}},
+    {"depthwise_multiplied", {1, 2, 2, 1, 2}, {2, 2, 1, 2, 2}, true, kOne, kZero, kOne, 2},
+    {"one_voxel", {1, 2, 1, 1, 1}, {2, 2, 1, 1, 1}},
+    {"one_voxel_up", {1, 2, 1, 1, 1}, {2, 1, 4, 2, 3}, true, {2, 2, 2}, {1, 0, 0}},
+    {"many_channels", {1, 9, 1, 2, 1}, {9, 5, 2, 1, 2}, true, {2, 1, 1}},
+    {"output_size", {1, 1, 2, 3, 2}, {1, 2, 3, 3, 3}, true, {2, 2, 2}, {1, 1, 1}, kOne, 1, kZero, Triple{4, 5, 4}},
+    {"unbatched", {2, 2, 1, 2}, {2, 2, 2, 2, 2}, true, {2, 1, 2}},
+};
+
+ConvOptions<3> conv_options(const Geometry& g) { return {g.stride, g.padding, g.dilation, g.groups}; }
+ConvTransposeOptions<3> transpose_options(const Geometry& g) {
+  return {g.stride, g.padding, g.output_padding, g.groups, g.dilation, g.output_size};
+}
+
+Array reference_of(bool transposed, const Geometry& g, const Arrays& a) {
+  const Array* bias = g.bias ? &a[2] : nullptr;
+  const auto run = [&](const Array& x) {
+    return transposed ? reference::conv_transpose(x, a[1], bias, transpose_options(g))
+                      : reference::conv(x, a[1], bias, conv_options(g));
+  };
+  if (a[0].shape.size() == a[1].shape.size()) return run(a[0]);
+  Shape batched = a[0].shape;
+  batched.insert(0, 1);
+  Array y = run(reference::reshaped(a[0], batched));
+  y.shape.erase(0);
+  return y;
+}
+
+std::vector<Input> inputs_of(bool transposed, const Geometry& g, Domain domain) {
+  std::vector<Input> inputs{{g.x, domain}, {g.w, domain}};
+  if (g.bias) inputs.push_back({{transposed ? g.w[1] * g.groups : g.w[0]}, domain});
+  return inputs;
+}
+
+/// `lift` is the reference's 3-D form of a geometry whose options the function was given in its own rank.
+void add(std::vector<OpCase>& cases, const std::string& name, bool transposed, const Geometry& g, const Function& function) {
+  OpCase c{name, function, inputs_of(transposed, g, Domain::any)};
+  c.reference = [=](const Arrays& a) { return reference_of(transposed, g, a); };
+  Shape no_batch = g.x;
+  if (g.x.size() == g.w.size()) {
+    no_batch[0] = 0;
+    c.edges.push_back({no_batch, g.w});
+    if (g.bias) c.edges.back().push_back(c.inputs[2].shape);
+  }
+  c.keeps_layout = g.x.size() == 5;
+  cases.push_back(c);
+  // Whole numbers: sums are exact, and any wrong index shows.
+  c.name += "_exact";
+  c.inputs = inputs_of(transposed, g, Domain::integers);
+  c.exact = true;
+  c.differentiable = false;
+  cases.push_back(c);
+}
+
+Tensor bias_of(const Tensors& t) { return t.size() > 2 ? t[2] : Tensor(); }
+
+void add_fewer_axes(std::vector<OpCase>& cases) {
+  const Geometry conv2{"", {2, 2, 4, 3}, {3, 2, 3, 2}, true, {1, 2, 1}, {0, 1, 0}, {1, 1, 2}};
+  add(cases, "conv2d", false, conv2, [](const Tensors& t) {
+    return conv2d(t[0], t[1], t[2], {.stride = {2, 1}, .padding = {1, 0}, .dilation = {1, 2}});
+  });
+  const Geometry conv1{"", {2, 4, 5}, {2, 2, 3}, false, {1, 1, 2}, {0, 0, 1}, kOne, 2};
+  add(cases, "conv1d", false, conv1,
+      [](const Tensors& t) { return conv1d(t[0], t[1], {}, {.stride = 2, .padding = 1, .groups = 2}); });
+  const Geometry up2{"", {1, 2, 3, 2}, {2, 2, 3, 2}, true, {1, 2, 1}, {0, 1, 0}, {1, 1, 2}, 1, {0, 1, 0}};
+  add(cases, "conv_transpose2d", true, up2, [](const Tensors& t) {
+    return conv_transpose2d(t[0], t[1], t[2],
+                            {.stride = {2, 1}, .padding = {1, 0}, .output_padding = {1, 0}, .dilation = {1, 2}});
+  });
+  const Geometry up1{"", {2, 2, 3}, {2, 1, 4}, true, {1, 1, 3}, {0, 0, 1}, kOne, 2, {0, 0, 2}};
+  add(cases, "conv_transpose1d", true, up1, [](const Tensors& t) {
+    return conv_transpose1d(t[0], t[1], t[2], {.stride = 3, .padding = 1, .groups = 2, .output_size = 10});
+  });
+}
+
+}  // namespace
+
+void add_conv_cases(std::vector<OpCase>& cases) {
+  for (const Geometry& g : kConv)
+    add(cases, std::string("conv3d_") + g.name, false, g,
+        [g](const Tensors& t) { return conv3d(t[0], t[1], bias_of(t), conv_options(g)); });
+  for (const Geometry& g : kTransposed)
+    add(cases, std::string("conv_transpose3d_") + g.name, true, g,
+        [g](const Tensors& t) { return conv_transpose3d(t[0], t[1], bias_of(t), transpose_options(g)); });
+  add_fewer_axes(cases);
+}
+
+}  // namespace voxgrad::optest

@@ -1,0 +1,214 @@
+// Elementwise operators, activations, comparisons, copies and creation.
+#include <cmath>
+#include <limits>
+
+#include "ops/create.h"
+#include "ops/elementwise.h"
+#include "ops/shape.h"
+#include "tests/ops/op_cases.h"
+
+namespace voxgrad::optest {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+/// Shapes that every function of one tensor must take.
+const std::vector<std::vector<Shape>> kUnaryEdges{{Shape{}}, {{0}}, {{1}}, {{2, 0, 3}}, {{1, 1, 1}}};
+const std::vector<std::vector<Shape>> kBinaryEdges{
+    {Shape{}, Shape{}}, {{0}, {1}}, {{2, 0}, {2, 1}}, {{1}, {3, 1}}, {{2, 3}, Shape{}}, {{1, 1}, {1}}};
+
+struct Unary {
+  const char* name;
+  Tensor (*function)(const Tensor&);
+  double (*formula)(double);
+  Domain domain = Domain::any;
+  bool differentiable = true;
+};
+
+double sigmoid_of(double x) { return 1 / (1 + std::exp(-x)); }
+double gelu_of(double x) { return x * 0.5 * std::erfc(-x / std::sqrt(2.0)); }
+
+void add_unary(std::vector<OpCase>& cases) {
+  const Unary table[] = {
+      {"neg", neg, [](double x) { return -x; }},
+      {"abs", abs, [](double x) { return std::fabs(x); }, Domain::away},
+      {"exp", exp, [](double x) { return std::exp(x); }},
+      {"log", log, [](double x) { return std::log(x); }, Domain::positive},
+      {"sqrt", sqrt, [](double x) { return std::sqrt(x); }, Domain::positive},
+      {"rsqrt", rsqrt, [](double x) { return 1 / std::sqrt(x); }, Domain::positive},
+      {"reciprocal", reciprocal, [](double x) { return 1 / x; }, Domain::away},
+      {"sin", sin, [](double x) { return std::sin(x); }},
+      {"cos", cos, [](double x) { return std::cos(x); }},
+      {"erf", erf, [](double x) { return std::erf(x); }},
+      {"sign", sign, [](double x) { return x > 0 ? 1.0 : x < 0 ? -1.0 : 0.0; }, Domain::away},
+      {"relu", relu, [](double x) { return x > 0 ? x : 0; }, Domain::away},
+      {"leaky_relu", [](const Tensor& x) { return leaky_relu(x); }, [](double x) { return x > 0 ? x : 0.01 * x; },
+       Domain::away},
+      {"leaky_relu_steep", [](const Tensor& x) { return leaky_relu(x, -0.5); },
+       [](double x) { return x > 0 ? x : -0.5 * x; }, Domain::away},
+      {"sigmoid", sigmoid, sigmoid_of},
+      {"tanh", tanh, [](double x) { return std::tanh(x); }},
+      {"gelu", gelu, gelu_of},
+      {"silu", silu, [](double x) { return x * sigmoid_of(x); }},
+      {"softplus", [](const Tensor& x) { return softplus(x); }, [](double x) { return std::log(1 + std::exp(x)); }},
+      {"softplus_beta", [](const Tensor& x) { return softplus(x, 3, 2); },
+       [](double x) { return 3 * x > 2 ? x : std::log(1 + std::exp(3 * x)) / 3; }},
+      {"clamp", [](const Tensor& x) { return clamp(x, -0.25, 1); },
+       [](double x) { return x < -0.25 ? -0.25 : x > 1 ? 1 : x; }, Domain::away},
+      {"clamp_low", [](const Tensor& x) { return clamp(x, 0.1, kInfinity); }, [](double x) { return x < 0.1 ? 0.1 : x; },
+       Domain::away},
+      {"affine", [](const Tensor& x) { return affine(x, 2.5, -1); }, [](double x) { return 2.5 * x - 1; }},
+      {"pow_2", [](const Tensor& x) { return pow(x, 2); }, [](double x) { return x * x; }},
+      {"pow_3", [](const Tensor& x) { return pow(x, 3); }, [](double x) { return x * x * x; }},
+      {"pow_0", [](const Tensor& x) { return pow(x, 0); }, [](double) { return 1.0; }},
+      {"pow_1", [](const Tensor& x) { return pow(x, 1); }, [](double x) { return x; }},
+      {"pow_half", [](const Tensor& x) { return pow(x, -0.5); }, [](double x) { return 1 / std::sqrt(x); },
+       Domain::positive},
+      {"plus_number", [](const Tensor& x) { return x + 1.5; }, [](double x) { return x + 1.5; }},
+      {"minus_number", [](const Tensor& x) { return x - 1.5; }, [](double x) { return x - 1.5; }},
+      {"times_number", [](const Tensor& x) { return x * 1.5; }, [](double x) { return x * 1.5; }},
+      {"over_number", [](const Tensor& x) { return x / 1.5; }, [](double x) { return x / 1.5; }},
+      {"number_plus", [](const Tensor& x) { return 1.5 + x; }, [](double x) { return 1.5 + x; }},
+      {"number_minus", [](const Tensor& x) { return 1.5 - x; }, [](double x) { return 1.5 - x; }},
+      {"number_times", [](const Tensor& x) { return 1.5 * x; }, [](double x) { return 1.5 * x; }},
+      {"number_over", [](const Tensor& x) { return 1.5 / x; }, [](double x) { return 1.5 / x; }, Domain::away},
+      {"one_over", [](const Tensor& x) { return 1.0 / x; }, [](double x) { return 1 / x; }, Domain::away},
+      {"minus", [](const Tensor& x) { return -x; }, [](double x) { return -x; }},
+      {"clone", [](const Tensor& x) { return x.clone(); }, [](double x) { return x; }},
+      {"contiguous", [](const Tensor& x) { return x.contiguous(); }, [](double x) { return x; }},
+      {"to_f64", [](const Tensor& x) { return x.to(f64).to(x.dtype()); }, [](double x) { return x; }},
+      {"dropout_eval", [](const Tensor& x) { return dropout(x, 0.5, false); }, [](double x) { return x; }},
+      {"dropout_all", [](const Tensor& x) { return dropout(x, 1.0); }, [](double) { return 0.0; }},
+      {"isfinite", [](const Tensor& x) { return isfinite(log(x)); }, [](double x) { return x > 0 ? 1.0 : 0.0; },
+       Domain::ties, false},
+      {"logical_not", [](const Tensor& x) { return logical_not(gt(x, x * 0.5)); },
+       [](double x) { return x > 0 ? 0.0 : 1.0; }, Domain::away, false},
+      {"to_i64", [](const Tensor& x) { return x.to(i64); }, [](double x) { return std::trunc(x); }, Domain::any, false},
+      {"to_bool", [](const Tensor& x) { return x.to(b8); }, [](double x) { return x != 0 ? 1.0 : 0.0; }, Domain::ties,
+       false},
+      {"zeros_like", zeros_like, [](double) { return 0.0; }, Domain::any, false},
+      {"ones_like", ones_like, [](double) { return 1.0; }, Domain::any, false},
+      {"full_like", [](const Tensor& x) { return full_like(x, 2.5); }, [](double) { return 2.5; }, Domain::any, false},
+      {"zeros", [](const Tensor& x) { return zeros(x.shape(), x.options()); }, [](double) { return 0.0; }, Domain::any,
+       false},
+      {"ones", [](const Tensor& x) { return ones(x.shape(), x.options()); }, [](double) { return 1.0; }, Domain::any,
+       false},
+  };
+  for (const Unary& u : table) {
+    OpCase c{u.name, [f = u.function](const Tensors& t) { return f(t[0]); }, {{{2, 3, 4}, u.domain}}};
+    c.reference = [f = u.formula](const Arrays& a) { return reference::map(a[0], f); };
+    c.edges = kUnaryEdges;
+    c.differentiable = u.differentiable;
+    c.keeps_layout = u.differentiable && c.name != "contiguous";
+    cases.push_back(c);
+  }
+}
+
+struct Binary {
+  const char* name;
+  Tensor (*function)(const Tensor&, const Tensor&);
+  double (*formula)(double, double);
+  Domain x = Domain::any, y = Domain::any;
+  bool differentiable = true;
+};
+
+void add_binary(std::vector<OpCase>& cases) {
+  const Binary table[] = {
+      {"add", add, [](double x, double y) { return x + y; }},
+      {"sub", sub, [](double x, double y) { return x - y; }},
+      {"mul", mul, [](double x, double y) { return x * y; }},
+      {"div", div, [](double x, double y) { return x / y; }, Domain::any, Domain::away},
+      {"plus", [](const Tensor& x, const Tensor& y) { return x + y; }, [](double x, double y) { return x + y; }},
+      {"minus_pair", [](const Tensor& x, const Tensor& y) { return x - y; }, [](double x, double y) { return x - y; }},
+      {"times", [](const Tensor& x, const Tensor& y) { return x * y; }, [](double x, double y) { return x * y; }},
+      {"over", [](const Tensor& x, const Tensor& y) { return x / y; }, [](double x, double y) { return x / y; },
+       Domain::any, Domain::away},
+      {"pow_pair", pow, [](double x, double y) { return std::pow(x, y); }, Domain::positive, Domain::any},
+      {"add_method", [](const Tensor& x, const Tensor& y) { return x.add(y); },
+       [](double x, double y) { return x + y; }},
+      // never closer than 0.013, so that no step of a difference crosses a tie
+      {"maximum", [](const Tensor& x, const Tensor& y) { return maximum(x, y + 0.013); },
+       [](double x, double y) { return std::fmax(x, y + 0.013); }, Domain::integers, Domain::integers},
+      {"minimum", [](const Tensor& x, const Tensor& y) { return minimum(x, y + 0.013); },
+       [](double x, double y) { return std::fmin(x, y + 0.013); }, Domain::integers, Domain::integers},
+      {"eq", eq, [](double x, double y) { return x == y ? 1.0 : 0.0; }, Domain::ties, Domain::ties, false},
+      {"ne", ne, [](double x, double y) { return x != y ? 1.0 : 0.0; }, Domain::ties, Domain::ties, false},
+      {"lt", lt, [](double x, double y) { return x < y ? 1.0 : 0.0; }, Domain::ties, Domain::ties, false},
+      {"le", le, [](double x, double y) { return x <= y ? 1.0 : 0.0; }, Domain::ties, Domain::ties, false},
+      {"gt", gt, [](double x, double y) { return x > y ? 1.0 : 0.0; }, Domain::ties, Domain::ties, false},
+      {"ge", ge, [](double x, double y) { return x >= y ? 1.0 : 0.0; }, Domain::ties, Domain::ties, false},
+  };
+  const std::pair<Shape, Shape> shapes[] = {{{2, 3, 2}, {2, 3, 2}}, {{2, 1, 2}, {3, 1}}, {{2}, {2, 3, 2}}};
+  const char* suffix[] = {"", "_both_stretched", "_first_stretched"};
+  for (const Binary& b : table)
+    for (size_t i = 0; i < 3; ++i) {
+      OpCase c{std::string(b.name) + suffix[i], [f = b.function](const Tensors& t) { return f(t[0], t[1]); },
+               {{shapes[i].first, b.x}, {shapes[i].second, b.y}}};
+      c.reference = [f = b.formula](const Arrays& a) { return reference::map(a[0], a[1], f); };
+      if (i == 0) c.edges = kBinaryEdges;
+      c.differentiable = b.differentiable;
+      cases.push_back(c);
+    }
+}
+
+Array where_reference(const Arrays& a) {
+  const Shape shape = broadcast_shapes(broadcast_shapes(a[0].shape, a[1].shape, "where"), a[2].shape, "where");
+  return reference::build(shape, [&](const Dims& i) {
+    return reference::broadcast(a[0], i) != 0 ? reference::broadcast(a[1], i) : reference::broadcast(a[2], i);
+  });
+}
+
+void add_others(std::vector<OpCase>& cases) {
+  const Function pick = [](const Tensors& t) { return where(t[0], t[1], t[2]); };
+  cases.push_back({"where", pick, {{{2, 3}, Domain::boolean}, {{2, 3}}, {{2, 3}}}, where_reference,
+                   {{{0, 3}, {0, 3}, {0, 1}}, {Shape{}, Shape{}, Shape{}}, {{1, 1}, {1}, {1, 1}}}});
+  cases.push_back({"where_stretched", pick, {{{2, 1, 1}, Domain::boolean}, {{3, 1}}, {{2}}}, where_reference});
+  // The half and half of ties: differences see the mean of both sides as well.
+  cases.push_back({"maximum_self", [](const Tensors& t) { return maximum(t[0], t[0] * 1.0); }, {{{2, 3}}},
+                   [](const Arrays& a) { return a[0]; }});
+  // A gradient that meets zeros on both sides of a product.
+  cases.push_back({"square_of_zero", [](const Tensors& t) { return t[0] * t[0]; }, {{{5}, Domain::ties}},
+                   [](const Arrays& a) { return reference::map(a[0], [](double x) { return x * x; }); }});
+
+  const auto created = [&](const char* name, Function function, Reference expected) {
+    OpCase c{name, std::move(function), {{{4, 3}}}, std::move(expected)};
+    c.differentiable = false;
+    cases.push_back(c);
+  };
+  created("arange", [](const Tensors& t) { return arange(-1, 2, 0.25, t[0].options()); }, [](const Arrays&) {
+    return reference::build({12}, [](const Dims& i) { return -1 + 0.25 * static_cast<double>(i[0]); });
+  });
+  created("arange_down", [](const Tensors& t) { return arange(3, -1, -2, t[0].options()); },
+          [](const Arrays&) { return Array{{2}, {3, 1}}; });
+  created("linspace", [](const Tensors& t) { return linspace(-1, 2, 7, t[0].options()); }, [](const Arrays&) {
+    return reference::build({7}, [](const Dims& i) { return -1 + 0.5 * static_cast<double>(i[0]); });
+  });
+  created("full", [](const Tensors& t) { return full({2, 2}, -3.5, t[0].options()); },
+          [](const Arrays&) { return Array{{2, 2}, {-3.5, -3.5, -3.5, -3.5}}; });
+  created("tensor", [](const Tensors& t) { return tensor({{1, 2.5}, {-3, 0}}, t[0].options()); },
+          [](const Arrays&) { return Array{{2, 2}, {1, 2.5, -3, 0}}; });
+  // No reference: the devices must agree, to the bit or to rounding, and f32 is another stream than f64.
+  const auto drawn = [&](const char* name, auto sample) {
+    created(name, [sample](const Tensors& t) {
+      Generator generator(7);
+      return sample(t[0], &generator);
+    }, {});
+  };
+  drawn("rand", [](const Tensor& x, Generator* g) { return rand(x.shape(), {x.dtype(), x.device()}, g); });
+  drawn("randn", [](const Tensor& x, Generator* g) { return randn(x.shape(), {x.dtype(), x.device()}, g); });
+  OpCase dropped{"dropout", [](const Tensors& t) {
+                   Generator generator(7);
+                   return dropout(t[0].to(f64), 0.4, true, &generator).to(t[0].dtype());
+                 }, {{{5, 4}}}};
+  cases.push_back(dropped);
+}
+
+}  // namespace
+
+void add_elementwise_cases(std::vector<OpCase>& cases) {
+  add_unary(cases);
+  add_binary(cases);
+  add_others(cases);
+}
+
+}  // namespace voxgrad::optest

@@ -1,0 +1,188 @@
+// Reductions, softmax, matrix products and losses.
+#include <algorithm>
+#include <cmath>
+
+#include "ops/elementwise.h"
+#include "ops/linalg.h"
+#include "ops/loss.h"
+#include "ops/reduce.h"
+#include "tests/ops/op_cases.h"
+
+namespace voxgrad::optest {
+namespace {
+
+using List = std::vector<double>;
+double largest(const List& v) { return *std::max_element(v.begin(), v.end()); }
+double smallest(const List& v) { return *std::min_element(v.begin(), v.end()); }
+double squared_deviations(const List& v) {
+  const double centre = reference::mean(v);
+  double total = 0;
+  for (double x : v) total += (x - centre) * (x - centre);
+  return total;
+}
+
+void add_reductions(std::vector<OpCase>& cases) {
+  struct Reduction {
+    const char* name;
+    Tensor (*function)(const Tensor&, const Dims&, bool);
+    double (*formula)(const List&);
+    Domain domain = Domain::any;
+    bool takes_nothing = true;  // an empty group
+  };
+  const Reduction table[] = {
+      {"sum", sum, reference::sum},
+      {"mean", mean, reference::mean, Domain::any, false},
+      {"amax", amax, largest, Domain::distinct, false},
+      {"amin", amin, smallest, Domain::distinct, false},
+      {"var", [](const Tensor& x, const Dims& axes, bool keepdim) { return var(x, axes, 1, keepdim); },
+       [](const List& v) { return squared_deviations(v) / (static_cast<double>(v.size()) - 1); }, Domain::any, false},
+      {"var_biased", [](const Tensor& x, const Dims& axes, bool keepdim) { return var(x, axes, 0, keepdim); },
+       [](const List& v) { return squared_deviations(v) / static_cast<double>(v.size()); }, Domain::any, false},
+  };
+  struct Form {
+    const char* suffix;
+    Dims axes;
+    bool keepdim;
+  };
+  const Form forms[] = {{"_all", {}, false}, {"_all_kept", {}, true},  {"_last", {-1}, false}, {"_first", {0}, true},
+                        {"_outer", {0, -1}, false}, {"_middle", {1, 2}, true}};
+  for (const Reduction& r : table)
+    for (const Form& form : forms) {
+      OpCase c{std::string(r.name) + form.suffix, [=](const Tensors& t) { return r.function(t[0], form.axes, form.keepdim); },
+               {{{2, 3, 2, 2}, r.domain}}};
+      c.reference = [=](const Arrays& a) { return reference::reduce(a[0], form.axes, form.keepdim, r.formula); };
+      const bool of_one = std::string(r.name) != "var";
+      if (of_one) c.edges = {{{1, 1, 1, 1}}};
+      if (r.takes_nothing) c.edges.push_back({{0, 3, 2, 0}});
+      cases.push_back(c);
+    }
+  cases.push_back({"sum_to", [](const Tensors& t) { return sum_to(t[0], {3, 1}); }, {{{2, 3, 4}}},
+                   [](const Arrays& a) { return reference::reshaped(reference::reduce(a[0], {0, 2}, true, reference::sum), {3, 1}); }});
+  cases.push_back({"sum_method", [](const Tensors& t) { return t[0].sum({1}); }, {{{2, 3}}},
+                   [](const Arrays& a) { return reference::reduce(a[0], {1}, false, reference::sum); }});
+  cases.push_back({"mean_method", [](const Tensors& t) { return t[0].mean(); }, {{{2, 3}}},
+                   [](const Arrays& a) { return reference::reduce(a[0], {}, false, reference::mean); }});
+  OpCase integers{"sum_of_bools", [](const Tensors& t) { return sum(t[0], {1}); }, {{{3, 5}, Domain::boolean}},
+                  [](const Arrays& a) { return reference::reduce(a[0], {1}, false, reference::sum); }};
+  integers.differentiable = false;
+  cases.push_back(integers);
+  OpCase whole{"amax_of_integers", [](const Tensors& t) { return amax(t[0], {0}); }, {{{3, 5}, Domain::index, 9}},
+               [](const Arrays& a) { return reference::reduce(a[0], {0}, false, largest); }};
+  whole.differentiable = false;
+  cases.push_back(whole);
+
+  for (const bool logarithm : {false, true})
+    for (const int64_t axis : {0, 1, -1}) {
+      OpCase c{std::string(logarithm ? "log_softmax" : "softmax") + (axis < 0 ? "_last" : axis ? "_middle" : "_first"),
+               [=](const Tensors& t) { return logarithm ? log_softmax(t[0], axis) : softmax(t[0], axis); },
+               {{{2, 3, 4}}}};
+      c.reference = [=](const Arrays& a) { return reference::softmax(a[0], axis, logarithm); };
+      c.edges = {{{1, 1, 1}}, {{0, 0, 0}}, {{2, 3, 1, 2}}};
+      c.keeps_layout = true;
+      cases.push_back(c);
+    }
+}
+
+void add_linalg(std::vector<OpCase>& cases) {
+  struct Product {
+    const char* name;
+    Shape a, b;
+  };
+  const Product table[] = {
+      {"matmul_matrices", {3, 4}, {4, 2}},        {"matmul_vectors", {4}, {4}},
+      {"matmul_matrix_vector", {3, 4}, {4}},      {"matmul_vector_matrix", {4}, {4, 3}},
+      {"matmul_batch", {2, 3, 4}, {2, 4, 2}},     {"matmul_batch_times_matrix", {2, 3, 4}, {4, 2}},
+      {"matmul_matrix_times_batch", {3, 4}, {2, 4, 2}}, {"matmul_broadcast", {2, 1, 2, 3}, {3, 3, 2}},
+      {"matmul_batch_vector", {2, 3, 4}, {4}},    {"matmul_vector_batch", {4}, {2, 4, 3}},
+      {"matmul_row", {1, 5}, {5, 1}},             {"matmul_outer", {4, 1}, {1, 3}},
+      {"matmul_batches_of_two_axes", {2, 2, 1, 3}, {2, 2, 3, 2}},
+  };
+  for (const Product& p : table) {
+    OpCase c{p.name, [](const Tensors& t) { return matmul(t[0], t[1]); }, {{p.a}, {p.b}}};
+    c.reference = [](const Arrays& a) { return reference::matmul(a[0], a[1]); };
+    cases.push_back(c);
+  }
+  cases.back().edges = {{{0, 3}, {3, 2}}, {{2, 0}, {0, 3}}, {{2, 3}, {3, 0}}, {{0, 2, 3}, {3, 2}}, {{1, 1}, {1, 1}},
+                        {{0}, {0}}, {{2, 2, 0}, {2, 0, 2}}};
+
+  const Reference with_bias = [](const Arrays& a) {
+    const Array transposed = reference::build({a[1].size(1), a[1].size(0)}, [&](const Dims& i) { return a[1]({i[1], i[0]}); });
+    const Array y = reference::matmul(a[0], transposed);
+    return a.size() < 3 ? y : reference::map(y, a[2], [](double v, double b) { return v + b; });
+  };
+  cases.push_back({"linear", [](const Tensors& t) { return linear(t[0], t[1], t[2]); }, {{{3, 4}}, {{2, 4}}, {{2}}},
+                   with_bias, {{{0, 4}, {2, 4}, {2}}, {{4}, {2, 4}, {2}}, {{1, 1}, {1, 1}, {1}}}});
+  cases.push_back({"linear_batched", [](const Tensors& t) { return linear(t[0], t[1]); }, {{{2, 2, 3}}, {{4, 3}}}, with_bias});
+}
+
+void add_losses(std::vector<OpCase>& cases) {
+  struct Loss {
+    const char* name;
+    Tensor (*function)(const Tensor&, const Tensor&, Reduction);
+    double (*formula)(double, double);
+    Domain input = Domain::any, target = Domain::any;
+  };
+  const Loss table[] = {
+      {"mse_loss", mse_loss, [](double x, double t) { return (x - t) * (x - t); }},
+      {"l1_loss", [](const Tensor& x, const Tensor& t, Reduction r) { return l1_loss(x, t + 0.013, r); },
+       [](double x, double t) { return std::fabs(x - t - 0.013); }, Domain::integers, Domain::integers},
+      {"smooth_l1_loss", [](const Tensor& x, const Tensor& t, Reduction r) { return smooth_l1_loss(x, t, r, 0.7); },
+       [](double x, double t) {
+         const double d = std::fabs(x - t);
+         return d < 0.7 ? d * d / 1.4 : d - 0.35;
+       }},
+      {"smooth_l1_loss_beta_zero",
+       [](const Tensor& x, const Tensor& t, Reduction r) { return smooth_l1_loss(x, t + 0.013, r, 0); },
+       [](double x, double t) { return std::fabs(x - t - 0.013); }, Domain::integers, Domain::integers},
+      {"bce_with_logits", binary_cross_entropy_with_logits,
+       [](double x, double t) {
+         const double p = 1 / (1 + std::exp(-x));
+         return -t * std::log(p) - (1 - t) * std::log(1 - p);
+       },
+       Domain::any, Domain::unit},
+  };
+  struct Form {
+    const char* suffix;
+    Reduction reduction;
+  };
+  const Form forms[] = {{"_mean", Reduction::mean}, {"_sum", Reduction::sum}, {"_none", Reduction::none}};
+  const auto reduced = [](const Array& losses, Reduction reduction) {
+    if (reduction == Reduction::none) return losses;
+    return reference::reduce(losses, {}, false, reduction == Reduction::sum ? reference::sum : reference::mean);
+  };
+  for (const Form& form : forms) {
+    for (const Loss& loss : table) {
+      OpCase c{std::string(loss.name) + form.suffix,
+               [=](const Tensors& t) { return loss.function(t[0], t[1], form.reduction); },
+               {{{2, 3, 2}, loss.input}, {{2, 3, 2}, loss.target}}};
+      c.reference = [=](const Arrays& a) { return reduced(reference::map(a[0], a[1], loss.formula), form.reduction); };
+      c.edges = {{{1, 1}, {1, 1}}, {Shape{}, Shape{}}};
+      if (form.reduction != Reduction::mean) c.edges.push_back({{0, 2}, {0, 2}});
+      cases.push_back(c);
+    }
+    OpCase c{std::string("cross_entropy") + form.suffix,
+             [=](const Tensors& t) { return cross_entropy(t[0], t[1], form.reduction); },
+             {{{2, 3, 2, 2}}, {{2, 2, 2}, Domain::index, 3}}};
+    c.reference = [=](const Arrays& a) {
+      const Array logs = reference::softmax(a[0], 1, true);
+      return reduced(reference::build(a[1].shape, [&](const Dims& i) {
+        Dims at = i;
+        at.insert(1, static_cast<int64_t>(a[1](i)));
+        return -logs(at);
+      }), form.reduction);
+    };
+    c.edges = {{{2, 3}, {2}}, {{1, 3, 1}, {1, 1}}};
+    if (form.reduction != Reduction::mean) c.edges.push_back({{0, 3, 2}, {0, 2}});
+    cases.push_back(c);
+  }
+}
+
+}  // namespace
+
+void add_reduction_cases(std::vector<OpCase>& cases) {
+  add_reductions(cases);
+  add_linalg(cases);
+  add_losses(cases);
+}
+
+}  // namespace voxgrad::optest

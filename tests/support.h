@@ -1,0 +1,31 @@
+// What all tests share.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "core/error.h"
+#include "core/tensor.h"
+#include "cuda/cuda.h"
+
+namespace voxgrad {
+
+/// The statement throws voxgrad::Error with a message that contains `fragment`.
+#define EXPECT_ERROR(statement, fragment)                                                                          \
+  try {                                                                                                            \
+    static_cast<void>(statement);                                                                                  \
+    ADD_FAILURE() << "no error from " #statement;                                                                  \
+  } catch (const ::voxgrad::Error& error) {                                                                        \
+    EXPECT_NE(std::string(error.what()).find(fragment), std::string::npos) << "the message was: " << error.what(); \
+  }
+
+/// The devices of this machine: tests that run on each loop over these.
+inline std::vector<Device> devices() {
+  std::vector<Device> all{Device::cpu()};
+  if (cuda::is_available()) all.push_back(Device::cuda());
+  return all;
+}
+
+}  // namespace voxgrad
