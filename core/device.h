@@ -43,8 +43,8 @@ namespace memory {
 MemoryStats stats(Device device = Device::cpu());
 /// Sets `peak` back to `current`.
 void reset_peak(Device device = Device::cpu());
-/// Returns cached blocks that nobody uses to the driver.
-void empty_cache(Device device);
+/// Gives freed blocks that were kept for reuse back to the driver or the system.
+void empty_cache(Device device = Device::cpu());
 }  // namespace memory
 
 /// Waits until all work queued on `device` has finished.
@@ -59,7 +59,7 @@ struct Runtime {
   /// At least `bytes` bytes, 64-byte aligned (256 on a GPU). Throws OutOfMemoryError.
   void* (*allocate)(size_t bytes, int index);
   void (*deallocate)(void* data, size_t bytes, int index) noexcept;
-  /// Copies after all work queued on either device; when `to` is the CPU the bytes are there on return,
+  /// Copies after the work queued on the current streams of both devices; when `to` is the CPU the bytes are there on return,
   /// when `from` is the CPU the source may be reused on return.
   void (*copy)(void* to, Device to_device, const void* from, Device from_device, size_t bytes);
   void (*synchronize)(int index);

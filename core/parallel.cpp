@@ -1,21 +1,93 @@
+// A pool of threads that sleep when there is nothing to do: volumes are processed beside loader threads and other
+// programs, where threads that spin while they wait cost more than they save.
 #include "core/parallel.h"
 
-#include <omp.h>
-
 #include <algorithm>
+#include <atomic>
+#include <condition_variable>
 #include <cstdlib>
 #include <exception>
+#include <list>
+#include <mutex>
+#include <thread>
 
 #include "core/error.h"
 
 namespace voxgrad {
 namespace {
 
-int& thread_count() {
-  static int count = [] {
-    const char* text = std::getenv("VOXGRAD_NUM_THREADS");
-    const int wanted = text ? std::atoi(text) : 0;
-    return wanted > 0 ? wanted : omp_get_max_threads();
+thread_local bool inside_loop = false;
+
+/// One call of parallel_for. Threads take pieces until none is left.
+struct Loop {
+  const std::function<void(int64_t, int64_t)>& body;
+  int64_t count, pieces;
+  int64_t next = 0;  // piece to be taken
+  int64_t finished = 0;
+  std::exception_ptr error{};
+};
+
+class Pool {
+ public:
+  /// Runs all pieces, in this thread and in those that are idle.
+  void run(Loop& loop) {
+    std::unique_lock lock(mutex_);
+    while (static_cast<int64_t>(workers_) < loop.pieces - 1) {
+      std::thread([this] { work(); }).detach();
+      ++workers_;
+    }
+    loops_.push_back(&loop);
+    if (loop.pieces == 2)
+      wake_.notify_one();
+    else
+      wake_.notify_all();
+    take_pieces(loop, lock);
+    done_.wait(lock, [&] { return loop.finished == loop.pieces; });
+  }
+
+ private:
+  [[noreturn]] void work() {
+    std::unique_lock lock(mutex_);
+    while (true) {
+      wake_.wait(lock, [&] { return !loops_.empty(); });
+      take_pieces(*loops_.front(), lock);
+    }
+  }
+
+  /// Holds `lock` except while a piece runs. A loop leaves the list with its last piece taken.
+  void take_pieces(Loop& loop, std::unique_lock<std::mutex>& lock) {
+    inside_loop = true;
+    while (loop.next < loop.pieces) {
+      const int64_t piece = loop.next++;
+      if (loop.next == loop.pieces) loops_.remove(&loop);
+      lock.unlock();
+      std::exception_ptr error;
+      try {
+        loop.body(loop.count * piece / loop.pieces, loop.count * (piece + 1) / loop.pieces);
+      } catch (...) {
+        error = std::current_exception();
+      }
+      lock.lock();
+      if (error && !loop.error) loop.error = error;
+      if (++loop.finished == loop.pieces) {  // the loop may be gone once the lock is
+        done_.notify_all();
+        break;
+      }
+    }
+    inside_loop = false;
+  }
+
+  std::mutex mutex_;
+  std::condition_variable wake_, done_;
+  std::list<Loop*> loops_;  // those with pieces to be taken
+  int workers_ = 0;
+};
+
+std::atomic<int>& thread_count() {
+  static std::atomic<int> count = [] {
+    for (const char* name : {"VOXGRAD_NUM_THREADS", "OMP_NUM_THREADS"})
+      if (const char* text = std::getenv(name); text && std::atoi(text) > 0) return std::atoi(text);
+    return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
   }();
   return count;
 }
@@ -27,24 +99,16 @@ int num_threads() { return thread_count(); }
 void set_num_threads(int count) {
   check(count > 0, "set_num_threads", "needs a positive number, got ", count);
   thread_count() = count;
-  omp_set_num_threads(count);
 }
 
 void parallel_for(int64_t count, int64_t grain, const std::function<void(int64_t, int64_t)>& body) {
   if (count <= 0) return;
   const int64_t pieces = std::min<int64_t>(num_threads(), std::max<int64_t>(1, count / std::max<int64_t>(1, grain)));
-  if (pieces == 1 || omp_in_parallel()) return body(0, count);
-  std::exception_ptr error;
-#pragma omp parallel for num_threads(static_cast <int>(pieces)) schedule(static, 1)
-  for (int64_t piece = 0; piece < pieces; ++piece) {
-    try {
-      body(count * piece / pieces, count * (piece + 1) / pieces);
-    } catch (...) {
-#pragma omp critical
-      error = std::current_exception();
-    }
-  }
-  if (error) std::rethrow_exception(error);
+  if (pieces == 1 || inside_loop) return body(0, count);
+  static auto* pool = new Pool;  // never destroyed: its threads sleep in it until the process ends
+  Loop loop{body, count, pieces};
+  pool->run(loop);
+  if (loop.error) std::rethrow_exception(loop.error);
 }
 
 }  // namespace voxgrad

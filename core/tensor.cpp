@@ -204,7 +204,7 @@ Tensor empty_like(const Tensor& like) {
 
 Tensor as_strided(const Tensor& tensor, const Shape& shape, const Strides& strides, int64_t storage_offset) {
   check(shape.size() == strides.size(), "as_strided", "shape ", shape, " and strides ", strides, " differ in rank");
-  numel(shape, "as_strided");
+  if (numel(shape, "as_strided") == 0) storage_offset = 0;  // nothing to point at
   const auto [low, high] = reach(shape, strides, "as_strided");
   const auto available = static_cast<int64_t>(tensor.storage()->bytes()) / item_size(tensor.dtype());
   const bool inside = storage_offset >= -low && storage_offset <= available && high <= available - storage_offset;

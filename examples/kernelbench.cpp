@@ -119,7 +119,8 @@ void train(const ModelCase& c, const Options& options, vg::Device device, bool o
   model.to(dtype);
   vg::optim::SGD optimizer(model.parameters(), {.lr = 0.1, .momentum = 0.9});
 
-  const vg::Tensor x = vg::randn(original ? c.original : c.reduced, {dtype, device});
+  // With a gradient of its own, as within a larger model.
+  const vg::Tensor x = vg::randn(original ? c.original : c.reduced, {dtype, device, /*requires_grad=*/true});
   vg::Shape shape;
   {
     vg::NoGradGuard no_grad;
@@ -134,6 +135,7 @@ void train(const ModelCase& c, const Options& options, vg::Device device, bool o
     const auto start = std::chrono::steady_clock::now();
     const vg::Tensor loss = vg::mse_loss(model(x), target);
     optimizer.zero_grad();
+    x.set_grad({});
     loss.backward();
     optimizer.step();
     vg::synchronize(device);

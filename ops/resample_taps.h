@@ -22,7 +22,9 @@ VG_HOST_DEVICE inline Taps resample_taps(const Resample& map, int64_t o, int64_t
     return {first, end > first ? end - first : 0};
   }
   if (map.mode == Resample::Mode::nearest) {
-    const auto i = static_cast<int64_t>(std::floor(static_cast<double>(o) * map.scale));
+    // A hair above the product: where a rounded scale such as 2.0 / 98 falls just short of a whole number, o belongs to
+    // the input that the exact ratio names.
+    const auto i = static_cast<int64_t>(std::floor(static_cast<double>(o) * map.scale * (1 + 0x1p-51)));
     return {i < n ? i : n - 1, 1};
   }
   double position =
@@ -69,6 +71,7 @@ VG_HOST_DEVICE inline Taps resample_readers(const Resample& map, int64_t i, int6
     high = i >= n - 1 ? static_cast<double>(outputs) : std::ceil((static_cast<double>(i) + 1.5) / map.scale) + 1;
     if (i == 0) low = 0;
   }
+  if (low >= static_cast<double>(outputs)) return {outputs, 0};
   const int64_t first = low > 0 ? static_cast<int64_t>(low) : 0;
   int64_t last = high < static_cast<double>(outputs - 1) ? static_cast<int64_t>(high) : outputs - 1;
   return {first, last >= first ? last - first + 1 : 0};

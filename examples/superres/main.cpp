@@ -23,7 +23,8 @@ struct Options {
   TrainOptions train;
 };
 
-constexpr int64_t kMargin = 3;  // low-resolution voxels around a tile that the network sees but does not answer
+/// Low-resolution voxels around a tile that the network sees but does not answer for.
+int64_t margin_of(const Options& options) { return options.train.patch / 5; }
 
 /// Reads the command line. Returns the exit code if the program is to end here, else -1.
 int parse(int argc, char** argv, Options& options) {
@@ -37,6 +38,13 @@ int parse(int argc, char** argv, Options& options) {
   app.add_flag("--resume", options.resume, "go on from the checkpoint in --out");
   TrainOptions& train = options.train;
   const auto positive = CLI::Range(int64_t{1}, int64_t{1} << 40);
+  const CLI::Validator rate(
+      [](const std::string& text) {
+        double value = 0;
+        const bool good = CLI::detail::lexical_cast(text, value) && value > 0 && value <= 10;
+        return good ? std::string() : text + " is not in (0, 10]";
+      },
+      "FLOAT in (0, 10]");
   app.add_option("--steps", train.steps, "optimizer steps")->check(positive)->capture_default_str();
   app.add_option("--batch", train.batch, "patches a step (default: 8 on the CPU, 32 on a GPU)")->check(positive);
   app.add_option("--patch", train.patch, "low-resolution voxels along a patch's side")
@@ -48,7 +56,7 @@ int parse(int argc, char** argv, Options& options) {
   app.add_option("--layers", train.model.layers, "layers of the network")
       ->check(CLI::Range(1, 32))
       ->capture_default_str();
-  app.add_option("--lr", train.lr, "highest learning rate")->check(CLI::Range(1e-9, 10.0))->capture_default_str();
+  app.add_option("--lr", train.lr, "highest learning rate")->check(rate)->capture_default_str();
   app.add_option("--workers", train.workers, "threads that cut patches")
       ->check(CLI::Range(0, 64))
       ->capture_default_str();
@@ -85,8 +93,9 @@ TestResult test(const SuperResolution& model, const Options& options, const std:
                 const vg::Tensor& truth, vg::Device device) {
   TestResult result{name, label, low_resolution(truth), truth, {}, {}, {}, {}};
   result.interpolated = SuperResolution::trilinear(result.low);
-  result.result = super_resolve(model, result.low.to(device), options.train.patch, kMargin, options.train.batch)
-                      .to(vg::Device::cpu());
+  result.result =
+      super_resolve(model, result.low.to(device), options.train.patch, margin_of(options), options.train.batch)
+          .to(vg::Device::cpu());
   result.trilinear = score(result.interpolated, truth);
   result.ours = score(result.result, truth);
   return result;
@@ -102,7 +111,8 @@ void print_tests(const std::vector<TestResult>& tests) {
 void save_volume(const std::filesystem::path& path, const Volume& volume, const SuperResolution& model,
                  const Options& options, vg::Device device) {
   const vg::Tensor low = low_resolution(slab(volume, 0, volume.data().size(0)));
-  const vg::Tensor high = super_resolve(model, low.to(device), options.train.patch, kMargin, options.train.batch);
+  const vg::Tensor high =
+      super_resolve(model, low.to(device), options.train.patch, margin_of(options), options.train.batch);
   vg::NiftiImage image = volume.image;
   image.data = high.to(vg::Device::cpu()).reshape(volume.data().shape());
   image.descrip = "super-resolved by voxgrad from half the resolution";

@@ -4,6 +4,7 @@
 // left factor is the packed tile itself, read at one offset for each tap; taps that miss the input along d or h are
 // left out, along w they meet zeros. Sums run over taps, then channels, in an order that depends on shapes only.
 #include <algorithm>
+#include <atomic>
 
 #include "core/parallel.h"
 #include "ops/cpu/conv_pack.h"
@@ -45,7 +46,9 @@ struct Unit {
   int64_t group = 0;
   int64_t first_channel = 0, channels = 0;
   ColumnBlock<T> block;
-  T* weights = nullptr;  // packed: [phase d, h, w][tap d, h, w][channel][column]
+  int64_t weights = 0, weight_count = 0;  // packed: [phase d, h, w][tap d, h, w][channel][column]
+
+  int64_t end() const { return weights + weight_count; }
 };
 
 /// One phase of each axis, and the number of taps in the phases before it.
@@ -86,6 +89,16 @@ class Phases {
   std::array<int64_t, 3> most_{};
 };
 
+/// What a thread works on: one tile of outputs, and its own memory.
+template <class T>
+struct TileTask {
+  const T* weights = nullptr;
+  T* packed = nullptr;
+  std::vector<TileSegment> segments = {};
+  int64_t n = 0;
+  std::array<int64_t, 3> origin{};
+};
+
 template <class T>
 class Convolution {
  public:
@@ -99,28 +112,11 @@ class Convolution {
   }
 
   void run() {
-    std::vector<Unit<T>> units;
-    int64_t elements = 0;
-    auto flush = [&] {
-      run_pass(units, elements);
-      units.clear();
-      elements = 0;
-    };
-    for (int64_t group = 0; group < p_.groups; ++group) {
-      // A group without input channels still writes its bias.
-      int64_t first = 0;
-      do {
-        const int64_t channels = std::min(channels_per_unit_, p_.in_channels() - first);
-        for (const ColumnBlock<T>& block : blocks_) {
-          const int64_t needed = phases_.taps() * channels * block.family->columns;
-          if (!units.empty() && (elements + needed) * item() > kWeightBytes) flush();
-          units.push_back({group, first, channels, block, nullptr});
-          elements += needed;
-        }
-        first += channels;
-      } while (first < p_.in_channels());
-    }
-    if (!units.empty()) flush();
+    const std::vector<std::vector<Unit<T>>> passes = plan_passes();
+    int64_t most = 0;
+    for (const std::vector<Unit<T>>& units : passes) most = std::max(most, units.back().end());
+    const Workspace<T> weights(most);
+    for (const std::vector<Unit<T>>& units : passes) run_pass(units, weights.data());
   }
 
  private:
@@ -134,70 +130,91 @@ class Convolution {
       const int64_t length = axis == 2 ? std::min(gather.steps(), kShortestRow) : 1;
       slots *= std::max<int64_t>(1, AxisWindow(gather, p_.kernel[axis], length).slots);
     }
-    const int64_t most = std::min(kPanelBytes / item() / (std::max<int64_t>(1, phases_.most_taps()) * columns), kTileBytes / item() / slots);
+    const int64_t panel = std::max<int64_t>(1, phases_.most_taps()) * columns * item();
+    const int64_t weights = std::max<int64_t>(1, phases_.taps()) * columns * item();
+    const int64_t most = std::min({kPanelBytes / panel, kTileBytes / (slots * item()), kWeightBytes / weights});
     return even_piece(p_.in_channels(), std::max<int64_t>(1, most));
   }
 
-  /// All outputs of these units, whose weights are packed first.
-  void run_pass(std::vector<Unit<T>>& units, int64_t elements) {
-    const Workspace<T> weights(elements);
-    T* next = weights.data();
-    for (Unit<T>& unit : units) {
-      unit.weights = next;
-      next += phases_.taps() * unit.channels * unit.block.family->columns;
+  /// All units, in groups whose packed weights fit in kWeightBytes.
+  std::vector<std::vector<Unit<T>>> plan_passes() const {
+    std::vector<std::vector<Unit<T>>> passes;
+    for (int64_t group = 0; group < p_.groups; ++group) {
+      // A group without input channels still writes its bias.
+      int64_t first = 0;
+      do {
+        const int64_t channels = std::min(channels_per_unit_, p_.in_channels() - first);
+        for (const ColumnBlock<T>& block : blocks_) {
+          Unit<T> unit{group, first, channels, block, 0, phases_.taps() * channels * block.family->columns};
+          if (!passes.empty()) unit.weights = passes.back().back().end();
+          if (passes.empty() || unit.end() * item() > kWeightBytes) {
+            passes.emplace_back();
+            unit.weights = 0;
+          }
+          passes.back().push_back(unit);
+        }
+        first += channels;
+      } while (first < p_.in_channels());
     }
-    parallel_tasks(static_cast<int64_t>(units.size()) * channels_per_unit_, [&](int64_t task) {
-      pack_weights(units[static_cast<size_t>(task / channels_per_unit_)], task % channels_per_unit_);
+    return passes;
+  }
+
+  /// All outputs of these units, whose weights are packed first.
+  void run_pass(const std::vector<Unit<T>>& units, T* weights) const {
+    parallel_for(static_cast<int64_t>(units.size()) * channels_per_unit_, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i)
+        pack_weights(units[static_cast<size_t>(i / channels_per_unit_)], i % channels_per_unit_, weights);
     });
-    parallel_tasks(p_.out.batch * tiling_.count(), [&](int64_t task) {
-      run_tile(units, task / tiling_.count(), tiling_.origin(task % tiling_.count()));
+    // Tiles at the border are cheaper: each thread takes the next one when it is done.
+    const int64_t tasks = p_.out.batch * tiling_.count();
+    std::atomic<int64_t> next = 0;
+    parallel_for(std::min<int64_t>(tasks, num_threads()), 1, [&](int64_t, int64_t) {
+      const Workspace<T> packed(tiling_.slots() * channels_per_unit_);
+      TileTask<T> task{.weights = weights, .packed = packed.data()};
+      for (int64_t i = next++; i < tasks; i = next++) {
+        task.n = i / tiling_.count();
+        task.origin = tiling_.origin(i % tiling_.count());
+        run_tile(units, task);
+      }
     });
   }
 
-  void pack_weights(const Unit<T>& unit, int64_t channel) const {
+  void pack_weights(const Unit<T>& unit, int64_t channel, T* weights) const {
     if (channel >= unit.channels) return;
     const int64_t columns = unit.block.family->columns;
     const T* source = p_.weight + unit.group * p_.weight_group_stride + unit.block.first * p_.weight_out_stride +
                       (unit.first_channel + channel) * p_.weight_in_stride;
-    T* to = unit.weights + channel * columns;
-    each_phase([&](const Phase3& phase) {
-      for (const ConvTap& d : phase.axis[0]->taps)
-        for (const ConvTap& h : phase.axis[1]->taps)
-          for (const ConvTap& w : phase.axis[2]->taps) {
-            const T* from = source + d.index * p_.weight_stride[0] + h.index * p_.weight_stride[1] +
-                            w.index * p_.weight_stride[2];
-            for (int64_t n = 0; n < unit.block.count; ++n) to[n] = from[n * p_.weight_out_stride];
-            std::fill(to + unit.block.count, to + columns, T(0));
-            to += unit.channels * columns;
-          }
-    });
+    T* to = weights + unit.weights + channel * columns;
+    for (const ConvPhase& pd : p_.gather[0].phases)
+      for (const ConvPhase& ph : p_.gather[1].phases)
+        for (const ConvPhase& pw : p_.gather[2].phases)
+          for (const ConvTap& d : pd.taps)
+            for (const ConvTap& h : ph.taps)
+              for (const ConvTap& w : pw.taps) {
+                const T* from = source + d.index * p_.weight_stride[0] + h.index * p_.weight_stride[1] +
+                                w.index * p_.weight_stride[2];
+                for (int64_t n = 0; n < unit.block.count; ++n) to[n] = from[n * p_.weight_out_stride];
+                std::fill(to + unit.block.count, to + columns, T(0));
+                to += unit.channels * columns;
+              }
   }
 
-  template <class F>
-  void each_phase(const F& f) const {
-    for (size_t d = 0; d < p_.gather[0].phases.size(); ++d)
-      for (size_t h = 0; h < p_.gather[1].phases.size(); ++h)
-        for (size_t w = 0; w < p_.gather[2].phases.size(); ++w) f(phases_.at(d, h, w));
-  }
-
-  void run_tile(const std::vector<Unit<T>>& units, int64_t n, const std::array<int64_t, 3>& origin) const {
-    const Workspace<T> packed(tiling_.slots() * channels_per_unit_);
-    std::vector<TileSegment> segments;
+  void run_tile(const std::vector<Unit<T>>& units, TileTask<T>& task) const {
     const Unit<T>* held = nullptr;  // whose channels are packed
     for (const Unit<T>& unit : units) {
       if (!held || held->group != unit.group || held->first_channel != unit.first_channel) {
-        const T* source = p_.in.at(n, unit.group * p_.in_channels() + unit.first_channel);
+        const T* source = p_.in.at(task.n, unit.group * p_.in_channels() + unit.first_channel);
         for (int64_t row = 0; row < tiling_.windows[0].slots * tiling_.windows[1].slots; ++row)
-          pack_row(packed.data(), layout_, source, p_.in, unit.channels, p_.gather, tiling_, origin, row);
+          pack_row(task.packed, layout_, source, p_.in, unit.channels, p_.gather, tiling_, task.origin, row);
         held = &unit;
       }
-      run_unit(unit, n, origin, packed.data(), segments);
+      run_unit(unit, task);
     }
   }
 
   /// The phases along w stay innermost, so that a line of the output is completed while it is in the cache.
-  void run_unit(const Unit<T>& unit, int64_t n, const std::array<int64_t, 3>& origin, const T* packed,
-                std::vector<TileSegment>& segments) const {
+  void run_unit(const Unit<T>& unit, TileTask<T>& task) const {
+    const std::array<int64_t, 3>& origin = task.origin;
     for (size_t pd = 0; pd < p_.gather[0].phases.size(); ++pd)
       for (size_t ph = 0; ph < p_.gather[1].phases.size(); ++ph) {
         const int64_t end_d = std::min(p_.gather[0].phases[pd].count, origin[0] + tiling_.length[0]);
@@ -205,21 +222,20 @@ class Convolution {
         for (int64_t qd = origin[0]; qd < end_d; ++qd)
           for (int64_t qh = origin[1]; qh < end_h; ++qh)
             for (size_t pw = 0; pw < p_.gather[2].phases.size(); ++pw)
-              run_row(unit, phases_.at(pd, ph, pw), n, {qd, qh, origin[2]}, origin, packed, segments);
+              run_row(unit, phases_.at(pd, ph, pw), {qd, qh, origin[2]}, task);
       }
   }
 
   /// Row (q[0], q[1]) of one phase, from step q[2] to the end of the tile.
-  void run_row(const Unit<T>& unit, const Phase3& phase, int64_t n, const std::array<int64_t, 3>& q,
-               const std::array<int64_t, 3>& origin, const T* packed, std::vector<TileSegment>& segments) const {
+  void run_row(const Unit<T>& unit, const Phase3& phase, const std::array<int64_t, 3>& q, TileTask<T>& task) const {
     const int64_t count = std::min(phase.axis[2]->count - q[2], tiling_.length[2]);
     if (count <= 0) return;
     const TileFamily<T>& family = *unit.block.family;
-    fill_segments(unit, phase, q, segments);
-    const int64_t row = (q[0] - origin[0]) * tiling_.windows[1].slots + q[1] - origin[1];
-    const T* a = packed + row * layout_.row;
-    const T* b = unit.weights + phase.taps_before * unit.channels * family.columns;
-    T* out = p_.out.at(n, unit.group * p_.out_channels() + unit.block.first);
+    fill_segments(unit, phase, q, task.segments);
+    const int64_t row = (q[0] - task.origin[0]) * tiling_.windows[1].slots + q[1] - task.origin[1];
+    const T* a = task.packed + row * layout_.row;
+    const T* b = task.weights + unit.weights + phase.taps_before * unit.channels * family.columns;
+    T* out = p_.out.at(task.n, unit.group * p_.out_channels() + unit.block.first);
     for (int axis = 0; axis < 3; ++axis) {
       const size_t i = static_cast<size_t>(axis);
       out += (phase.axis[i]->first + q[i] * p_.gather[i].out_step) * p_.out.stride[axis];
@@ -229,7 +245,7 @@ class Convolution {
     const int64_t rows = even_piece(count, family.max_rows);
     for (int64_t m = 0; m < count; m += rows) {
       const int64_t now = std::min(rows, count - m);
-      family.products[now - 1]({a + m, layout_.channel, b, segments, unit.channels, sums});
+      family.products[now - 1]({a + m, layout_.channel, b, task.segments, unit.channels, sums});
       store(unit, sums, now, out + m * out_step, out_step);
     }
   }
@@ -299,7 +315,7 @@ void convolve(const char* op, bool transposed, const View& out, const View& in, 
     Problem<T> problem{.out = Volume<T>(out), .in = Volume<const T>(in), .gather = {}};
     const View &x = transposed ? out : in, &y = transposed ? in : out;
     for (int axis = 0; axis < 3; ++axis) {
-      const ConvAxis a{x.size[axis + 2],       y.size[axis + 2],       w.size[axis + 2],
+      const ConvAxis a{x.size[axis + 2],      y.size[axis + 2],       w.size[axis + 2],
                        geometry.stride[axis], geometry.padding[axis], geometry.dilation[axis]};
       problem.gather[static_cast<size_t>(axis)] = transposed ? gather_transposed(a) : gather_forward(a);
       problem.kernel[axis] = w.size[axis + 2];

@@ -1,9 +1,6 @@
 #include "ops/cpu/conv_pack.h"
 
-#include <atomic>
-#include <numeric>
-
-#include "core/parallel.h"
+#include <utility>
 
 namespace voxgrad::cpu {
 
@@ -41,7 +38,8 @@ std::array<int64_t, 3> Tiling::origin(int64_t index) const {
 
 Tiling make_tiling(const Gather3& gather, const Triple& kernel, const TilingLimits& limits) {
   Tiling tiling;
-  auto& [length, pieces, windows] = tiling;
+  std::array<int64_t, 3>&length = tiling.length, &pieces = tiling.pieces;
+  std::vector<AxisWindow>& windows = tiling.windows;
   auto set_length = [&](size_t axis, int64_t most) {
     const int64_t steps = gather[axis].steps();
     length[axis] = even_piece(steps, std::max<int64_t>(1, most));
@@ -59,13 +57,6 @@ Tiling make_tiling(const Gather3& gather, const Triple& kernel, const TilingLimi
     if (length[axis] <= 1 || !(too_large || too_few)) return tiling;
     set_length(axis, length[axis] - std::max<int64_t>(1, length[axis] / 16));
   }
-}
-
-void parallel_tasks(int64_t count, const std::function<void(int64_t)>& body) {
-  std::atomic<int64_t> next = 0;
-  parallel_for(std::min<int64_t>(count, num_threads()), 1, [&](int64_t, int64_t) {
-    for (int64_t task = next++; task < count; task = next++) body(task);
-  });
 }
 
 }  // namespace voxgrad::cpu

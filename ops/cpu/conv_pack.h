@@ -6,7 +6,6 @@
 #include <array>
 #include <cstdint>
 #include <cstdlib>
-#include <functional>
 #include <limits>
 #include <memory>
 #include <new>
@@ -24,8 +23,8 @@ class Workspace {
  public:
   explicit Workspace(int64_t count) {
     const size_t bytes = static_cast<size_t>(std::max<int64_t>(1, count)) * sizeof(T);
-    data_.reset(static_cast<T*>(std::aligned_alloc(
-        kTileAlignment, (bytes + kTileAlignment - 1) / kTileAlignment * kTileAlignment)));
+    data_.reset(static_cast<T*>(
+        std::aligned_alloc(kTileAlignment, (bytes + kTileAlignment - 1) / kTileAlignment * kTileAlignment)));
     if (!data_) throw std::bad_alloc();
   }
   T* data() const { return data_.get(); }
@@ -129,9 +128,9 @@ void pack_row(T* packed, const PackedLayout& layout, const T* source, const Volu
     const int64_t first = run.position + origin[2] * g.in_step;
     // Slots [begin, end) of the run lie inside the input.
     const int64_t begin = first >= 0 ? 0 : std::min(run.length, (-first + g.in_step - 1) / g.in_step);
-    const int64_t end =
-        first >= g.in_size ? begin
-                           : std::max(begin, std::min(run.length, (g.in_size - first + g.in_step - 1) / g.in_step));
+    const int64_t end = first >= g.in_size
+                            ? begin
+                            : std::max(begin, std::min(run.length, (g.in_size - first + g.in_step - 1) / g.in_step));
     const T* from = source + (first + begin * g.in_step) * volume.stride[2];
     T* to = packed + row * layout.row + run.slot * layout.step;
     const int64_t from_step = g.in_step * volume.stride[2];
@@ -153,8 +152,5 @@ inline int64_t even_piece(int64_t count, int64_t most) {
   const int64_t pieces = (count + most - 1) / most;
   return pieces == 0 ? 0 : (count + pieces - 1) / pieces;
 }
-
-/// Calls body(i) for each i in [0, count), on all cores, in no particular order.
-void parallel_tasks(int64_t count, const std::function<void(int64_t)>& body);
 
 }  // namespace voxgrad::cpu

@@ -19,8 +19,8 @@ struct TileSegment {
   int64_t b = 0;
 };
 
-/// c(m, n) = sum over segments and over k in [0, depth) of a[segment.a + k * a_step + m] * b[segment.b + k * columns + n].
-/// c has `columns` columns, row after row; b is aligned to kTileAlignment bytes.
+/// c(m, n) = sum over segments and over k in [0, depth) of a[segment.a + k * a_step + m] * b[segment.b + k * columns +
+/// n]. c has `columns` columns, row after row; b is aligned to kTileAlignment bytes.
 template <class T>
 struct TileProduct {
   const T* a = nullptr;

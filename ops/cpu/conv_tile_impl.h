@@ -28,7 +28,8 @@ template <int count, class F>
 [[gnu::always_inline]] inline void unrolled(const F& f) {
   [&]<int... i>(std::integer_sequence<int, i...>) __attribute__((always_inline)) {
     (f(std::integral_constant<int, i>{}), ...);
-  }(std::make_integer_sequence<int, count>{});
+  }
+  (std::make_integer_sequence<int, count>{});
 }
 
 template <class T, int bytes>
@@ -62,7 +63,8 @@ const TileFamily<T>* tile_family() {
   static constexpr TileFamily<T> family = []<int... m>(std::integer_sequence<int, m...>) {
     return TileFamily<T>{
         vectors * bytes / static_cast<int>(sizeof(T)), max_rows, {tile_product<T, bytes, vectors, m + 1>...}};
-  }(std::make_integer_sequence<int, max_rows>{});
+  }
+  (std::make_integer_sequence<int, max_rows>{});
   return &family;
 }
 

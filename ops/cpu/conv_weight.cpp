@@ -15,8 +15,8 @@
 namespace voxgrad::cpu {
 namespace {
 
-// Memory beside the operands: kBatchBytes, for as many tiles as fit (one at least, whose x takes kTileBytes at most),
-// and kSumBytes for the part of the result that is being summed.
+// Memory beside the operands: kBatchBytes, for as many tiles of x and y as fit (kTileBytes each at most), and kSumBytes
+// for the part of the result that is being summed.
 constexpr int64_t kBatchBytes = 16 << 20;
 constexpr int64_t kSumBytes = 16 << 20;
 constexpr int64_t kTileBytes = 2 << 20;
@@ -128,37 +128,41 @@ class WeightGradient {
   /// The gradient of one group's weight (for some of x's channels) at `w`.
   void run_channels(T* w) {
     choose_roles();
-    x_.tiling = make_tiling(x_.gather, kernel_, {.slots = kTileBytes / item() / x_.channels, .steps = kTileVoxels});
+    const int64_t elements = kTileBytes / item();
+    x_.tiling = make_tiling(x_.gather, kernel_,
+                            {.slots = elements / x_.channels, .steps = std::min(kTileVoxels, elements / y_.channels)});
     y_.tiling = tiling_of_y();
     const int64_t items = static_cast<int64_t>(columns_->pieces.size() * rows_->pieces.size()) * taps();
     const int64_t at_once = std::min(items, std::max<int64_t>(1, kSumBytes / item() / item_elements()));
-    const Workspace<T> sums(at_once * item_elements());
+    const Workspace<T> sums(at_once * item_elements()), packed(tiles_at_once() * tile_elements());
     for (int64_t first = 0; first < items; first += at_once)
-      run_items(w, sums.data(), {first, std::min(items, first + at_once)});
+      run_items(w, sums.data(), packed.data(), {first, std::min(items, first + at_once)});
+  }
+
+  int64_t tiles() const { return x_.volume.batch * x_.tiling.count(); }
+  int64_t tile_elements() const { return x_.elements() + y_.elements(); }
+  int64_t tiles_at_once() const {
+    const int64_t fitting = kBatchBytes / item() / std::max<int64_t>(1, tile_elements());
+    return std::clamp<int64_t>(fitting, 1, std::max<int64_t>(1, tiles()));
   }
 
   /// Items [range.begin, range.end): all tiles are packed, batch by batch, and each adds its share.
-  void run_items(T* w, T* sums, const ConvRange& range) {
-    const int64_t tiles = x_.volume.batch * x_.tiling.count(), tile_elements = x_.elements() + y_.elements();
-    const int64_t fitting = kBatchBytes / item() / std::max<int64_t>(1, tile_elements);
-    const int64_t batch = std::clamp<int64_t>(fitting, 1, std::max<int64_t>(1, tiles));
-    const Workspace<T> packed(batch * tile_elements);
+  void run_items(T* w, T* sums, T* packed, const ConvRange& range) {
     std::fill_n(sums, (range.end - range.begin) * item_elements(), T(0));
     auto over_items = [&](const auto& body) {
       parallel_for(range.end - range.begin, 1, [&](int64_t begin, int64_t end) {
         body(ConvRange{range.begin + begin, range.begin + end}, sums + begin * item_elements());
       });
     };
-    for (int64_t first = 0; first < tiles; first += batch) {
-      const int64_t count = std::min(batch, tiles - first);
+    for (int64_t first = 0; first < tiles(); first += tiles_at_once()) {
+      const int64_t count = std::min(tiles_at_once(), tiles() - first);
       const int64_t tasks = x_.pack_tasks() + y_.pack_tasks();
       parallel_for(count * tasks, 16, [&](int64_t begin, int64_t end) {
-        for (int64_t i = begin; i < end; ++i)
-          pack(packed.data() + i / tasks * tile_elements, first + i / tasks, i % tasks);
+        for (int64_t i = begin; i < end; ++i) pack(packed + i / tasks * tile_elements(), first + i / tasks, i % tasks);
       });
       over_items([&](const ConvRange& items, T* to) {
         for (int64_t i = 0; i < count; ++i)
-          multiply(to, packed.data() + i * tile_elements, x_.tiling.origin((first + i) % x_.tiling.count()), items);
+          multiply(to, packed + i * tile_elements(), x_.tiling.origin((first + i) % x_.tiling.count()), items);
       });
     }
     over_items([&](const ConvRange& items, const T* from) { write(w, from, items); });
@@ -167,8 +171,10 @@ class WeightGradient {
   void pack(T* packed, int64_t tile, int64_t task) const {
     const int64_t n = tile / x_.tiling.count();
     const auto origin = x_.tiling.origin(tile % x_.tiling.count());
-    if (task < x_.pack_tasks()) x_.pack(packed, n, origin, task);
-    else y_.pack(packed + x_.elements(), n, origin, task - x_.pack_tasks());
+    if (task < x_.pack_tasks())
+      x_.pack(packed, n, origin, task);
+    else
+      y_.pack(packed + x_.elements(), n, origin, task - x_.pack_tasks());
   }
 
   /// The same steps as x's tiles, each with its one element.

@@ -106,9 +106,7 @@ void each_meeting(const Case& c, const F& f) {
   };
   axis(0, [&](int64_t od, int64_t kd, int64_t d) {
     axis(1, [&](int64_t oh, int64_t kh, int64_t h) {
-      axis(2, [&](int64_t ow, int64_t kw, int64_t w) {
-        f(Triple(d, h, w), Triple(od, oh, ow), Triple(kd, kh, kw));
-      });
+      axis(2, [&](int64_t ow, int64_t kw, int64_t w) { f(Triple(d, h, w), Triple(od, oh, ow), Triple(kd, kh, kw)); });
     });
   });
 }
@@ -181,7 +179,8 @@ class Family {
   }
 
   void scatter() {
-    for (Block<double>* block : {&expected_x_, &expected_y_, &expected_w_}) block->each([](auto&, double& v) { v = 0; });
+    for (Block<double>* block : {&expected_x_, &expected_y_, &expected_w_})
+      block->each([](auto&, double& v) { v = 0; });
     const int64_t x_group = c_.x_channels / c_.geometry.groups, y_group = c_.y_channels / c_.geometry.groups;
     const int64_t x_step = x_.view.stride[1], y_step = y_.view.stride[1];
     each_meeting(c_, [&](const Triple& i, const Triple& o, const Triple& k) {
@@ -247,9 +246,9 @@ std::vector<Case> cases() {
       convolution(1, 33, 24, {3, 4, 13}, {3, 2, 5}, {.padding = {1, 0, 2}}),
       convolution(1, 7, 40, {3, 4, 30}, 3, {.stride = {1, 2, 3}, .padding = 1}),
       convolution(2, 4, 6, {9, 8, 7}, 3, {.stride = 2, .padding = 2, .dilation = 2, .groups = 2}),
-      convolution(1, 6, 6, {5, 5, 5}, 3, {.padding = 1, .groups = 6}),                       // depthwise
-      convolution(1, 5, 15, {4, 3, 6}, {1, 3, 2}, {.groups = 5}),                            // depthwise, three each
-      convolution(1, 2, 3, {4, 4, 4}, 2, {.padding = 5}),                                    // beyond (k - 1) dilation
+      convolution(1, 6, 6, {5, 5, 5}, 3, {.padding = 1, .groups = 6}),  // depthwise
+      convolution(1, 5, 15, {4, 3, 6}, {1, 3, 2}, {.groups = 5}),       // depthwise, three each
+      convolution(1, 2, 3, {4, 4, 4}, 2, {.padding = 5}),               // beyond (k - 1) dilation
       convolution(1, 2, 3, {40, 1, 41}, {3, 1, 3}, {.padding = {13, 0, 7}, .dilation = {17, 1, 19}}),
       convolution(3, 1, 1, 1, 1),
       convolution(1, 1, 70, {1, 1, 50}, {1, 1, 3}, {.padding = {0, 0, 1}}),
@@ -258,13 +257,13 @@ std::vector<Case> cases() {
       transposed(1, 48, 24, {2, 3, 5}, 3),
       transposed(1, 8, 8, {3, 4, 6}, {3, 5, 7}, {.stride = 2, .padding = {1, 2, 3}, .groups = 4}, 1),
       transposed(2, 5, 7, {3, 4, 6}, 3, {.stride = 2, .padding = 1}, {1, 0, 1}),
-      transposed(1, 5, 7, {3, 4, 5}, 3, {.stride = 2, .padding = 1, .dilation = 2}),         // gcd 2: 1 phase of 8
+      transposed(1, 5, 7, {3, 4, 5}, 3, {.stride = 2, .padding = 1, .dilation = 2}),  // gcd 2: 1 phase of 8
       transposed(1, 3, 4, {3, 2, 4}, {3, 4, 2}, {.stride = {4, 6, 3}, .dilation = {6, 4, 2}}),
-      transposed(2, 3, 9, {3, 3, 4}, 2, {.stride = {4, 3, 5}}, {3, 0, 2}),                   // stride > kernel
+      transposed(2, 3, 9, {3, 3, 4}, 2, {.stride = {4, 3, 5}}, {3, 0, 2}),  // stride > kernel
       transposed(1, 4, 8, {4, 4, 4}, 4, {.stride = 2, .padding = 1}),
       transposed(1, 2, 2, {3, 3, 3}, 3, {.stride = 1, .padding = 1}),
       transposed(1, 3, 2, {1, 1, 1}, {2, 1, 3}, {.stride = {1, 4, 2}}, {0, 3, 1}),
-      transposed(1, 2, 2, {6, 7, 8}, 1, {.stride = 3, .padding = 4}),                        // crops beyond the kernel
+      transposed(1, 2, 2, {6, 7, 8}, 1, {.stride = 3, .padding = 4}),  // crops beyond the kernel
   };
 }
 
@@ -320,9 +319,9 @@ TEST_F(CpuConv, RandomShapes) {
 
 // Large enough for several tiles, several ranges of channels, and more weights than are packed at once.
 TEST_F(CpuConv, ManyTiles) {
-  for (const Case& c : {convolution(1, 3, 2, {20, 70, 90}, 3, {.padding = 1}),
-                        transposed(1, 700, 3, {2, 3, 5}, 3, {.stride = 2}),
-                        convolution(1, 700, 2, {4, 4, 4}, 3, {.padding = 1}), convolution(1, 70, 64, 10, 10)})
+  for (const Case& c :
+       {convolution(1, 3, 2, {20, 70, 90}, 3, {.padding = 1}), transposed(1, 700, 3, {2, 3, 5}, 3, {.stride = 2}),
+        convolution(1, 700, 2, {4, 4, 4}, 3, {.padding = 1}), convolution(1, 70, 64, 10, 10)})
     Family<float>(c, Layout::contiguous, 4).expect_exact(Layout::contiguous);
 }
 

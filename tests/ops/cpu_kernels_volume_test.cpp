@@ -303,6 +303,18 @@ TEST(CpuKernels, ResamplingAndItsTranspose) {
   });
 }
 
+TEST(CpuKernels, NearestTakesTheInputThatTheExactRatioNames) {
+  for (int64_t inputs : {2, 3, 7})
+    for (int64_t outputs = 1; outputs < 400; ++outputs) {
+      Array<float> in({inputs}), out({outputs});
+      cpu.arange(in.view, 0, 1);
+      const double scale = static_cast<double>(inputs) / static_cast<double>(outputs);  // rounded
+      cpu.resample(out.view, in.view, 0, {.mode = Resample::Mode::nearest, .scale = scale}, false);
+      expect_close<float>(
+          out, [&](const Dims& i) { return static_cast<double>(i[0] * inputs / outputs); }, 0);
+    }
+}
+
 TEST(CpuKernels, GatherAndScatterAdd) {
   for (Layout layout : kInputs)
     for (int axis = 0; axis < 3; ++axis) {

@@ -23,15 +23,32 @@ std::vector<double> draw(const Input& input, int64_t count, std::mt19937_64& eng
   for (double& value : values) {
     const double u = uniform(engine);
     switch (input.domain) {
-      case Domain::any: value = 4 * u - 2; break;
-      case Domain::away: value = u < 0.5 ? 3.4 * u - 2 : 3.4 * (u - 0.5) + 0.3; break;
-      case Domain::positive: value = 0.5 + 1.5 * u; break;
-      case Domain::unit: value = 0.05 + 0.9 * u; break;
-      case Domain::integers: value = std::floor(17 * u) - 8; break;
-      case Domain::ties: value = std::floor(3 * u); break;
-      case Domain::boolean: value = u < 0.5; break;
-      case Domain::index: value = std::floor(static_cast<double>(input.bound) * u); break;
-      case Domain::distinct: break;
+      case Domain::any:
+        value = 4 * u - 2;
+        break;
+      case Domain::away:
+        value = u < 0.5 ? 3.4 * u - 2 : 3.4 * (u - 0.5) + 0.3;
+        break;
+      case Domain::positive:
+        value = 0.5 + 1.5 * u;
+        break;
+      case Domain::unit:
+        value = 0.05 + 0.9 * u;
+        break;
+      case Domain::integers:
+        value = std::floor(17 * u) - 8;
+        break;
+      case Domain::ties:
+        value = std::floor(3 * u);
+        break;
+      case Domain::boolean:
+        value = u < 0.5;
+        break;
+      case Domain::index:
+        value = std::floor(static_cast<double>(input.bound) * u);
+        break;
+      case Domain::distinct:
+        break;
     }
   }
   return values;

@@ -52,9 +52,17 @@ const Geometry kTransposed[] = {
     {"stride_above_kernel_padded", {1, 1, 2, 2, 2}, {1, 2, 1, 2, 1}, true, {3, 4, 2}, {1, 1, 0}, kOne, 1, {1, 0, 1}},
     {"dilated", {1, 1, 2, 3, 2}, {1, 2, 3, 2, 2}, true, kOne, kZero, {2, 3, 1}},
     {"dilated_strided_padded", {1, 2, 2, 2, 3}, {2, 1, 2, 3, 2}, true, {2, 1, 3}, {1, 2, 0}, {3, 2, 2}},
-    {"gcd_of_stride_and_dilation", {1, 1, 2, 3, 2}, {1, 1, 3, 2, 2}, true, {2, 4, 6}, {1, 0, 2}, {2, 6, 4}, 1, {1, 2, 3}},
+    {"gcd_of_stride_and_dilation",
+     {1, 1, 2, 3, 2},
+     {1, 1, 3, 2, 2},
+     true,
+     {2, 4, 6},
+     {1, 0, 2},
+     {2, 6, 4},
+     1,
+     {1, 2, 3}},
     {"padding_above_kernel", {1, 1, 4, 3, 3}, {1, 2, 2, 1, 2}, true, {2, 2, 1}, {3, 1, 1}},
-    {"groups", {2, 4, 2, 1, 2}, {4, 3, 2, 2, 1}, true, {1, 2, 1}, {0, 1, 0}, kOne, 2},
+    {"groups", {2, 4, 2, 2, 2}, {4, 3, 2, 2, 1}, true, {1, 2, 1}, {0, 1, 0}, kOne, 2},
     {"depthwise", {1, 3, 2, 2, 1}, {3, 1, 2, 2, 3}, true, {2, 1, 2}, {1, 0, 0}, kOne, 3, {1, 0, 0}},
     {"depthwise_multiplied", {1, 2, 2, 1, 2}, {2, 2, 1, 2, 2}, true, kOne, kZero, kOne, 2},
     {"one_voxel", {1, 2, 1, 1, 1}, {2, 2, 1, 1, 1}},
@@ -90,7 +98,8 @@ std::vector<Input> inputs_of(bool transposed, const Geometry& g, Domain domain) 
 }
 
 /// `lift` is the reference's 3-D form of a geometry whose options the function was given in its own rank.
-void add(std::vector<OpCase>& cases, const std::string& name, bool transposed, const Geometry& g, const Function& function) {
+void add(std::vector<OpCase>& cases, const std::string& name, bool transposed, const Geometry& g,
+         const Function& function) {
   OpCase c{name, function, inputs_of(transposed, g, Domain::any)};
   c.reference = [=](const Arrays& a) { return reference_of(transposed, g, a); };
   Shape no_batch = g.x;

@@ -14,8 +14,8 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 /// Shapes that every function of one tensor must take.
 const std::vector<std::vector<Shape>> kUnaryEdges{{Shape{}}, {{0}}, {{1}}, {{2, 0, 3}}, {{1, 1, 1}}};
-const std::vector<std::vector<Shape>> kBinaryEdges{
-    {Shape{}, Shape{}}, {{0}, {1}}, {{2, 0}, {2, 1}}, {{1}, {3, 1}}, {{2, 3}, Shape{}}, {{1, 1}, {1}}};
+const std::vector<std::vector<Shape>> kBinaryEdges{{Shape{}, Shape{}}, {{0}, {1}},        {{2, 0}, {2, 1}},
+                                                   {{1}, {3, 1}},      {{2, 3}, Shape{}}, {{1, 1}, {1}}};
 
 struct Unary {
   const char* name;
@@ -40,7 +40,9 @@ void add_unary(std::vector<OpCase>& cases) {
       {"sin", sin, [](double x) { return std::sin(x); }},
       {"cos", cos, [](double x) { return std::cos(x); }},
       {"erf", erf, [](double x) { return std::erf(x); }},
-      {"sign", sign, [](double x) { return x > 0 ? 1.0 : x < 0 ? -1.0 : 0.0; }, Domain::away},
+      {"sign", sign, [](double x) { return x > 0   ? 1.0
+                                           : x < 0 ? -1.0
+                                                   : 0.0; }, Domain::away},
       {"relu", relu, [](double x) { return x > 0 ? x : 0; }, Domain::away},
       {"leaky_relu", [](const Tensor& x) { return leaky_relu(x); }, [](double x) { return x > 0 ? x : 0.01 * x; },
        Domain::away},
@@ -54,9 +56,11 @@ void add_unary(std::vector<OpCase>& cases) {
       {"softplus_beta", [](const Tensor& x) { return softplus(x, 3, 2); },
        [](double x) { return 3 * x > 2 ? x : std::log(1 + std::exp(3 * x)) / 3; }},
       {"clamp", [](const Tensor& x) { return clamp(x, -0.25, 1); },
-       [](double x) { return x < -0.25 ? -0.25 : x > 1 ? 1 : x; }, Domain::away},
-      {"clamp_low", [](const Tensor& x) { return clamp(x, 0.1, kInfinity); }, [](double x) { return x < 0.1 ? 0.1 : x; },
-       Domain::away},
+       [](double x) { return x < -0.25 ? -0.25
+                             : x > 1   ? 1
+                                       : x; }, Domain::away},
+      {"clamp_low", [](const Tensor& x) { return clamp(x, 0.1, kInfinity); },
+       [](double x) { return x < 0.1 ? 0.1 : x; }, Domain::away},
       {"affine", [](const Tensor& x) { return affine(x, 2.5, -1); }, [](double x) { return 2.5 * x - 1; }},
       {"pow_2", [](const Tensor& x) { return pow(x, 2); }, [](double x) { return x * x; }},
       {"pow_3", [](const Tensor& x) { return pow(x, 3); }, [](double x) { return x * x * x; }},
@@ -142,7 +146,8 @@ void add_binary(std::vector<OpCase>& cases) {
   const char* suffix[] = {"", "_both_stretched", "_first_stretched"};
   for (const Binary& b : table)
     for (size_t i = 0; i < 3; ++i) {
-      OpCase c{std::string(b.name) + suffix[i], [f = b.function](const Tensors& t) { return f(t[0], t[1]); },
+      OpCase c{std::string(b.name) + suffix[i],
+               [f = b.function](const Tensors& t) { return f(t[0], t[1]); },
                {{shapes[i].first, b.x}, {shapes[i].second, b.y}}};
       c.reference = [f = b.formula](const Arrays& a) { return reference::map(a[0], a[1], f); };
       if (i == 0) c.edges = kBinaryEdges;
@@ -160,14 +165,21 @@ Array where_reference(const Arrays& a) {
 
 void add_others(std::vector<OpCase>& cases) {
   const Function pick = [](const Tensors& t) { return where(t[0], t[1], t[2]); };
-  cases.push_back({"where", pick, {{{2, 3}, Domain::boolean}, {{2, 3}}, {{2, 3}}}, where_reference,
+  cases.push_back({"where",
+                   pick,
+                   {{{2, 3}, Domain::boolean}, {{2, 3}}, {{2, 3}}},
+                   where_reference,
                    {{{0, 3}, {0, 3}, {0, 1}}, {Shape{}, Shape{}, Shape{}}, {{1, 1}, {1}, {1, 1}}}});
   cases.push_back({"where_stretched", pick, {{{2, 1, 1}, Domain::boolean}, {{3, 1}}, {{2}}}, where_reference});
   // The half and half of ties: differences see the mean of both sides as well.
-  cases.push_back({"maximum_self", [](const Tensors& t) { return maximum(t[0], t[0] * 1.0); }, {{{2, 3}}},
+  cases.push_back({"maximum_self",
+                   [](const Tensors& t) { return maximum(t[0], t[0] * 1.0); },
+                   {{{2, 3}}},
                    [](const Arrays& a) { return a[0]; }});
   // A gradient that meets zeros on both sides of a product.
-  cases.push_back({"square_of_zero", [](const Tensors& t) { return t[0] * t[0]; }, {{{5}, Domain::ties}},
+  cases.push_back({"square_of_zero",
+                   [](const Tensors& t) { return t[0] * t[0]; },
+                   {{{5}, Domain::ties}},
                    [](const Arrays& a) { return reference::map(a[0], [](double x) { return x * x; }); }});
 
   const auto created = [&](const char* name, Function function, Reference expected) {
@@ -175,31 +187,54 @@ void add_others(std::vector<OpCase>& cases) {
     c.differentiable = false;
     cases.push_back(c);
   };
-  created("arange", [](const Tensors& t) { return arange(-1, 2, 0.25, t[0].options()); }, [](const Arrays&) {
-    return reference::build({12}, [](const Dims& i) { return -1 + 0.25 * static_cast<double>(i[0]); });
-  });
-  created("arange_down", [](const Tensors& t) { return arange(3, -1, -2, t[0].options()); },
-          [](const Arrays&) { return Array{{2}, {3, 1}}; });
-  created("linspace", [](const Tensors& t) { return linspace(-1, 2, 7, t[0].options()); }, [](const Arrays&) {
-    return reference::build({7}, [](const Dims& i) { return -1 + 0.5 * static_cast<double>(i[0]); });
-  });
-  created("full", [](const Tensors& t) { return full({2, 2}, -3.5, t[0].options()); },
-          [](const Arrays&) { return Array{{2, 2}, {-3.5, -3.5, -3.5, -3.5}}; });
-  created("tensor", [](const Tensors& t) { return tensor({{1, 2.5}, {-3, 0}}, t[0].options()); },
-          [](const Arrays&) { return Array{{2, 2}, {1, 2.5, -3, 0}}; });
+  created(
+      "arange", [](const Tensors& t) { return arange(-1, 2, 0.25, t[0].options()); },
+      [](const Arrays&) {
+        return reference::build({12}, [](const Dims& i) { return -1 + 0.25 * static_cast<double>(i[0]); });
+      });
+  created(
+      "arange_down", [](const Tensors& t) { return arange(3, -1, -2, t[0].options()); },
+      [](const Arrays&) {
+        return Array{{2}, {3, 1}};
+      });
+  created(
+      "linspace", [](const Tensors& t) { return linspace(-1, 2, 7, t[0].options()); },
+      [](const Arrays&) {
+        return reference::build({7}, [](const Dims& i) { return -1 + 0.5 * static_cast<double>(i[0]); });
+      });
+  created(
+      "full",
+      [](const Tensors& t) {
+        return full({2, 2}, -3.5, t[0].options());
+      },
+      [](const Arrays&) {
+        return Array{{2, 2}, {-3.5, -3.5, -3.5, -3.5}};
+      });
+  created(
+      "tensor",
+      [](const Tensors& t) {
+        return tensor({{1, 2.5}, {-3, 0}}, t[0].options());
+      },
+      [](const Arrays&) {
+        return Array{{2, 2}, {1, 2.5, -3, 0}};
+      });
   // No reference: the devices must agree, to the bit or to rounding, and f32 is another stream than f64.
   const auto drawn = [&](const char* name, auto sample) {
-    created(name, [sample](const Tensors& t) {
-      Generator generator(7);
-      return sample(t[0], &generator);
-    }, {});
+    created(name,
+            [sample](const Tensors& t) {
+              Generator generator(7);
+              return sample(t[0], &generator);
+            },
+            {});
   };
   drawn("rand", [](const Tensor& x, Generator* g) { return rand(x.shape(), {x.dtype(), x.device()}, g); });
   drawn("randn", [](const Tensor& x, Generator* g) { return randn(x.shape(), {x.dtype(), x.device()}, g); });
-  OpCase dropped{"dropout", [](const Tensors& t) {
+  OpCase dropped{"dropout",
+                 [](const Tensors& t) {
                    Generator generator(7);
                    return dropout(t[0].to(f64), 0.4, true, &generator).to(t[0].dtype());
-                 }, {{{5, 4}}}};
+                 },
+                 {{{5, 4}}}};
   cases.push_back(dropped);
 }
 

@@ -44,11 +44,12 @@ void add_reductions(std::vector<OpCase>& cases) {
     Dims axes;
     bool keepdim;
   };
-  const Form forms[] = {{"_all", {}, false}, {"_all_kept", {}, true},  {"_last", {-1}, false}, {"_first", {0}, true},
-                        {"_outer", {0, -1}, false}, {"_middle", {1, 2}, true}};
+  const Form forms[] = {{"_all", {}, false},   {"_all_kept", {}, true},    {"_last", {-1}, false},
+                        {"_first", {0}, true}, {"_outer", {0, -1}, false}, {"_middle", {1, 2}, true}};
   for (const Reduction& r : table)
     for (const Form& form : forms) {
-      OpCase c{std::string(r.name) + form.suffix, [=](const Tensors& t) { return r.function(t[0], form.axes, form.keepdim); },
+      OpCase c{std::string(r.name) + form.suffix,
+               [=](const Tensors& t) { return r.function(t[0], form.axes, form.keepdim); },
                {{{2, 3, 2, 2}, r.domain}}};
       c.reference = [=](const Arrays& a) { return reference::reduce(a[0], form.axes, form.keepdim, r.formula); };
       const bool of_one = std::string(r.name) != "var";
@@ -56,24 +57,40 @@ void add_reductions(std::vector<OpCase>& cases) {
       if (r.takes_nothing) c.edges.push_back({{0, 3, 2, 0}});
       cases.push_back(c);
     }
-  cases.push_back({"sum_to", [](const Tensors& t) { return sum_to(t[0], {3, 1}); }, {{{2, 3, 4}}},
-                   [](const Arrays& a) { return reference::reshaped(reference::reduce(a[0], {0, 2}, true, reference::sum), {3, 1}); }});
-  cases.push_back({"sum_method", [](const Tensors& t) { return t[0].sum({1}); }, {{{2, 3}}},
+  cases.push_back({"sum_to",
+                   [](const Tensors& t) {
+                     return sum_to(t[0], {3, 1});
+                   },
+                   {{{2, 3, 4}}},
+                   [](const Arrays& a) {
+                     return reference::reshaped(reference::reduce(a[0], {0, 2}, true, reference::sum), {3, 1});
+                   }});
+  cases.push_back({"sum_method",
+                   [](const Tensors& t) { return t[0].sum({1}); },
+                   {{{2, 3}}},
                    [](const Arrays& a) { return reference::reduce(a[0], {1}, false, reference::sum); }});
-  cases.push_back({"mean_method", [](const Tensors& t) { return t[0].mean(); }, {{{2, 3}}},
+  cases.push_back({"mean_method",
+                   [](const Tensors& t) { return t[0].mean(); },
+                   {{{2, 3}}},
                    [](const Arrays& a) { return reference::reduce(a[0], {}, false, reference::mean); }});
-  OpCase integers{"sum_of_bools", [](const Tensors& t) { return sum(t[0], {1}); }, {{{3, 5}, Domain::boolean}},
+  OpCase integers{"sum_of_bools",
+                  [](const Tensors& t) { return sum(t[0], {1}); },
+                  {{{3, 5}, Domain::boolean}},
                   [](const Arrays& a) { return reference::reduce(a[0], {1}, false, reference::sum); }};
   integers.differentiable = false;
   cases.push_back(integers);
-  OpCase whole{"amax_of_integers", [](const Tensors& t) { return amax(t[0], {0}); }, {{{3, 5}, Domain::index, 9}},
+  OpCase whole{"amax_of_integers",
+               [](const Tensors& t) { return amax(t[0], {0}); },
+               {{{3, 5}, Domain::index, 9}},
                [](const Arrays& a) { return reference::reduce(a[0], {0}, false, largest); }};
   whole.differentiable = false;
   cases.push_back(whole);
 
   for (const bool logarithm : {false, true})
     for (const int64_t axis : {0, 1, -1}) {
-      OpCase c{std::string(logarithm ? "log_softmax" : "softmax") + (axis < 0 ? "_last" : axis ? "_middle" : "_first"),
+      OpCase c{std::string(logarithm ? "log_softmax" : "softmax") + (axis < 0 ? "_last"
+                                                                     : axis   ? "_middle"
+                                                                              : "_first"),
                [=](const Tensors& t) { return logarithm ? log_softmax(t[0], axis) : softmax(t[0], axis); },
                {{{2, 3, 4}}}};
       c.reference = [=](const Arrays& a) { return reference::softmax(a[0], axis, logarithm); };
@@ -89,12 +106,18 @@ void add_linalg(std::vector<OpCase>& cases) {
     Shape a, b;
   };
   const Product table[] = {
-      {"matmul_matrices", {3, 4}, {4, 2}},        {"matmul_vectors", {4}, {4}},
-      {"matmul_matrix_vector", {3, 4}, {4}},      {"matmul_vector_matrix", {4}, {4, 3}},
-      {"matmul_batch", {2, 3, 4}, {2, 4, 2}},     {"matmul_batch_times_matrix", {2, 3, 4}, {4, 2}},
-      {"matmul_matrix_times_batch", {3, 4}, {2, 4, 2}}, {"matmul_broadcast", {2, 1, 2, 3}, {3, 3, 2}},
-      {"matmul_batch_vector", {2, 3, 4}, {4}},    {"matmul_vector_batch", {4}, {2, 4, 3}},
-      {"matmul_row", {1, 5}, {5, 1}},             {"matmul_outer", {4, 1}, {1, 3}},
+      {"matmul_matrices", {3, 4}, {4, 2}},
+      {"matmul_vectors", {4}, {4}},
+      {"matmul_matrix_vector", {3, 4}, {4}},
+      {"matmul_vector_matrix", {4}, {4, 3}},
+      {"matmul_batch", {2, 3, 4}, {2, 4, 2}},
+      {"matmul_batch_times_matrix", {2, 3, 4}, {4, 2}},
+      {"matmul_matrix_times_batch", {3, 4}, {2, 4, 2}},
+      {"matmul_broadcast", {2, 1, 2, 3}, {3, 3, 2}},
+      {"matmul_batch_vector", {2, 3, 4}, {4}},
+      {"matmul_vector_batch", {4}, {2, 4, 3}},
+      {"matmul_row", {1, 5}, {5, 1}},
+      {"matmul_outer", {4, 1}, {1, 3}},
       {"matmul_batches_of_two_axes", {2, 2, 1, 3}, {2, 2, 3, 2}},
   };
   for (const Product& p : table) {
@@ -102,17 +125,23 @@ void add_linalg(std::vector<OpCase>& cases) {
     c.reference = [](const Arrays& a) { return reference::matmul(a[0], a[1]); };
     cases.push_back(c);
   }
-  cases.back().edges = {{{0, 3}, {3, 2}}, {{2, 0}, {0, 3}}, {{2, 3}, {3, 0}}, {{0, 2, 3}, {3, 2}}, {{1, 1}, {1, 1}},
-                        {{0}, {0}}, {{2, 2, 0}, {2, 0, 2}}};
+  cases.back().edges = {{{0, 3}, {3, 2}}, {{2, 0}, {0, 3}}, {{2, 3}, {3, 0}},      {{0, 2, 3}, {3, 2}},
+                        {{1, 1}, {1, 1}}, {{0}, {0}},       {{2, 2, 0}, {2, 0, 2}}};
 
   const Reference with_bias = [](const Arrays& a) {
-    const Array transposed = reference::build({a[1].size(1), a[1].size(0)}, [&](const Dims& i) { return a[1]({i[1], i[0]}); });
+    const Array transposed = reference::build({a[1].size(1), a[1].size(0)}, [&](const Dims& i) {
+      return a[1]({i[1], i[0]});
+    });
     const Array y = reference::matmul(a[0], transposed);
     return a.size() < 3 ? y : reference::map(y, a[2], [](double v, double b) { return v + b; });
   };
-  cases.push_back({"linear", [](const Tensors& t) { return linear(t[0], t[1], t[2]); }, {{{3, 4}}, {{2, 4}}, {{2}}},
-                   with_bias, {{{0, 4}, {2, 4}, {2}}, {{4}, {2, 4}, {2}}, {{1, 1}, {1, 1}, {1}}}});
-  cases.push_back({"linear_batched", [](const Tensors& t) { return linear(t[0], t[1]); }, {{{2, 2, 3}}, {{4, 3}}}, with_bias});
+  cases.push_back({"linear",
+                   [](const Tensors& t) { return linear(t[0], t[1], t[2]); },
+                   {{{3, 4}}, {{2, 4}}, {{2}}},
+                   with_bias,
+                   {{{0, 4}, {2, 4}, {2}}, {{4}, {2, 4}, {2}}, {{1, 1}, {1, 1}, {1}}}});
+  cases.push_back(
+      {"linear_batched", [](const Tensors& t) { return linear(t[0], t[1]); }, {{{2, 2, 3}}, {{4, 3}}}, with_bias});
 }
 
 void add_losses(std::vector<OpCase>& cases) {
@@ -165,11 +194,13 @@ void add_losses(std::vector<OpCase>& cases) {
              {{{2, 3, 2, 2}}, {{2, 2, 2}, Domain::index, 3}}};
     c.reference = [=](const Arrays& a) {
       const Array logs = reference::softmax(a[0], 1, true);
-      return reduced(reference::build(a[1].shape, [&](const Dims& i) {
-        Dims at = i;
-        at.insert(1, static_cast<int64_t>(a[1](i)));
-        return -logs(at);
-      }), form.reduction);
+      return reduced(reference::build(a[1].shape,
+                                      [&](const Dims& i) {
+                                        Dims at = i;
+                                        at.insert(1, static_cast<int64_t>(a[1](i)));
+                                        return -logs(at);
+                                      }),
+                     form.reduction);
     };
     c.edges = {{{2, 3}, {2}}, {{1, 3, 1}, {1, 1}}};
     if (form.reduction != Reduction::mean) c.edges.push_back({{0, 3, 2}, {0, 2}});

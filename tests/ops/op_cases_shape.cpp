@@ -12,9 +12,8 @@ using reference::reshaped;
 /// A case whose result has the fixed `shape`, filled by `from(inputs, index)`.
 OpCase picked(const char* name, Function function, std::vector<Input> inputs, const Shape& shape,
               std::function<double(const Arrays&, const Dims&)> from) {
-  return {name, std::move(function), std::move(inputs), [=](const Arrays& a) {
-            return build(shape, [&](const Dims& i) { return from(a, i); });
-          }};
+  return {name, std::move(function), std::move(inputs),
+          [=](const Arrays& a) { return build(shape, [&](const Dims& i) { return from(a, i); }); }};
 }
 
 /// A case whose result has the elements of the input in their order.
@@ -26,72 +25,153 @@ void add_views(std::vector<OpCase>& cases) {
   cases.push_back(reordered("reshape", [](const Tensors& t) { return reshape(t[0], {3, -1}); }, {2, 3, 2}, {3, 4}));
   cases.back().edges = {{{0, 3}}, {{1, 3, 1}}};
   cases.back().reference = [](const Arrays& a) { return reshaped(a[0], {3, numel(a[0].shape) / 3}); };
-  cases.push_back(reordered("view", [](const Tensors& t) { return view(t[0].contiguous(), {4, 3}); }, {2, 3, 2}, {4, 3}));
+  cases.push_back(reordered("view",
+                            [](const Tensors& t) {
+                              return view(t[0].contiguous(), {4, 3});
+                            },
+                            {2, 3, 2}, {4, 3}));
   cases.push_back(reordered("flatten", [](const Tensors& t) { return flatten(t[0], 1, 2); }, {2, 3, 2, 2}, {2, 6, 2}));
   cases.push_back(reordered("flatten_all", [](const Tensors& t) { return flatten(t[0]); }, {2, 3, 2}, {12}));
   cases.push_back(reordered("squeeze", [](const Tensors& t) { return squeeze(t[0], -2); }, {3, 1, 2}, {3, 2}));
-  cases.push_back(reordered("squeeze_nothing", [](const Tensors& t) { return squeeze(t[0], 0) * 1.0; }, {3, 2}, {3, 2}));
+  cases.push_back(
+      reordered("squeeze_nothing", [](const Tensors& t) { return squeeze(t[0], 0) * 1.0; }, {3, 2}, {3, 2}));
   cases.push_back(reordered("squeeze_all", [](const Tensors& t) { return squeeze(t[0]); }, {1, 3, 1, 2}, {3, 2}));
   cases.push_back(reordered("unsqueeze", [](const Tensors& t) { return unsqueeze(t[0], -1); }, {3, 2}, {3, 2, 1}));
-  cases.push_back(picked("permute", [](const Tensors& t) { return permute(t[0], {2, 0, -2}); }, {{{2, 3, 4}}}, {4, 2, 3},
-                         [](const Arrays& a, const Dims& i) { return a[0]({i[1], i[2], i[0]}); }));
-  cases.push_back(picked("transpose", [](const Tensors& t) { return transpose(t[0], 0, -1); }, {{{2, 3, 4}}}, {4, 3, 2},
-                         [](const Arrays& a, const Dims& i) { return a[0]({i[2], i[1], i[0]}); }));
-  cases.push_back(picked("expand", [](const Tensors& t) { return expand(t[0], {2, -1, 3}); }, {{{2, 1}}}, {2, 2, 3},
-                         [](const Arrays& a, const Dims& i) { return a[0]({i[1], 0}); }));
-  cases.push_back(picked("reshape_of_transposed", [](const Tensors& t) { return reshape(transpose(t[0], 0, 1), {6}); },
-                         {{{2, 3}}}, {6}, [](const Arrays& a, const Dims& i) { return a[0]({i[0] % 2, i[0] / 2}); }));
+  cases.push_back(picked(
+      "permute",
+      [](const Tensors& t) {
+        return permute(t[0], {2, 0, -2});
+      },
+      {{{2, 3, 4}}}, {4, 2, 3},
+      [](const Arrays& a, const Dims& i) {
+        return a[0]({i[1], i[2], i[0]});
+      }));
+  cases.push_back(picked(
+      "transpose", [](const Tensors& t) { return transpose(t[0], 0, -1); }, {{{2, 3, 4}}}, {4, 3, 2},
+      [](const Arrays& a, const Dims& i) {
+        return a[0]({i[2], i[1], i[0]});
+      }));
+  cases.push_back(picked(
+      "expand",
+      [](const Tensors& t) {
+        return expand(t[0], {2, -1, 3});
+      },
+      {{{2, 1}}}, {2, 2, 3},
+      [](const Arrays& a, const Dims& i) {
+        return a[0]({i[1], 0});
+      }));
+  cases.push_back(picked(
+      "reshape_of_transposed", [](const Tensors& t) { return reshape(transpose(t[0], 0, 1), {6}); }, {{{2, 3}}}, {6},
+      [](const Arrays& a, const Dims& i) {
+        return a[0]({i[0] % 2, i[0] / 2});
+      }));
 }
 
 void add_parts(std::vector<OpCase>& cases) {
-  cases.push_back(picked("narrow", [](const Tensors& t) { return narrow(t[0], 1, 1, 2); }, {{{2, 4}}}, {2, 2},
-                         [](const Arrays& a, const Dims& i) { return a[0]({i[0], i[1] + 1}); }));
-  cases.push_back(picked("narrow_to_nothing", [](const Tensors& t) { return narrow(t[0], 1, 4, 0); }, {{{2, 4}}}, {2, 0},
-                         [](const Arrays&, const Dims&) { return 0; }));
-  cases.push_back(picked("slice", [](const Tensors& t) { return slice(t[0], 0, 1, 6, 2); }, {{{7, 2}}}, {3, 2},
-                         [](const Arrays& a, const Dims& i) { return a[0]({1 + 2 * i[0], i[1]}); }));
-  cases.push_back(picked("slice_negative", [](const Tensors& t) { return slice(t[0], 1, -3, -1); }, {{{2, 4}}}, {2, 2},
-                         [](const Arrays& a, const Dims& i) { return a[0]({i[0], i[1] + 1}); }));
-  cases.push_back(picked("slice_clipped", [](const Tensors& t) { return slice(t[0], 1, 2, 99, 3); }, {{{2, 7}}}, {2, 2},
-                         [](const Arrays& a, const Dims& i) { return a[0]({i[0], 2 + 3 * i[1]}); }));
-  cases.push_back(picked("select", [](const Tensors& t) { return select(t[0], 1, -1); }, {{{2, 3, 2}}}, {2, 2},
-                         [](const Arrays& a, const Dims& i) { return a[0]({i[0], 2, i[1]}); }));
-  cases.push_back(picked("flip", [](const Tensors& t) { return flip(t[0], {0, -1}); }, {{{2, 3, 4}}}, {2, 3, 4},
-                         [](const Arrays& a, const Dims& i) { return a[0]({1 - i[0], i[1], 3 - i[2]}); }));
-  cases.push_back(picked("pad", [](const Tensors& t) { return pad(t[0], {1, 2, 0, 1}, 0.5); }, {{{2, 3}}}, {3, 6},
-                         [](const Arrays& a, const Dims& i) {
-                           const bool inside = i[0] < 2 && i[1] >= 1 && i[1] < 4;
-                           return inside ? a[0]({i[0], i[1] - 1}) : 0.5;
-                         }));
-  cases.push_back(picked("pad_and_crop", [](const Tensors& t) { return pad(t[0], {-1, 2, 1, -1}); }, {{{3, 4}}}, {3, 5},
-                         [](const Arrays& a, const Dims& i) {
-                           const bool inside = i[0] >= 1 && i[1] < 3;
-                           return inside ? a[0]({i[0] - 1, i[1] + 1}) : 0.0;
-                         }));
-  cases.push_back(picked("cat", [](const Tensors& t) { return cat({t[0], t[1], t[2]}, 1); },
-                         {{{2, 2}}, {{2, 3}}, {{2, 0}}}, {2, 5}, [](const Arrays& a, const Dims& i) {
-                           return i[1] < 2 ? a[0](i) : a[1]({i[0], i[1] - 2});
-                         }));
-  cases.push_back(picked("cat_with_itself", [](const Tensors& t) { return cat({t[0], t[0]}, -2); }, {{{2, 3}}}, {4, 3},
-                         [](const Arrays& a, const Dims& i) { return a[0]({i[0] % 2, i[1]}); }));
-  cases.push_back(picked("stack", [](const Tensors& t) { return stack({t[0], t[1]}, -1); }, {{{2, 3}}, {{2, 3}}},
-                         {2, 3, 2}, [](const Arrays& a, const Dims& i) {
-                           return a[static_cast<size_t>(i[2])]({i[0], i[1]});
-                         }));
+  cases.push_back(picked(
+      "narrow", [](const Tensors& t) { return narrow(t[0], 1, 1, 2); }, {{{2, 4}}}, {2, 2},
+      [](const Arrays& a, const Dims& i) {
+        return a[0]({i[0], i[1] + 1});
+      }));
+  cases.push_back(picked(
+      "narrow_to_nothing", [](const Tensors& t) { return narrow(t[0], 1, 4, 0); }, {{{2, 4}}}, {2, 0},
+      [](const Arrays&, const Dims&) { return 0; }));
+  cases.push_back(picked(
+      "slice", [](const Tensors& t) { return slice(t[0], 0, 1, 6, 2); }, {{{7, 2}}}, {3, 2},
+      [](const Arrays& a, const Dims& i) {
+        return a[0]({1 + 2 * i[0], i[1]});
+      }));
+  cases.push_back(picked(
+      "slice_negative", [](const Tensors& t) { return slice(t[0], 1, -3, -1); }, {{{2, 4}}}, {2, 2},
+      [](const Arrays& a, const Dims& i) {
+        return a[0]({i[0], i[1] + 1});
+      }));
+  cases.push_back(picked(
+      "slice_clipped", [](const Tensors& t) { return slice(t[0], 1, 2, 99, 3); }, {{{2, 7}}}, {2, 2},
+      [](const Arrays& a, const Dims& i) {
+        return a[0]({i[0], 2 + 3 * i[1]});
+      }));
+  cases.push_back(picked(
+      "select", [](const Tensors& t) { return select(t[0], 1, -1); }, {{{2, 3, 2}}}, {2, 2},
+      [](const Arrays& a, const Dims& i) {
+        return a[0]({i[0], 2, i[1]});
+      }));
+  cases.push_back(picked(
+      "flip",
+      [](const Tensors& t) {
+        return flip(t[0], {0, -1});
+      },
+      {{{2, 3, 4}}}, {2, 3, 4},
+      [](const Arrays& a, const Dims& i) {
+        return a[0]({1 - i[0], i[1], 3 - i[2]});
+      }));
+  cases.push_back(picked(
+      "pad",
+      [](const Tensors& t) {
+        return pad(t[0], {1, 2, 0, 1}, 0.5);
+      },
+      {{{2, 3}}}, {3, 6},
+      [](const Arrays& a, const Dims& i) {
+        const bool inside = i[0] < 2 && i[1] >= 1 && i[1] < 4;
+        return inside ? a[0]({i[0], i[1] - 1}) : 0.5;
+      }));
+  cases.push_back(picked(
+      "pad_and_crop",
+      [](const Tensors& t) {
+        return pad(t[0], {-1, 2, 1, -1});
+      },
+      {{{3, 4}}}, {3, 5},
+      [](const Arrays& a, const Dims& i) {
+        const bool inside = i[0] >= 1 && i[1] < 3;
+        return inside ? a[0]({i[0] - 1, i[1] + 1}) : 0.0;
+      }));
+  cases.push_back(picked(
+      "cat",
+      [](const Tensors& t) {
+        return cat({t[0], t[1], t[2]}, 1);
+      },
+      {{{2, 2}}, {{2, 3}}, {{2, 0}}}, {2, 5},
+      [](const Arrays& a, const Dims& i) {
+        return i[1] < 2 ? a[0](i) : a[1]({i[0], i[1] - 2});
+      }));
+  cases.push_back(picked(
+      "cat_with_itself",
+      [](const Tensors& t) {
+        return cat({t[0], t[0]}, -2);
+      },
+      {{{2, 3}}}, {4, 3},
+      [](const Arrays& a, const Dims& i) {
+        return a[0]({i[0] % 2, i[1]});
+      }));
+  cases.push_back(picked(
+      "stack",
+      [](const Tensors& t) {
+        return stack({t[0], t[1]}, -1);
+      },
+      {{{2, 3}}, {{2, 3}}}, {2, 3, 2},
+      [](const Arrays& a, const Dims& i) {
+        return a[static_cast<size_t>(i[2])]({i[0], i[1]});
+      }));
 }
 
 void add_indexing(std::vector<OpCase>& cases) {
   const auto at = [](double index) { return static_cast<int64_t>(index); };
-  cases.push_back(picked("index_select", [](const Tensors& t) { return index_select(t[0], 1, t[1]); },
-                         {{{2, 3, 2}}, {{5}, Domain::index, 3}}, {2, 5, 2}, [=](const Arrays& a, const Dims& i) {
-                           return a[0]({i[0], at(a[1]({i[1]})), i[2]});
-                         }));
-  cases.push_back(picked("gather", [](const Tensors& t) { return gather(t[0], 1, t[1]); },
-                         {{{2, 3, 2}}, {{2, 4, 2}, Domain::index, 3}}, {2, 4, 2}, [=](const Arrays& a, const Dims& i) {
-                           return a[0]({i[0], at(a[1](i)), i[2]});
-                         }));
-  cases.push_back({"scatter_add", [](const Tensors& t) { return scatter_add(t[0], 0, t[1], 3); },
-                   {{{4, 2}}, {{4, 2}, Domain::index, 3}}, [=](const Arrays& a) {
+  cases.push_back(picked(
+      "index_select", [](const Tensors& t) { return index_select(t[0], 1, t[1]); },
+      {{{2, 3, 2}}, {{5}, Domain::index, 3}}, {2, 5, 2},
+      [=](const Arrays& a, const Dims& i) {
+        return a[0]({i[0], at(a[1]({i[1]})), i[2]});
+      }));
+  cases.push_back(picked(
+      "gather", [](const Tensors& t) { return gather(t[0], 1, t[1]); }, {{{2, 3, 2}}, {{2, 4, 2}, Domain::index, 3}},
+      {2, 4, 2},
+      [=](const Arrays& a, const Dims& i) {
+        return a[0]({i[0], at(a[1](i)), i[2]});
+      }));
+  cases.push_back({"scatter_add",
+                   [](const Tensors& t) { return scatter_add(t[0], 0, t[1], 3); },
+                   {{{4, 2}}, {{4, 2}, Domain::index, 3}},
+                   [=](const Arrays& a) {
                      Array out{{3, 2}, std::vector<double>(6)};
                      build(a[0].shape, [&](const Dims& i) { return out({at(a[1](i)), i[1]}) += a[0](i); });
                      return out;

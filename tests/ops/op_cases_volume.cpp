@@ -13,30 +13,53 @@ void add_norms(std::vector<OpCase>& cases) {
     c.tolerance = 3e-5;
     cases.push_back(std::move(c));
   };
-  add({"group_norm", [](const Tensors& t) { return group_norm(t[0], 2, t[1], t[2]); },
+  add({"group_norm",
+       [](const Tensors& t) { return group_norm(t[0], 2, t[1], t[2]); },
        {{{2, 4, 2, 1, 3}}, {{4}}, {{4}}},
        [](const Arrays& a) { return reference::group_norm(a[0], 2, &a[1], &a[2], 1e-5); }},
       {{{0, 4, 2, 1, 3}, {4}, {4}}, {{1, 2, 3}, {2}, {2}}, {{3, 6}, {6}, {6}}, {{2, 4, 0}, {4}, {4}}});
-  add({"group_norm_one_group", [](const Tensors& t) { return group_norm(t[0], 1, t[1], t[2], 0.1); },
+  add({"group_norm_one_group",
+       [](const Tensors& t) { return group_norm(t[0], 1, t[1], t[2], 0.1); },
        {{{2, 3, 2, 2}}, {{3}}, {{3}}},
-       [](const Arrays& a) { return reference::group_norm(a[0], 1, &a[1], &a[2], 0.1); }}, {});
-  add({"group_norm_plain", [](const Tensors& t) { return group_norm(t[0], 3); }, {{{2, 3, 4}}},
-       [](const Arrays& a) { return reference::group_norm(a[0], 3, nullptr, nullptr, 1e-5); }}, {});
-  add({"group_norm_weight_only", [](const Tensors& t) { return group_norm(t[0], 2, t[1]); }, {{{2, 4, 3}}, {{4}}},
-       [](const Arrays& a) { return reference::group_norm(a[0], 2, &a[1], nullptr, 1e-5); }}, {});
-  add({"group_norm_bias_only", [](const Tensors& t) { return group_norm(t[0], 2, {}, t[1]); }, {{{2, 4, 3}}, {{4}}},
-       [](const Arrays& a) { return reference::group_norm(a[0], 2, nullptr, &a[1], 1e-5); }}, {});
-  add({"instance_norm", [](const Tensors& t) { return instance_norm(t[0], t[1], t[2]); },
+       [](const Arrays& a) { return reference::group_norm(a[0], 1, &a[1], &a[2], 0.1); }},
+      {});
+  add({"group_norm_plain",
+       [](const Tensors& t) { return group_norm(t[0], 3); },
+       {{{2, 3, 4}}},
+       [](const Arrays& a) { return reference::group_norm(a[0], 3, nullptr, nullptr, 1e-5); }},
+      {});
+  add({"group_norm_weight_only",
+       [](const Tensors& t) { return group_norm(t[0], 2, t[1]); },
+       {{{2, 4, 3}}, {{4}}},
+       [](const Arrays& a) { return reference::group_norm(a[0], 2, &a[1], nullptr, 1e-5); }},
+      {});
+  add({"group_norm_bias_only",
+       [](const Tensors& t) { return group_norm(t[0], 2, {}, t[1]); },
+       {{{2, 4, 3}}, {{4}}},
+       [](const Arrays& a) { return reference::group_norm(a[0], 2, nullptr, &a[1], 1e-5); }},
+      {});
+  add({"instance_norm",
+       [](const Tensors& t) { return instance_norm(t[0], t[1], t[2]); },
        {{{2, 2, 2, 3, 1}}, {{2}}, {{2}}},
        [](const Arrays& a) { return reference::group_norm(a[0], a[0].size(1), &a[1], &a[2], 1e-5); }},
       {{{0, 2, 2, 3, 1}, {2}, {2}}});
-  add({"layer_norm", [](const Tensors& t) { return layer_norm(t[0], {5}, t[1], t[2]); }, {{{3, 2, 5}}, {{5}}, {{5}}},
+  add({"layer_norm",
+       [](const Tensors& t) { return layer_norm(t[0], {5}, t[1], t[2]); },
+       {{{3, 2, 5}}, {{5}}, {{5}}},
        [](const Arrays& a) { return reference::layer_norm(a[0], 1, &a[1], &a[2], 1e-5); }},
       {{{0, 2, 5}, {5}, {5}}, {{5}, {5}, {5}}});
-  add({"layer_norm_two_axes", [](const Tensors& t) { return layer_norm(t[0], {2, 3}, t[1]); }, {{{3, 2, 3}}, {{2, 3}}},
-       [](const Arrays& a) { return reference::layer_norm(a[0], 2, &a[1], nullptr, 1e-5); }}, {});
-  add({"layer_norm_plain", [](const Tensors& t) { return layer_norm(t[0], {4}, {}, {}, 1e-3); }, {{{3, 4}}},
-       [](const Arrays& a) { return reference::layer_norm(a[0], 1, nullptr, nullptr, 1e-3); }}, {});
+  add({"layer_norm_two_axes",
+       [](const Tensors& t) {
+         return layer_norm(t[0], {2, 3}, t[1]);
+       },
+       {{{3, 2, 3}}, {{2, 3}}},
+       [](const Arrays& a) { return reference::layer_norm(a[0], 2, &a[1], nullptr, 1e-5); }},
+      {});
+  add({"layer_norm_plain",
+       [](const Tensors& t) { return layer_norm(t[0], {4}, {}, {}, 1e-3); },
+       {{{3, 4}}},
+       [](const Arrays& a) { return reference::layer_norm(a[0], 1, nullptr, nullptr, 1e-3); }},
+      {});
 }
 
 void add_max_pools(std::vector<OpCase>& cases) {
@@ -48,7 +71,8 @@ void add_max_pools(std::vector<OpCase>& cases) {
       {"_overlapping", {.kernel_size = 3, .stride = Triple{1}}},
   };
   for (const auto& [suffix, options] : table) {
-    OpCase c{std::string("max_pool3d") + suffix, [o = options](const Tensors& t) { return max_pool3d(t[0], o); },
+    OpCase c{std::string("max_pool3d") + suffix,
+             [o = options](const Tensors& t) { return max_pool3d(t[0], o); },
              {{{1, 2, 4, 5, 5}, Domain::distinct}}};
     c.reference = [o = options](const Arrays& a) { return reference::max_pool(a[0], o, false); };
     c.edges = {{{0, 2, 4, 5, 5}}};
@@ -63,11 +87,12 @@ void add_max_pools(std::vector<OpCase>& cases) {
     c.inputs[0].domain = Domain::ties;
     cases.push_back(c);
   }
-  OpCase unbatched{"max_pool3d_unbatched", [](const Tensors& t) { return max_pool3d(t[0], {.kernel_size = 2}); },
+  OpCase unbatched{"max_pool3d_unbatched",
+                   [](const Tensors& t) { return max_pool3d(t[0], {.kernel_size = 2}); },
                    {{{2, 4, 2, 3}, Domain::distinct}}};
   unbatched.reference = [](const Arrays& a) {
-    return reference::reshaped(reference::max_pool(reference::reshaped(a[0], {1, 2, 4, 2, 3}), {.kernel_size = 2}, false),
-                               {2, 2, 1, 1});
+    return reference::reshaped(
+        reference::max_pool(reference::reshaped(a[0], {1, 2, 4, 2, 3}), {.kernel_size = 2}, false), {2, 2, 1, 1});
   };
   cases.push_back(unbatched);
 }
@@ -77,15 +102,21 @@ void add_average_pools(std::vector<OpCase>& cases) {
   const std::pair<const char*, AvgPoolOptions> table[] = {
       {"", {.kernel_size = 2}},
       {"_padded", {.kernel_size = k232, .stride = Triple{1, 2, 2}, .padding = {1, 1, 0}}},
-      {"_not_counting_padding", {.kernel_size = k232, .stride = Triple{2, 1, 2}, .padding = {1, 1, 1}, .count_include_pad = false}},
+      {"_not_counting_padding",
+       {.kernel_size = k232, .stride = Triple{2, 1, 2}, .padding = {1, 1, 1}, .count_include_pad = false}},
       {"_ceil", {.kernel_size = k232, .stride = Triple{2, 2, 3}, .padding = {0, 1, 1}, .ceil_mode = true}},
       {"_ceil_not_counting",
-       {.kernel_size = k232, .stride = Triple{3, 2, 2}, .padding = {1, 0, 1}, .ceil_mode = true, .count_include_pad = false}},
+       {.kernel_size = k232,
+        .stride = Triple{3, 2, 2},
+        .padding = {1, 0, 1},
+        .ceil_mode = true,
+        .count_include_pad = false}},
       {"_divisor", {.kernel_size = k232, .padding = {1, 1, 1}, .ceil_mode = true, .divisor_override = 5}},
       {"_negative_divisor", {.kernel_size = 2, .stride = Triple{1}, .divisor_override = -3}},
   };
   for (const auto& [suffix, options] : table) {
-    OpCase c{std::string("avg_pool3d") + suffix, [o = options](const Tensors& t) { return avg_pool3d(t[0], o); },
+    OpCase c{std::string("avg_pool3d") + suffix,
+             [o = options](const Tensors& t) { return avg_pool3d(t[0], o); },
              {{{1, 2, 4, 5, 3}}}};
     c.reference = [o = options](const Arrays& a) { return reference::avg_pool(a[0], o); };
     c.edges = {{{0, 2, 4, 5, 3}}};
@@ -112,7 +143,8 @@ void add_interpolations(std::vector<OpCase>& cases) {
       {"trilinear_aligned_scale", {.scale_factor = 1.7, .mode = kTrilinear, .align_corners = true}},
   };
   for (const auto& [suffix, options] : table) {
-    OpCase c{std::string("interpolate_") + suffix, [o = options](const Tensors& t) { return interpolate(t[0], o); },
+    OpCase c{std::string("interpolate_") + suffix,
+             [o = options](const Tensors& t) { return interpolate(t[0], o); },
              {{{1, 2, 2, 3, 4}}}};
     c.reference = [o = options](const Arrays& a) { return reference::interpolate(a[0], o); };
     c.edges = {{{0, 2, 2, 3, 4}}};

@@ -107,8 +107,7 @@ Array softmax(const Array& x, int64_t axis, bool logarithm) {
       reduce(x, {axis}, true, [](const auto& v) { return v.empty() ? 0 : *std::max_element(v.begin(), v.end()); });
   const Array shifted = map(x, largest, [](double a, double b) { return a - b; });
   const Array total = reduce(map(shifted, [](double v) { return std::exp(v); }), {axis}, true, sum);
-  return map(shifted, total,
-             [=](double v, double t) { return logarithm ? v - std::log(t) : std::exp(v) / t; });
+  return map(shifted, total, [=](double v, double t) { return logarithm ? v - std::log(t) : std::exp(v) / t; });
 }
 
 namespace {
@@ -198,7 +197,8 @@ Array conv_transpose(const Array& x_given, const Array& w_given, const Array* bi
 
 Array group_norm(const Array& x, int64_t groups, const Array* weight, const Array* bias, double eps) {
   const int64_t n = x.size(0), c = x.size(1);
-  const int64_t in_group = n * c > 0 ? numel(x.shape) / (n * groups) : 0, per_channel = in_group * groups / std::max<int64_t>(c, 1);
+  const int64_t in_group = n * c > 0 ? numel(x.shape) / (n * groups) : 0,
+                per_channel = in_group * groups / std::max<int64_t>(c, 1);
   Array y = x;
   for (int64_t g = 0; g < n * groups; ++g) {
     const auto begin = x.values.begin() + g * in_group;

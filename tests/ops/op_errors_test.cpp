@@ -1,0 +1,263 @@
+// What operators refuse: a table of bad calls, each with a part of the message that it must give.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <limits>
+
+#include "ops/conv.h"
+#include "ops/create.h"
+#include "ops/elementwise.h"
+#include "ops/linalg.h"
+#include "ops/loss.h"
+#include "ops/norm.h"
+#include "ops/pool.h"
+#include "ops/reduce.h"
+#include "ops/shape.h"
+#include "tests/support.h"
+
+namespace voxgrad {
+namespace {
+
+struct BadCall {
+  std::function<void()> call;
+  const char* message;
+};
+
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+
+Tensor floats(const Shape& shape) { return zeros(shape); }
+Tensor whole(const Shape& shape) { return zeros(shape, {.dtype = i64}); }
+
+TEST(OpErrors, Convolutions) {
+  const Tensor x = floats({2, 32, 8, 8, 8});
+  const BadCall table[] = {
+      {[&] {
+         conv_transpose3d(x, floats({64, 16, 4, 4, 4}));
+       },
+       "conv_transpose3d: weight expects 64 input channels, input has 32 (input [2, 32, 8, 8, 8], weight [64, 16, 4, "
+       "4, 4])"},
+      {[&] {
+         conv3d(x, floats({8, 16, 3, 3, 3}));
+       },
+       "conv3d: weight expects 16 * 1 groups input channels, input has 32"},
+      {[&] {
+         conv3d(x, floats({6, 8, 3, 3, 3}), {}, {.groups = 4});
+       },
+       "groups 4 do not divide the 6 output channels"},
+      {[&] {
+         conv_transpose3d(x, floats({32, 8, 3, 3, 3}), {}, {.groups = 3});
+       },
+       "groups 3 do not divide the 32"},
+      {[&] {
+         conv3d(x, floats({8, 32, 3, 3, 3}), {}, {.groups = 0});
+       },
+       "groups must be positive"},
+      {[&] {
+         conv3d(x, floats({8, 32, 3, 3, 3}), {}, {.stride = 0});
+       },
+       "stride must be positive"},
+      {[&] {
+         conv3d(x, floats({8, 32, 3, 3, 3}), {}, {.padding = -1});
+       },
+       "padding must not be negative"},
+      {[&] {
+         conv3d(x, floats({8, 32, 3, 3, 3}), {}, {.dilation = {1, 0, 1}});
+       },
+       "dilation must be positive"},
+      {[&] {
+         conv3d(x, floats({8, 32, 9, 1, 1}));
+       },
+       "the dilated kernel is larger than the padded input"},
+      {[&] {
+         conv3d(x, floats({8, 32, 3, 3}));
+       },
+       "weight must have 5 axes"},
+      {[&] {
+         conv3d(floats({32, 8, 8}), floats({8, 32, 3, 3, 3}));
+       },
+       "input must have 5 axes, or 4 without a batch"},
+      {[&] {
+         conv3d(x, floats({8, 32, 3, 3, 3}), floats({7}));
+       },
+       "bias must have shape [8], got [7]"},
+      {[&] {
+         conv3d(x, zeros({8, 32, 3, 3, 3}, {.dtype = f64}));
+       },
+       "dtypes differ"},
+      {[&] {
+         conv3d(whole({1, 1, 3, 3, 3}), whole({1, 1, 1, 1, 1}));
+       },
+       "needs a floating dtype"},
+      {[&] {
+         conv3d(x.to(f16), floats({8, 32, 3, 3, 3}).to(f16));
+       },
+       "has no CPU kernel for f16"},
+      {[&] { conv3d(Tensor(), x); }, "conv3d: input is undefined"},
+      {[&] {
+         conv_transpose3d(x, floats({32, 8, 3, 3, 3}), {}, {.stride = 2, .output_padding = 2});
+       },
+       "output_padding must be smaller than stride or dilation"},
+      {[&] {
+         conv_transpose3d(x, floats({32, 8, 3, 3, 3}), {}, {.output_padding = -1});
+       },
+       "output_padding must not be negative"},
+      {[&] {
+         conv_transpose3d(x, floats({32, 8, 1, 1, 1}), {}, {.padding = 4});
+       },
+       "the result would have 0 elements"},
+      {[&] {
+         conv_transpose3d(x, floats({32, 8, 3, 3, 3}), {}, {.stride = 2, .output_size = 30});
+       },
+       "cannot be had: along axis 2 it can be 17 to 18"},
+      {[&] {
+         conv_transpose3d(floats({1, 1, 8, 8, 8}), floats({1, 1, 1, 1, 1}), {}, {.stride = 1 << 30});
+       },
+       "64 bits"},
+  };
+  for (const BadCall& bad : table) EXPECT_ERROR(bad.call(), bad.message);
+}
+
+TEST(OpErrors, Elementwise) {
+  const Tensor x = floats({2, 3});
+  const BadCall table[] = {
+      {[&] { add(x, floats({4})); }, "add: shapes [2, 3] and [4] do not broadcast"},
+      {[&] { mul(x, x.to(f64)); }, "mul: dtypes differ: [2, 3] f32 on cpu and [2, 3] f64 on cpu"},
+      {[&] { div(whole({2}), whole({2})); }, "div has no CPU kernel for i64"},
+      {[&] { exp(whole({2})); }, "exp has no CPU kernel for i64"},
+      {[&] { whole({2}) * 0.5; }, "an integer tensor takes integer constants"},
+      {[&] { relu(Tensor()); }, "relu: input is undefined"},
+      {[&] { where(x, x, x); }, "condition must be bool"},
+      {[&] { clamp(x, 1, 0); }, "needs low <= high"},
+      {[&] { clamp(x, kNan, 0); }, "needs low <= high"},
+      {[&] { pow(x, kNan); }, "exponent must be finite"},
+      {[&] { leaky_relu(x, INFINITY); }, "negative_slope must be finite"},
+      {[&] { softplus(x, 0); }, "beta must be finite and not zero"},
+      {[&] { dropout(x, 1.5); }, "p must lie in [0, 1]"},
+      {[&] { dropout(x, kNan); }, "p must lie in [0, 1]"},
+      {[&] { logical_not(x); }, "needs bool"},
+  };
+  for (const BadCall& bad : table) EXPECT_ERROR(bad.call(), bad.message);
+}
+
+TEST(OpErrors, ReductionsAndProducts) {
+  const Tensor x = floats({2, 3});
+  const BadCall table[] = {
+      {[&] { sum(x, {2}); }, "axis 2 is out of range for 2 axes"},
+      {[&] {
+         sum(x, {0, -2});
+       },
+       "name an axis twice"},
+      {[&] { mean(whole({2})); }, "needs a floating dtype"},
+      {[&] {
+         amax(floats({0, 3}), {0});
+       },
+       "nothing to reduce"},
+      {[&] { var(floats({1})); }, "needs more than 1 elements"},
+      {[&] { softmax(x, 5); }, "out of range"},
+      {[&] { softmax(whole({2}), 0); }, "floating"},
+      {[&] { matmul(x, x); }, "matmul"},
+      {[&] { matmul(x, floats({})); }, "matmul"},
+      {[&] {
+         linear(x, floats({4, 2}));
+       },
+       "linear"},
+      {[&] {
+         linear(x, floats({4, 3}), floats({3}));
+       },
+       "linear"},
+  };
+  for (const BadCall& bad : table) EXPECT_ERROR(bad.call(), bad.message);
+}
+
+TEST(OpErrors, ShapesAndIndices) {
+  const Tensor x = floats({2, 3});
+  const BadCall table[] = {
+      {[&] {
+         reshape(x, {-1, -1});
+       },
+       "only one size may be -1"},
+      {[&] {
+         reshape(x, {4, 2});
+       },
+       "cannot make [4, 2] of [2, 3]"},
+      {[&] { cat({}); }, "no tensors"},
+      {[&] {
+         cat({x, floats({2, 4})}, 0);
+       },
+       "differ outside axis 0"},
+      {[&] {
+         cat({x, x.to(f64)}, 0);
+       },
+       "dtypes differ"},
+      {[&] {
+         stack({x, floats({3, 2})});
+       },
+       "differ"},
+      {[&] { pad(x, {1}); }, "do not fit shape"},
+      {[&] {
+         pad(x, {-2, -2});
+       },
+       "leave a negative size"},
+      {[&] {
+         flip(x, {0, 0});
+       },
+       "name an axis twice"},
+      {[&] { slice(x, 0, 0, 2, 0); }, "step must be positive"},
+      {[&] { select(x, 0, 2); }, "out of range"},
+      {[&] { gather(x, 0, x); }, "index must be i64"},
+      {[&] {
+         gather(x, 0, whole({2, 2}));
+       },
+       "outside axis 0"},
+      {[&] { index_select(x, 0, full({1}, 5, {.dtype = i64})); }, "5"},
+      {[&] { index_select(x, 0, full({1}, -1, {.dtype = i64})); }, "-1"},
+  };
+  for (const BadCall& bad : table) EXPECT_ERROR(bad.call(), bad.message);
+}
+
+TEST(OpErrors, NormsPoolsAndLosses) {
+  const Tensor x = floats({2, 6, 4, 4, 4});
+  const BadCall table[] = {
+      {[&] { group_norm(x, 4); }, "group_norm: num_groups 4 does not divide the 6 channels"},
+      {[&] { group_norm(x, 0); }, "num_groups 0"},
+      {[&] { group_norm(x, 3, floats({5})); }, "weight must have shape [6]"},
+      {[&] { group_norm(x, 3, {}, {}, -1); }, "eps must be finite and not negative"},
+      {[&] {
+         layer_norm(x, {4, 5});
+       },
+       "does not match the last axes"},
+      {[&] { instance_norm(floats({3})); }, "input must be (N, C, spatial...)"},
+      {[&] { max_pool3d(x, {.kernel_size = 2, .padding = 2}); }, "max_pool3d"},
+      {[&] { max_pool3d(x, {.kernel_size = 0}); }, "max_pool3d"},
+      {[&] { max_pool3d(x, {.kernel_size = 9}); }, "max_pool3d"},
+      {[&] { avg_pool3d(x, {.kernel_size = 2, .stride = 0}); }, "avg_pool3d"},
+      {[&] { avg_pool3d(x, {.kernel_size = 2, .divisor_override = 0}); }, "avg_pool3d"},
+      {[&] { interpolate(x, {}); }, "interpolate"},
+      {[&] { interpolate(x, {.size = 4, .scale_factor = 2.0}); }, "interpolate"},
+      {[&] { interpolate(x, {.scale_factor = kNan}); }, "interpolate"},
+      {[&] { interpolate(x, {.size = 0}); }, "interpolate"},
+      {[&] {
+         interpolate(floats({2, 2}), {.size = 2});
+       },
+       "interpolate"},
+      {[&] { mse_loss(x, floats({2})); }, "mse_loss"},
+      {[&] {
+         cross_entropy(floats({2, 3}), floats({2}));
+       },
+       "cross_entropy"},
+      {[&] {
+         cross_entropy(floats({2, 3}), full({2}, 3, {.dtype = i64}));
+       },
+       "cross_entropy"},
+      {[&] {
+         cross_entropy(floats({2, 3}), whole({3}));
+       },
+       "cross_entropy"},
+      {[&] { smooth_l1_loss(x, x, Reduction::mean, -1); }, "smooth_l1_loss"},
+  };
+  for (const BadCall& bad : table) EXPECT_ERROR(bad.call(), bad.message);
+}
+
+}  // namespace
+}  // namespace voxgrad

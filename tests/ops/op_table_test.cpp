@@ -1,0 +1,221 @@
+// Every line of the table of operators (op_cases.h) through all checks, on every device of the machine: values
+// against the reference, gradients and second gradients against differences, memory layouts, edge sizes, repeated
+// runs, and the GPU against the CPU. Without a GPU the CUDA half is skipped, never passed.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "core/autograd.h"
+#include "cuda/cuda.h"
+#include "ops/create.h"
+#include "ops/elementwise.h"
+#include "ops/gradcheck.h"
+#include "ops/reduce.h"
+#include "ops/shape.h"
+#include "tests/ops/op_cases.h"
+
+namespace voxgrad::optest {
+namespace {
+
+constexpr double kDoubleTolerance = 1e-11;
+
+Tensors converted(const Tensors& inputs, Device device, DType dtype) {
+  Tensors result;
+  for (const Tensor& input : inputs)
+    result.push_back(input.to(device, is_floating(input.dtype()) ? dtype : input.dtype()));
+  return result;
+}
+
+/// |result - expected| <= tolerance * (largest expected value, at least 1); NaN equals NaN.
+void expect_close(const Tensor& result, const Array& expected, double tolerance, const std::string& what) {
+  ASSERT_EQ(result.shape(), expected.shape) << what;
+  const std::vector<double> values = result.to_vector();
+  double largest = 1;
+  for (double value : expected.values)
+    if (std::isfinite(value)) largest = std::max(largest, std::fabs(value));
+  for (size_t i = 0; i < values.size(); ++i) {
+    const double a = values[i], b = expected.values[i];
+    if (a == b || (std::isnan(a) && std::isnan(b))) continue;
+    ASSERT_LE(std::fabs(a - b), tolerance * largest) << what << ": element " << i << " is " << a << ", expected " << b;
+  }
+}
+
+/// Gradients of sum(result * weights) with fixed weights, one for each differentiable input.
+Tensors gradients(const OpCase& op_case, const Tensors& inputs) {
+  Tensors given, leaves;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    given.push_back(inputs[i]);
+    if (!op_case.inputs[i].floating() || !op_case.inputs[i].differentiable) continue;
+    given.back() = inputs[i].detach().requires_grad_();
+    leaves.push_back(given.back());
+  }
+  const Tensor out = op_case.function(given);
+  const Tensor weights = sin(reshape(arange(1, static_cast<double>(out.numel()) + 1, 1, out.options()), out.shape()));
+  return grad({out}, leaves, {weights});
+}
+
+/// The same elements in the same shape, stored otherwise: axes reversed in memory, or every other element.
+Tensor reversed_axes(const Tensor& x) {
+  Dims order;
+  for (int64_t i = x.dim() - 1; i >= 0; --i) order.push_back(i);
+  return x.permute(order).contiguous().permute(order);
+}
+Tensor every_other(const Tensor& x) {
+  const Tensor doubled = stack({x, zeros_like(x)}, x.dim());
+  return doubled.select(x.dim(), 0);
+}
+Tensor channels_last(const Tensor& x) { return x.dim() >= 3 ? x.contiguous(MemoryFormat::channels_last) : x; }
+
+struct Parameter {
+  const OpCase* op_case;
+  DeviceType device;
+};
+
+class OpTable : public testing::TestWithParam<Parameter> {
+ protected:
+  void SetUp() override {
+    if (GetParam().device == DeviceType::cuda && !cuda::is_available()) GTEST_SKIP() << "no CUDA device";
+  }
+  const OpCase& op() const { return *GetParam().op_case; }
+  Device device() const { return {GetParam().device, 0}; }
+  Tensors inputs(DType dtype) const { return converted(make_inputs(op()), device(), dtype); }
+};
+
+TEST_P(OpTable, GivesTheReferencesValues) {
+  Arrays arrays;
+  for (const Tensor& input : make_inputs(op())) arrays.push_back(reference::array_of(input));
+  for (const DType dtype : {f64, f32}) {
+    const Tensor out = op().function(inputs(dtype));
+    const double tolerance = op().exact ? 0 : dtype == f64 ? kDoubleTolerance : op().tolerance;
+    if (op().reference) {
+      expect_close(out, op().reference(arrays), tolerance, name(dtype));
+    } else {  // what has no reference still has to be the same on all devices
+      const Tensor cpu = op().function(converted(make_inputs(op()), Device::cpu(), dtype));
+      expect_close(out, reference::array_of(cpu), tolerance, name(dtype));
+    }
+  }
+}
+
+TEST_P(OpTable, GradientsAgreeAcrossDevices) {
+  if (!op().differentiable) GTEST_SKIP() << "not differentiable";
+  if (GetParam().device == DeviceType::cpu) GTEST_SKIP() << "the CPU is what is compared with";
+  for (const DType dtype : {f64, f32}) {
+    const Tensors cpu = gradients(op(), converted(make_inputs(op()), Device::cpu(), dtype));
+    const Tensors here = gradients(op(), inputs(dtype));
+    for (size_t i = 0; i < here.size(); ++i)
+      expect_close(here[i], reference::array_of(cpu[i]), dtype == f64 ? kDoubleTolerance : 10 * op().tolerance,
+                   concat(dtype, " gradient ", i));
+  }
+}
+
+Tensors with_gradients(const OpCase& op_case, Tensors inputs) {
+  for (size_t i = 0; i < inputs.size(); ++i)
+    if (op_case.inputs[i].floating() && op_case.inputs[i].differentiable) inputs[i].requires_grad_();
+  return inputs;
+}
+
+TEST_P(OpTable, PassesGradcheck) {
+  if (!op().differentiable) GTEST_SKIP() << "not differentiable";
+  const auto function = [&](const Tensors& t) { return Tensors{op().function(t)}; };
+  const GradcheckReport report = gradcheck(function, with_gradients(op(), inputs(f64)));
+  EXPECT_TRUE(report.passed) << report.message;
+  if (op().function(inputs(f64)).numel() > 0) {
+    EXPECT_GT(report.checked, 0);
+  }
+}
+
+TEST_P(OpTable, PassesGradgradcheck) {
+  if (!op().differentiable) GTEST_SKIP() << "not differentiable";
+  const auto function = [&](const Tensors& t) { return Tensors{op().function(t)}; };
+  const GradcheckReport report = gradgradcheck(function, with_gradients(op(), inputs(f64)));
+  EXPECT_TRUE(report.passed) << report.message;
+}
+
+TEST_P(OpTable, TakesEveryLayout) {
+  const Tensors plain = inputs(f64);
+  const Array expected = reference::array_of(op().function(plain));
+  Arrays expected_grads;
+  if (op().differentiable)
+    for (const Tensor& g : gradients(op(), plain)) expected_grads.push_back(reference::array_of(g));
+
+  using Layout = Tensor (*)(const Tensor&);
+  const std::pair<const char*, Layout> layouts[] = {
+      {"reversed axes", reversed_axes}, {"every other element", every_other}, {"channels last", channels_last}};
+  for (const auto& [what, layout] : layouts) {
+    Tensors stored;
+    for (const Tensor& x : plain) stored.push_back(layout(x));
+    const Tensor out = op().function(stored);
+    expect_close(out, expected, op().exact ? 0 : kDoubleTolerance, what);
+    if (layout == channels_last && op().keeps_layout && plain[0].dim() >= 3 &&
+        !plain[0].is_contiguous(MemoryFormat::channels_last)) {
+      EXPECT_TRUE(out.is_contiguous(MemoryFormat::channels_last)) << "strides " << out.strides();
+    }
+    if (!op().differentiable) continue;
+    const Tensors grads = gradients(op(), stored);
+    for (size_t i = 0; i < grads.size(); ++i)
+      expect_close(grads[i], expected_grads[i], kDoubleTolerance, concat(what, ", gradient ", i));
+  }
+}
+
+TEST_P(OpTable, TakesEmptyAndSizeOneAxes) {
+  if (op().edges.empty()) GTEST_SKIP() << "no edge sizes in the table";
+  for (const std::vector<Shape>& shapes : op().edges) {
+    const Tensors cpu = make_inputs(op(), shapes);
+    Arrays arrays;
+    for (const Tensor& x : cpu) arrays.push_back(reference::array_of(x));
+    const Tensors here = converted(cpu, device(), f64);
+    const std::string what = concat("first input ", shapes[0]);
+    const Tensor out = op().function(here);
+    if (op().reference) expect_close(out, op().reference(arrays), kDoubleTolerance, what);
+    if (!op().differentiable) continue;
+    const Tensors grads = gradients(op(), here);
+    size_t next = 0;
+    for (size_t i = 0; i < here.size(); ++i)
+      if (op().inputs[i].floating() && op().inputs[i].differentiable) {
+        EXPECT_EQ(grads[next++].shape(), here[i].shape()) << what;
+      }
+  }
+}
+
+TEST_P(OpTable, RepeatsToTheBit) {
+  const Tensors x = inputs(f32);
+  const std::vector<float> first = op().function(x).to_vector<float>();
+  std::vector<std::vector<float>> first_grads;
+  if (op().differentiable)
+    for (const Tensor& g : gradients(op(), x)) first_grads.push_back(g.to_vector<float>());
+  const auto same_bits = [](const std::vector<float>& a, const std::vector<float>& b) {
+    return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                      [](float p, float q) { return std::bit_cast<uint32_t>(p) == std::bit_cast<uint32_t>(q); });
+  };
+  for (int run = 0; run < 3; ++run) {
+    EXPECT_TRUE(same_bits(op().function(x).to_vector<float>(), first));
+    if (!op().differentiable) continue;
+    const Tensors grads = gradients(op(), x);
+    for (size_t i = 0; i < grads.size(); ++i) EXPECT_TRUE(same_bits(grads[i].to_vector<float>(), first_grads[i]));
+  }
+}
+
+std::vector<Parameter> parameters() {
+  std::vector<Parameter> all;
+  for (const OpCase& c : op_cases())
+    for (const DeviceType device : {DeviceType::cpu, DeviceType::cuda}) all.push_back({&c, device});
+  return all;
+}
+
+std::string parameter_name(const testing::TestParamInfo<Parameter>& info) {
+  return info.param.op_case->name + '_' + name(info.param.device);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, OpTable, testing::ValuesIn(parameters()), parameter_name);
+
+TEST(OpTableItself, HasNoNameTwice) {
+  std::vector<std::string> names;
+  for (const OpCase& c : op_cases()) names.push_back(c.name);
+  std::sort(names.begin(), names.end());
+  EXPECT_EQ(std::adjacent_find(names.begin(), names.end()), names.end());
+}
+
+}  // namespace
+}  // namespace voxgrad::optest
