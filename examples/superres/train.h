@@ -11,7 +11,7 @@
 namespace superres {
 
 struct TrainOptions {
-  int64_t steps = 700;
+  int64_t steps = 1000;
   int64_t batch = 0;   ///< 0: to be chosen for the device
   int64_t patch = 16;  ///< low-resolution voxels a side
   double lr = 3e-3;
