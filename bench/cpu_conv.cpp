@@ -180,8 +180,5 @@ int main(int argc, char** argv) {
           ->Unit(benchmark::kMillisecond);
   benchmark::Initialize(&argc, argv);
   if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 2;
-  // glibc keeps freed memory for the next call only up to the largest block that was ever freed. One large block puts
-  // the program, whichever benchmarks it is to run, into the state of one that has worked for a while.
-  vg::empty({7 << 20}).fill_(0);
   benchmark::RunSpecifiedBenchmarks();
 }
