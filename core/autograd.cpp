@@ -129,10 +129,17 @@ void autograd::once_differentiable(const char* op) {
 
 Tensors custom_function(const char* name, const Tensors& inputs, const std::function<Tensors(const Tensors&)>& forward,
                         Backward backward) {
+  check(forward && backward, name, "forward or backward is empty");
   Tensors outputs;
   {
     NoGradGuard no_grad;
     outputs = forward(inputs);
+  }
+  for (const Tensor& output : outputs) {
+    check(output.defined(), name, "forward returned an undefined tensor");
+    for (const Tensor& input : inputs)
+      check(!output.is_same(input), name, "an output is one of the inputs; return a view or a copy");
+    check(!output.requires_grad(), name, "an output was made outside of forward; return a view or a copy");
   }
   autograd::record(name, outputs, inputs, std::move(backward));
   return outputs;

@@ -131,7 +131,8 @@ void Engine::visit(const std::shared_ptr<Node>& node, Pending pending) {
 
 void Engine::run_hooks(const std::vector<Hook>& hooks, Tensor& grad) {
   if (!grad.defined()) return;
-  for (const Hook& hook : hooks) {
+  const std::vector<Hook> now = hooks;  // a hook may register others
+  for (const Hook& hook : now) {
     Tensor changed = hook(grad);
     if (!changed.defined()) continue;
     check(changed.shape() == grad.shape() && changed.dtype() == grad.dtype() && changed.device() == grad.device(),
@@ -141,7 +142,9 @@ void Engine::run_hooks(const std::vector<Hook>& hooks, Tensor& grad) {
 }
 
 void Engine::accumulate(TensorBody& leaf, const Tensor& grad) {
-  if (!grad.defined() || !leaf.autograd) return;
+  if (!grad.defined() || !leaf.autograd || !leaf.autograd->requires_grad) return;
+  check(grad.dtype() == leaf.dtype && grad.device() == leaf.storage->device(), "backward", "a leaf was converted to ",
+        leaf.dtype, " on ", leaf.storage->device(), " after the graph was recorded; its gradient is ", describe(grad));
   Tensor& sum = leaf.autograd->grad;
   if (create_) {
     sum = sum.defined() ? sum.add(grad) : grad;

@@ -9,6 +9,7 @@
 #include <exception>
 #include <list>
 #include <mutex>
+#include <system_error>
 #include <thread>
 
 #include "core/error.h"
@@ -33,7 +34,11 @@ class Pool {
   void run(Loop& loop) {
     std::unique_lock lock(mutex_);
     while (static_cast<int64_t>(workers_) < loop.pieces - 1) {
-      std::thread([this] { work(); }).detach();
+      try {
+        std::thread([this] { work(); }).detach();
+      } catch (const std::system_error&) {
+        break;  // no more threads to be had: those there are, this one at least, do the work
+      }
       ++workers_;
     }
     loops_.push_back(&loop);

@@ -99,7 +99,10 @@ View view_of(const TensorBody& body) {
 
 const Shape& Tensor::shape() const { return body_of(*this, "shape").shape; }
 const Strides& Tensor::strides() const { return body_of(*this, "strides").strides; }
-int64_t Tensor::size(int64_t axis) const { return shape()[normalize_axis(axis, dim(), "size")]; }
+int64_t Tensor::size(int64_t axis) const {
+  check(dim() > 0, "size", "the tensor has no axes");
+  return shape()[normalize_axis(axis, dim(), "size")];
+}
 int64_t Tensor::numel() const { return voxgrad::numel(shape()); }
 DType Tensor::dtype() const { return body_of(*this, "dtype").dtype; }
 Device Tensor::device() const { return body_of(*this, "device").storage->device(); }
@@ -229,7 +232,9 @@ Tensor from_blob(void* data, const Shape& shape, TensorOptions options, std::fun
   body->shape = shape;
   body->strides = contiguous_strides(shape);
   body->dtype = options.dtype;
-  return Tensor(std::move(body));
+  Tensor tensor(std::move(body));
+  if (options.requires_grad) tensor.requires_grad_();
+  return tensor;
 }
 
 std::string describe(const Tensor& tensor) {

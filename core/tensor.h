@@ -83,7 +83,7 @@ class Tensor {
   /// The element at `index`, converted to T. Copies from the GPU and waits.
   template <class T = double>
   T at(const Dims& index) const {
-    if constexpr (std::is_integral_v<T>)
+    if constexpr (std::is_integral_v<T> && !std::is_same_v<T, bool>)
       return static_cast<T>(read_int(index));
     else
       return static_cast<T>(read(index));

@@ -29,6 +29,14 @@ inline void check_same_kind(const char* op, std::initializer_list<Tensor> tensor
   }
 }
 
+/// Numbers that meet an integer tensor are integers themselves.
+inline void check_integer_constants(const char* op, const Tensor& tensor, std::initializer_list<double> constants) {
+  if (is_floating(tensor.dtype())) return;
+  for (double constant : constants)
+    check(constant == std::trunc(constant) && std::abs(constant) < 0x1p63, op,
+          "an integer tensor takes integer constants, got ", constant, " for ", describe(tensor));
+}
+
 inline void check_finite(const char* op, const char* what, double value) {
   check(std::isfinite(value), op, what, " must be finite, got ", value);
 }

@@ -120,8 +120,7 @@ Tensor minimum(const Tensor& x, const Tensor& y) { return extremum(BinaryOp::min
 
 Tensor affine(const Tensor& x, double factor, double offset) {
   check_defined("affine", "input", x);
-  check(is_floating(x.dtype()) || (factor == std::trunc(factor) && offset == std::trunc(offset)), "affine",
-        "an integer tensor takes integer constants, got ", factor, " and ", offset, " for ", describe(x));
+  check_integer_constants("affine", x, {factor, offset});
   Tensor out = unary(UnaryOp::affine, "affine", x, factor, offset);
   return record("affine", out, {x}, [factor](const Tensor& g) { return Tensors{affine(g, factor, 0)}; });
 }

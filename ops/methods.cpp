@@ -113,13 +113,16 @@ const Tensor& Tensor::add_(const Tensor& other, double alpha) const {
   check_defined("add_", "the other tensor", other);
   check_same_kind("add_", {*this, other});
   NoGradGuard no_grad;
-  const Tensor term = voxgrad::expand(alpha == 1 ? other : affine(other, alpha, 0), shape());
+  Tensor term = voxgrad::expand(alpha == 1 ? other : affine(other, alpha, 0), shape());
+  const bool same_view = term.storage_offset() == storage_offset() && term.strides() == strides();
+  if (term.storage() == storage() && !same_view) term = term.clone();  // read before anything is written
   kernels(device()).binary(BinaryOp::add, view_out(), view_in(), term.view_in(), 0, 0);
   return *this;
 }
 
 const Tensor& Tensor::mul_(double factor) const {
   check_in_place("mul_", *this);
+  check_integer_constants("mul_", *this, {factor});
   kernels(device()).unary(UnaryOp::affine, view_out(), view_in(), factor, 0);
   return *this;
 }

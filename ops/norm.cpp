@@ -80,10 +80,10 @@ Tensors fused_gradients(const Tensor& grad, const Tensor& x, const Tensor& mean,
   if (wanted.weight) allocate(grads[1], dweight);
   if (wanted.bias) allocate(grads[2], dbias);
   const auto gamma = optional_view(weight);
-  kernels(x.device()).group_norm_backward(as_rows(x, dx.view_out()), dweight ? &*dweight : nullptr,
-                                          dbias ? &*dbias : nullptr, as_rows(x, dy.view_in()),
-                                          as_rows(x, x.view_in()), mean.view_in(), rstd.view_in(),
-                                          gamma ? &*gamma : nullptr);
+  kernels(x.device())
+      .group_norm_backward(as_rows(x, dx.view_out()), dweight ? &*dweight : nullptr, dbias ? &*dbias : nullptr,
+                           as_rows(x, dy.view_in()), as_rows(x, x.view_in()), mean.view_in(), rstd.view_in(),
+                           gamma ? &*gamma : nullptr);
   return grads;
 }
 
@@ -102,8 +102,9 @@ Tensor normalise(const char* op, const Tensor& input, int64_t groups, const Tens
   const Tensor y = empty_like(x);
   const Tensor mean = empty({x.size(0), groups}, x.options()), rstd = empty_like(mean);
   const auto gamma = optional_view(weight), beta = optional_view(bias);
-  kernels(x.device()).group_norm(as_rows(x, y.view_out()), mean.view_out(), rstd.view_out(), as_rows(x, x.view_in()),
-                                 gamma ? &*gamma : nullptr, beta ? &*beta : nullptr, eps);
+  kernels(x.device())
+      .group_norm(as_rows(x, y.view_out()), mean.view_out(), rstd.view_out(), as_rows(x, x.view_in()),
+                  gamma ? &*gamma : nullptr, beta ? &*beta : nullptr, eps);
   const Wanted wanted{x.requires_grad(), wants_grad(weight), wants_grad(bias)};
   return record(op, y, {x, weight, bias},
                 [=, x = Saved(x), mean = Saved(mean), rstd = Saved(rstd), weight = Saved(weight)](const Tensor& grad) {
@@ -131,8 +132,8 @@ void check_parameters(const char* op, const Tensor& x, const Tensor& weight, con
 Tensor group_norm(const Tensor& x, int64_t num_groups, const Tensor& weight, const Tensor& bias, double eps) {
   check_input("group_norm", x, 2, "(N, C, spatial...)");
   check_eps("group_norm", eps);
-  check(num_groups > 0 && x.size(1) % num_groups == 0, "group_norm", "num_groups ", num_groups, " does not divide the ",
-        x.size(1), " channels of input ", x.shape());
+  check(num_groups > 0 && x.size(1) > 0 && x.size(1) % num_groups == 0, "group_norm", "num_groups ", num_groups,
+        " does not divide the ", x.size(1), " channels of input ", x.shape());
   check_parameters("group_norm", x, weight, bias, {x.size(1)});
   return normalise("group_norm", x, num_groups, weight, bias, eps);
 }
@@ -151,7 +152,8 @@ Tensor layer_norm(const Tensor& x, const Shape& normalized_shape, const Tensor& 
   const int64_t lead = x.dim() - normalized_shape.size();
   bool fits = !normalized_shape.empty() && lead >= 0;
   for (int64_t i = 0; fits && i < normalized_shape.size(); ++i) fits = x.size(lead + i) == normalized_shape[i];
-  check(fits, "layer_norm", "normalized_shape ", normalized_shape, " does not match the last axes of input ", x.shape());
+  check(fits, "layer_norm", "normalized_shape ", normalized_shape, " does not match the last axes of input ",
+        x.shape());
   check_parameters("layer_norm", x, weight, bias, normalized_shape);
 
   int64_t rows = 1;

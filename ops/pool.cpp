@@ -205,7 +205,7 @@ Tensor interpolate(const Tensor& x, const InterpolateOptions& options) {
       const Resample map{.mode = linear ? Resample::Mode::linear : Resample::Mode::nearest,
                          .align_corners = options.align_corners,
                          .scale = step_of(options, options.align_corners, in, size[i])};
-      if (in != size[i] || map.scale != 1) y = resample(y, axis, map, size[i]);
+      if (in != size[i]) y = resample(y, axis, map, size[i]);
     }
     return y.is_same(volume) ? volume.clone() : y;
   });

@@ -40,6 +40,7 @@ struct InterpolateOptions {
   bool align_corners = false;  ///< trilinear only
 };
 /// PyTorch's interpolate, with recompute_scale_factor left at its default: a given scale_factor is used as it is.
+/// An axis whose size stays is left as it is, whatever the scale_factor (PyTorch's trilinear mode on the CPU).
 Tensor interpolate(const Tensor& x, const InterpolateOptions& options);
 
 }  // namespace voxgrad

@@ -189,6 +189,7 @@ Tensor slice(const Tensor& x, int64_t axis, int64_t start, int64_t stop, int64_t
   check(step > 0, "slice", "step must be positive, got ", step);
   axis = normalize_axis(axis, x.dim(), "slice");
   const int64_t size = x.shape()[axis];
+  step = std::min(step, std::max<int64_t>(1, size));  // a longer one takes one element as well
   start = std::clamp<int64_t>(start < 0 ? start + size : start, 0, size);
   stop = std::clamp<int64_t>(stop < 0 ? stop + size : stop, start, size);
   Shape shape = x.shape();

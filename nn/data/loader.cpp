@@ -138,7 +138,8 @@ Loader::Loader(const Dataset& dataset, const LoaderOptions& options)
   check(options.batch_size > 0, kOp, "batch_size must be positive, got ", options.batch_size);
   check(options.num_workers >= 0 && options.num_workers <= 1024, kOp, "num_workers must lie in [0, 1024], got ",
         options.num_workers);
-  check(options.prefetch_factor > 0, kOp, "prefetch_factor must be positive, got ", options.prefetch_factor);
+  check(options.prefetch_factor > 0 && options.prefetch_factor <= 1 << 20, kOp,
+        "prefetch_factor must lie in [1, 2^20], got ", options.prefetch_factor);
   check(!(options.shuffle && options.sampler), kOp, "shuffle and sampler exclude each other");
   if (sampler_) return;
   if (options.shuffle)

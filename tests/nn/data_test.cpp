@@ -213,7 +213,7 @@ TEST(Loader, RefusesBadOptionsAndBatches) {
   const data::TensorDataset dataset(zeros({4, 2}));
   EXPECT_ERROR(Loader(dataset, {.batch_size = 0}), "data::Loader: batch_size must be positive, got 0");
   EXPECT_ERROR(Loader(dataset, {.num_workers = -1}), "data::Loader: num_workers must lie in [0, 1024], got -1");
-  EXPECT_ERROR(Loader(dataset, {.prefetch_factor = 0}), "data::Loader: prefetch_factor must be positive");
+  EXPECT_ERROR(Loader(dataset, {.prefetch_factor = 0}), "data::Loader: prefetch_factor must lie in");
   auto sampler = std::make_shared<data::SequentialSampler>(9);
   EXPECT_ERROR(Loader(dataset, {.shuffle = true, .sampler = sampler}), "shuffle and sampler exclude each other");
   Loader outside(dataset, {.sampler = sampler});

@@ -138,6 +138,7 @@ void add_interpolations(std::vector<OpCase>& cases) {
       {"trilinear_scale", {.scale_factor = 1.7, .mode = kTrilinear}},
       {"trilinear_down", {.size = Triple{1, 2, 2}, .mode = kTrilinear}},
       {"trilinear_same", {.size = Triple{2, 3, 4}, .mode = kTrilinear}},
+      {"trilinear_scale_rounded_away", {.scale_factor = 1.3, .mode = kTrilinear}},
       {"trilinear_half", {.scale_factor = 0.6, .mode = kTrilinear}},
       {"trilinear_aligned", {.size = Triple{3, 1, 7}, .mode = kTrilinear, .align_corners = true}},
       {"trilinear_aligned_scale", {.scale_factor = 1.7, .mode = kTrilinear, .align_corners = true}},

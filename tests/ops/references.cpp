@@ -295,6 +295,7 @@ Array interpolate(const Array& x, const InterpolateOptions& o) {
     const auto out = static_cast<double>(size[i]);
     step[i] = o.scale_factor ? 1 / *o.scale_factor : in / out;
     if (o.align_corners) step[i] = size[i] > 1 ? (in - 1) / (out - 1) : 0;
+    if (in == out) step[i] = 1;  // also where a scale factor was rounded away
   }
   return build({x.size(0), x.size(1), size[0], size[1], size[2]}, [&](const Dims& index) {
     Triple low(0), high(0);
