@@ -117,10 +117,12 @@ struct Operands {
 void check_options(const Request& r) {
   check(r.groups > 0, r.op, "groups must be positive, got ", r.groups);
   for (int64_t i = 0; i < r.axes(); ++i) {
-    check(r.stride[i] > 0 && r.stride[i] < kMaxOption, r.op, "stride must be positive (and below 2^31), got ", r.stride);
+    check(r.stride[i] > 0 && r.stride[i] < kMaxOption, r.op, "stride must be positive (and below 2^31), got ",
+          r.stride);
     check(r.dilation[i] > 0 && r.dilation[i] < kMaxOption, r.op, "dilation must be positive (and below 2^31), got ",
           r.dilation);
-    check(r.padding[i] >= 0 && r.padding[i] < kMaxOption, r.op, "padding must not be negative (nor 2^31), got ", r.padding);
+    check(r.padding[i] >= 0 && r.padding[i] < kMaxOption, r.op, "padding must not be negative (and below 2^31), got ",
+          r.padding);
     if (!r.transposed || r.output_size) continue;
     check(r.output_padding[i] >= 0, r.op, "output_padding must not be negative, got ", r.output_padding);
     check(r.output_padding[i] < std::max(r.stride[i], r.dilation[i]), r.op,
@@ -211,7 +213,8 @@ Tensor run(const Request& r, const Tensor& input, const Tensor& weight, const Te
   const Tensor x = batched ? input : unsqueeze(input, 0);
   check_operands(r, x, weight, bias);
   const Triple size = lift(result_size(r, x, weight), 1);
-  numel({x.size(0), output_channels(r, weight), size[0], size[1], size[2]}, r.op);  // refuses what does not fit in 64 bits
+  // Refuses what does not fit in 64 bits.
+  numel({x.size(0), output_channels(r, weight), size[0], size[1], size[2]}, r.op);
   const ConvGeometry geometry{lift(r.stride, 1), lift(r.padding, 0), lift(r.dilation, 1), r.groups};
 
   const auto map = r.transposed ? convolve_transposed : convolve;

@@ -86,7 +86,10 @@ class Check {
 
 Check::Check(const char* op, Function function, const Tensors& inputs, const GradcheckOptions& options,
              Names input_name, Names output_name)
-    : op_(op), function_(std::move(function)), options_(options), input_name_(std::move(input_name)),
+    : op_(op),
+      function_(std::move(function)),
+      options_(options),
+      input_name_(std::move(input_name)),
       output_name_(std::move(output_name)) {
   check(static_cast<bool>(function_), op, "the function is empty");
   check(std::isfinite(options.eps) && options.eps > 0, op, "eps must be finite and positive, got ", options.eps);
@@ -126,8 +129,8 @@ void Check::require_determinism() const {
   check(first.size() == second.size(), op_, "the function's outputs changed in size between two identical calls");
   for (size_t i = 0; i < first.size(); ++i)
     check(first[i] == second[i] || (std::isnan(first[i]) && std::isnan(second[i])), op_,
-          "the function changed between two identical calls: element ", i, " of its outputs was ", first[i],
-          ", then ", second[i]);
+          "the function changed between two identical calls: element ", i, " of its outputs was ", first[i], ", then ",
+          second[i]);
 }
 
 void Check::record_graph() {
@@ -182,11 +185,12 @@ void Check::check_elements() {
       const double centre = point.at(index);
       Values analytic;
       for (const Values& row : jacobian[a]) analytic.push_back(row[static_cast<size_t>(i)]);
-      compare([&](double step) { point.set(index, centre + step); }, analytic, [&](size_t m) {
-        const auto [k, j] = measured[m];
-        return concat(input_name_(active_[a]), " at ", index, ", ", output_name_(k), " at ",
-                      unravel(j, outputs_[k].shape()));
-      });
+      compare([&](double step) { point.set(index, centre + step); }, analytic,
+              [&](size_t m) {
+                const auto [k, j] = measured[m];
+                return concat(input_name_(active_[a]), " at ", index, ", ", output_name_(k), " at ",
+                              unravel(j, outputs_[k].shape()));
+              });
     }
   }
 }
@@ -313,7 +317,11 @@ GradcheckReport gradgradcheck(const Function& function, const Tensors& inputs, c
   const size_t count = inputs.size();
   check(arguments.size() > count, kOp, "no output requires grad");
 
+  // Recorded for the backward pass, but measured from an ordinary one: operators whose gradient takes another way
+  // when it is to be differentiated have to give the same there. (A difference is linear in the grad_outputs, so it
+  // shows in their derivatives.)
   const Function gradients = [=](const Tensors& points) {
+    const bool create_graph = grad_enabled();
     GradModeGuard recording(true);
     const auto middle = points.begin() + static_cast<std::ptrdiff_t>(count);
     Tensors leaves(points.begin(), middle), wanted;
@@ -321,7 +329,8 @@ GradcheckReport gradgradcheck(const Function& function, const Tensors& inputs, c
       if (!leaves[i].requires_grad()) leaves[i] = leaves[i].detach().requires_grad_();
       wanted.push_back(leaves[i]);
     }
-    Tensors grads = autograd::grad(differentiable(leaves), wanted, Tensors(middle, points.end()), false, true, true);
+    Tensors grads =
+        autograd::grad(differentiable(leaves), wanted, Tensors(middle, points.end()), false, create_graph, true);
     for (size_t i = 0; i < grads.size(); ++i)
       if (!grads[i].defined()) grads[i] = zeros(wanted[i].shape(), wanted[i].options());
     return grads;

@@ -34,7 +34,8 @@ struct GradcheckReport {
 /// changes between two identical calls.
 GradcheckReport gradcheck(const std::function<Tensors(const Tensors&)>& function, const Tensors& inputs,
                           const GradcheckOptions& options = {});
-/// gradcheck of the gradients themselves, in the inputs and in random grad_outputs.
+/// gradcheck of the gradients themselves, in the inputs and in random grad_outputs. Also finds a gradient that
+/// depends on whether it is recorded (create_graph).
 GradcheckReport gradgradcheck(const std::function<Tensors(const Tensors&)>& function, const Tensors& inputs,
                               const GradcheckOptions& options = {});
 

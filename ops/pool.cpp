@@ -148,7 +148,8 @@ Triple interpolated_size(const Tensor& x, const InterpolateOptions& options) {
   Triple size(0);
   for (int i = 0; i < 3; ++i) {
     const double exact = std::floor(static_cast<double>(x.size(i + kFirstSpatial)) * *options.scale_factor);
-    check(exact < 9e18, "interpolate", "scale_factor ", *options.scale_factor, " makes input ", x.shape(), " too large");
+    check(exact < 9e18, "interpolate", "scale_factor ", *options.scale_factor, " makes input ", x.shape(),
+          " too large");
     size[i] = static_cast<int64_t>(exact);
   }
   return size;

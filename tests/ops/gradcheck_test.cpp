@@ -55,6 +55,17 @@ TEST(Gradcheck, FindsAWrongSecondGradient) {
   EXPECT_TRUE(gradgradcheck([](const Tensors& t) { return Tensors{pow(t[0], 3) * t[1]}; }, {input({4}), input({4})}));
 }
 
+TEST(Gradcheck, FindsAGradientThatDependsOnRecording) {
+  // Wrong by a constant factor where it is recorded: consistent in itself, and right for gradcheck.
+  const auto function = [](const Tensors& t) {
+    return custom_function(
+        "cube", {t[0]}, [](const Tensors& in) { return Tensors{pow(in[0], 3)}; },
+        [x = Saved(t[0])](const Tensors& g) { return Tensors{g[0] * pow(x(), 2) * (grad_enabled() ? 3.1 : 3.0)}; });
+  };
+  EXPECT_TRUE(gradcheck(function, {input({4})}));
+  EXPECT_FALSE(gradgradcheck(function, {input({4})}));
+}
+
 TEST(Gradcheck, LeavesKinksOutAndSaysSo) {
   const Tensor x = tensor({-1, 0, 2}, {.dtype = f64}).requires_grad_();
   const auto function = [](const Tensors& t) { return Tensors{relu(t[0])}; };

@@ -154,18 +154,18 @@ TEST(OpErrors, ReductionsAndProducts) {
        },
        "nothing to reduce"},
       {[&] { var(floats({1})); }, "needs more than 1 elements"},
-      {[&] { softmax(x, 5); }, "out of range"},
-      {[&] { softmax(whole({2}), 0); }, "floating"},
-      {[&] { matmul(x, x); }, "matmul"},
-      {[&] { matmul(x, floats({})); }, "matmul"},
+      {[&] { softmax(x, 5); }, "softmax: axis 5 is out of range"},
+      {[&] { softmax(whole({2}), 0); }, "softmax: needs a floating dtype"},
+      {[&] { matmul(x, x); }, "matmul: inner sizes 3 and 2 differ (shapes [2, 3] and [2, 3])"},
+      {[&] { matmul(x, floats({})); }, "matmul: needs vectors or matrices, got shapes [2, 3] and []"},
       {[&] {
          linear(x, floats({4, 2}));
        },
-       "linear"},
+       "linear: weight expects 2 input features (input [2, 3], weight [4, 2])"},
       {[&] {
          linear(x, floats({4, 3}), floats({3}));
        },
-       "linear"},
+       "linear: bias must have shape [4], got [3]"},
   };
   for (const BadCall& bad : table) EXPECT_ERROR(bad.call(), bad.message);
 }
@@ -228,33 +228,43 @@ TEST(OpErrors, NormsPoolsAndLosses) {
        },
        "does not match the last axes"},
       {[&] { instance_norm(floats({3})); }, "input must be (N, C, spatial...)"},
-      {[&] { max_pool3d(x, {.kernel_size = 2, .padding = 2}); }, "max_pool3d"},
-      {[&] { max_pool3d(x, {.kernel_size = 0}); }, "max_pool3d"},
-      {[&] { max_pool3d(x, {.kernel_size = 9}); }, "max_pool3d"},
-      {[&] { avg_pool3d(x, {.kernel_size = 2, .stride = 0}); }, "avg_pool3d"},
-      {[&] { avg_pool3d(x, {.kernel_size = 2, .divisor_override = 0}); }, "avg_pool3d"},
-      {[&] { interpolate(x, {}); }, "interpolate"},
-      {[&] { interpolate(x, {.size = 4, .scale_factor = 2.0}); }, "interpolate"},
-      {[&] { interpolate(x, {.scale_factor = kNan}); }, "interpolate"},
-      {[&] { interpolate(x, {.size = 0}); }, "interpolate"},
+      {[&] { max_pool3d(x, {.kernel_size = 2, .padding = 2}); },
+       "max_pool3d: padding must lie between 0 and half of kernel_size"},
+      {[&] { max_pool3d(x, {.kernel_size = 0}); }, "max_pool3d: kernel_size must be positive"},
+      {[&] { max_pool3d(x, {.kernel_size = 9}); }, "is larger than the padded input"},
+      {[&] {
+         max_pool3d(floats({1, 1, 2, 4, 4}), {.kernel_size = 2, .padding = 1, .dilation = 3});
+       },
+       "a window along axis 2 holds padding only"},
+      {[&] {
+         max_pool3d(floats({2, 0, 4, 4, 4}), {.kernel_size = 2});
+       },
+       "input has an empty axis other than the batch"},
+      {[&] { avg_pool3d(x, {.kernel_size = 2, .stride = 0}); }, "avg_pool3d: stride must be positive"},
+      {[&] { avg_pool3d(x, {.kernel_size = 2, .divisor_override = 0}); }, "divisor_override must not be zero"},
+      {[&] { interpolate(x, {}); }, "exactly one of size and scale_factor"},
+      {[&] { interpolate(x, {.size = 4, .scale_factor = 2.0}); }, "exactly one of size and scale_factor"},
+      {[&] { interpolate(x, {.scale_factor = kNan}); }, "scale_factor must be finite and positive"},
+      {[&] { interpolate(x, {.size = 0}); }, "at least one voxel along each axis"},
+      {[&] { interpolate(x, {.size = 4, .align_corners = true}); }, "align_corners is for trilinear mode only"},
       {[&] {
          interpolate(floats({2, 2}), {.size = 2});
        },
-       "interpolate"},
-      {[&] { mse_loss(x, floats({2})); }, "mse_loss"},
+       "interpolate: input must be (N, C, D, H, W) or (C, D, H, W), got [2, 2]"},
+      {[&] { mse_loss(x, floats({2})); }, "mse_loss: input [2, 6, 4, 4, 4] and target [2] differ in shape"},
       {[&] {
          cross_entropy(floats({2, 3}), floats({2}));
        },
-       "cross_entropy"},
+       "target must hold i64 class numbers"},
       {[&] {
          cross_entropy(floats({2, 3}), full({2}, 3, {.dtype = i64}));
        },
-       "cross_entropy"},
+       "cross_entropy: target class 3 is outside [0, 3)"},
       {[&] {
          cross_entropy(floats({2, 3}), whole({3}));
        },
-       "cross_entropy"},
-      {[&] { smooth_l1_loss(x, x, Reduction::mean, -1); }, "smooth_l1_loss"},
+       "target must have shape [2] for input [2, 3], got [3]"},
+      {[&] { smooth_l1_loss(x, x, Reduction::mean, -1); }, "beta must be finite and not negative"},
   };
   for (const BadCall& bad : table) EXPECT_ERROR(bad.call(), bad.message);
 }

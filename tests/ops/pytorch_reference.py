@@ -1,0 +1,59 @@
+"""Writes pytorch_reference.inc: what PyTorch's functions give, and their gradients.
+
+    python3 pytorch_reference.py > pytorch_reference.inc
+
+In float64, element i of the input is 2 cos(0.23 i). A result r is told as its shape and the sum of r[i] cos(0.11 i),
+and the gradient of that sum in the input by the same sum. pytorch_test.cpp does the same.
+"""
+import torch
+import torch.nn.functional as F
+
+
+def pattern(shape, step):
+    count = torch.Size(shape).numel()
+    return torch.cos(torch.arange(count, dtype=torch.float64) * step).reshape(shape)
+
+
+def projection(values):
+    return (values.flatten() * pattern((values.numel(),), 0.11)).sum()
+
+
+VOLUME = (2, 4, 5, 6, 7)
+GRID = (3, 4, 5)
+unit = pattern(GRID, 0.31) * 0.5 + 0.5
+classes = torch.arange(15).reshape(3, 5) % 4
+weight = pattern((4,), 0.7)
+
+FUNCTIONS = {
+    "nearest_size": (VOLUME, lambda x: F.interpolate(x, size=(7, 3, 10))),
+    "nearest_scale": (VOLUME, lambda x: F.interpolate(x, scale_factor=1.7)),
+    "trilinear_size": (VOLUME, lambda x: F.interpolate(x, size=(7, 3, 10), mode="trilinear")),
+    "trilinear_scale": (VOLUME, lambda x: F.interpolate(x, scale_factor=1.7, mode="trilinear")),
+    "trilinear_same_size": (VOLUME, lambda x: F.interpolate(x, scale_factor=1.1, mode="trilinear")),
+    "trilinear_aligned": (VOLUME, lambda x: F.interpolate(x, size=(7, 1, 10), mode="trilinear", align_corners=True)),
+    "max_pool": (VOLUME, lambda x: F.max_pool3d(x, (3, 2, 2), (2, 1, 3), (1, 0, 1), (1, 2, 1), True)),
+    "avg_pool": (VOLUME, lambda x: F.avg_pool3d(x, (3, 2, 2), (2, 3, 3), (1, 0, 1), True)),
+    "avg_pool_inside": (VOLUME, lambda x: F.avg_pool3d(x, (3, 2, 2), (2, 3, 3), (1, 0, 1), True, False)),
+    "avg_pool_divisor": (VOLUME, lambda x: F.avg_pool3d(x, (3, 2, 2), (2, 3, 3), (1, 0, 1), True, True, 5)),
+    "group_norm": (VOLUME, lambda x: F.group_norm(x, 2, weight, weight * 0.3, 1e-3)),
+    "layer_norm": (GRID, lambda x: F.layer_norm(x, (4, 5))),
+    "softmax": (GRID, lambda x: F.softmax(x, 1)),
+    "log_softmax": (GRID, lambda x: F.log_softmax(x, -1)),
+    "mse_loss": (GRID, lambda x: F.mse_loss(x, unit)),
+    "l1_loss": (GRID, lambda x: F.l1_loss(x, unit, reduction="sum")),
+    "smooth_l1_loss": (GRID, lambda x: F.smooth_l1_loss(x, unit, beta=0.6)),
+    "bce_with_logits": (GRID, lambda x: F.binary_cross_entropy_with_logits(x * 40, unit, reduction="none")),
+    "cross_entropy": (GRID, lambda x: F.cross_entropy(x, classes)),
+    "var": (GRID, lambda x: x.var((0, 2), unbiased=True)),
+}
+
+print("// Written by pytorch_reference.py; do not edit. clang-format off")
+print("const std::map<std::string, Known> kKnown = {")
+for name, (shape, function) in FUNCTIONS.items():
+    x = (2 * pattern(shape, 0.23)).requires_grad_()
+    y = function(x)
+    value = projection(y)
+    (gradient,) = torch.autograd.grad(value, x)
+    sizes = ", ".join(str(v) for v in y.shape)
+    print(f'    {{"{name}", {{{{{sizes}}}, {value.item()!r}, {projection(gradient).item()!r}}}}},')
+print("};")

@@ -1,0 +1,128 @@
+// Values and gradients that PyTorch gave, where its conventions are not to be guessed from a definition.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <map>
+
+#include "core/autograd.h"
+#include "ops/create.h"
+#include "ops/elementwise.h"
+#include "ops/loss.h"
+#include "ops/norm.h"
+#include "ops/pool.h"
+#include "ops/reduce.h"
+#include "ops/shape.h"
+#include "tests/support.h"
+
+namespace voxgrad {
+namespace {
+
+/// What pytorch_reference.py tells of a function.
+struct Known {
+  Shape shape;
+  double value, gradient;
+};
+#include "tests/ops/pytorch_reference.inc"
+
+Tensor pattern(const Shape& shape, double step, Device device) {
+  return cos(reshape(arange(0, static_cast<double>(numel(shape)), 1, {f64, device}), shape) * step);
+}
+
+Tensor projection(const Tensor& x) { return sum(flatten(x) * pattern({x.numel()}, 0.11, x.device())); }
+
+struct Function {
+  const char* name;
+  Shape input;
+  std::function<Tensor(const Tensor& x)> call;
+};
+
+std::vector<Function> functions() {
+  const Shape volume{2, 4, 5, 6, 7}, grid{3, 4, 5};
+  constexpr auto kTrilinear = InterpolateMode::trilinear;
+  const Triple kernel{3, 2, 2}, stride{2, 3, 3}, padding{1, 0, 1};
+  const auto unit = [=](const Tensor& x) { return pattern(grid, 0.31, x.device()) * 0.5 + 0.5; };
+  const auto interpolated = [=](const char* name, InterpolateOptions options) {
+    return Function{name, volume, [=](const Tensor& x) { return interpolate(x, options); }};
+  };
+  const auto averaged = [=](const char* name, bool count_include_pad, std::optional<int64_t> divisor) {
+    return Function{name, volume, [=](const Tensor& x) {
+                      return avg_pool3d(x, {kernel, stride, padding, true, count_include_pad, divisor});
+                    }};
+  };
+  return {
+      interpolated("nearest_size", {.size = Triple{7, 3, 10}}),
+      interpolated("nearest_scale", {.scale_factor = 1.7}),
+      interpolated("trilinear_size", {.size = Triple{7, 3, 10}, .mode = kTrilinear}),
+      interpolated("trilinear_scale", {.scale_factor = 1.7, .mode = kTrilinear}),
+      interpolated("trilinear_same_size", {.scale_factor = 1.1, .mode = kTrilinear}),
+      interpolated("trilinear_aligned", {.size = Triple{7, 1, 10}, .mode = kTrilinear, .align_corners = true}),
+      {"max_pool", volume,
+       [=](const Tensor& x) {
+         return max_pool3d(x, {kernel, Triple{2, 1, 3}, padding, {1, 2, 1}, true});
+       }},
+      averaged("avg_pool", true, {}),
+      averaged("avg_pool_inside", false, {}),
+      averaged("avg_pool_divisor", true, 5),
+      {"group_norm", volume,
+       [](const Tensor& x) {
+         const Tensor weight = pattern({4}, 0.7, x.device());
+         return group_norm(x, 2, weight, weight * 0.3, 1e-3);
+       }},
+      {"layer_norm", grid,
+       [](const Tensor& x) {
+         return layer_norm(x, {4, 5});
+       }},
+      {"softmax", grid, [](const Tensor& x) { return softmax(x, 1); }},
+      {"log_softmax", grid, [](const Tensor& x) { return log_softmax(x, -1); }},
+      {"mse_loss", grid, [=](const Tensor& x) { return mse_loss(x, unit(x)); }},
+      {"l1_loss", grid, [=](const Tensor& x) { return l1_loss(x, unit(x), Reduction::sum); }},
+      {"smooth_l1_loss", grid, [=](const Tensor& x) { return smooth_l1_loss(x, unit(x), Reduction::mean, 0.6); }},
+      {"bce_with_logits", grid,
+       [=](const Tensor& x) { return binary_cross_entropy_with_logits(x * 40.0, unit(x), Reduction::none); }},
+      {"cross_entropy", grid,
+       [](const Tensor& x) {
+         std::vector<int64_t> classes;
+         for (int64_t i = 0; i < 15; ++i) classes.push_back(i % 4);
+         return cross_entropy(x, from_span<int64_t>(classes, {3, 5}, x.device()));
+       }},
+      {"var", grid,
+       [](const Tensor& x) {
+         return var(x, {0, 2});
+       }},
+  };
+}
+
+TEST(PyTorch, GivesTheSameValuesAndGradients) {
+  ASSERT_EQ(functions().size(), kKnown.size());
+  for (const Device device : devices())
+    for (const Function& function : functions()) {
+      SCOPED_TRACE(concat(function.name, " on ", device));
+      const Known& known = kKnown.at(function.name);
+      const Tensor x = (pattern(function.input, 0.23, device) * 2.0).requires_grad_();
+      const Tensor y = function.call(x);
+      EXPECT_EQ(y.shape(), known.shape);
+      const Tensor value = projection(y);
+      EXPECT_NEAR(value.item(), known.value, 1e-11 * (1 + std::fabs(known.value)));
+      EXPECT_NEAR(projection(grad({value}, {x})[0]).item(), known.gradient, 1e-11 * (1 + std::fabs(known.gradient)));
+    }
+}
+
+// No overflow, and small losses keep their digits, which PyTorch 1.13 loses below 1e-6.
+TEST(BinaryCrossEntropy, TakesExtremeLogits) {
+  for (const Device device : devices()) {
+    const Tensor x = tensor({-200, -30, 0, 10, 30, 200}, {f32, device});
+    const auto loss = [&](double target) {
+      return binary_cross_entropy_with_logits(x, full_like(x, target), Reduction::none).to_vector();
+    };
+    const double as_zero[] = {0, 9.3576229688401746e-14, 0.69314718, 10.0000453989, 30, 200};
+    const double as_one[] = {200, 30, 0.69314718, 4.5398899217e-05, 9.3576229688401746e-14, 0};
+    for (size_t i = 0; i < 6; ++i) {
+      EXPECT_NEAR(loss(0)[i], as_zero[i], 1e-6 * as_zero[i]) << i;
+      EXPECT_NEAR(loss(1)[i], as_one[i], 1e-6 * as_one[i]) << i;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace voxgrad
