@@ -12,6 +12,7 @@
 // channels, and walks just the taps of that phase. Phases that no tap reaches write the bias.
 #include <numeric>
 
+#include "cuda/conv_gather.h"
 #include "cuda/conv_tile.cuh"
 #include "cuda/kernels.h"
 
@@ -244,6 +245,7 @@ void convolve(const char* op, const View& out, const View& in, const View& w, co
   check(w.numel() / std::max<int64_t>(out.size[1] / geometry.groups, 1) < INT32_MAX, op,
         "the CUDA kernels take fewer than 2^31 weights an output channel");
   const Launch launch(out);
+  if (gather_on_tensor_cores(out, in, w, bias, geometry, transposed, launch)) return;
   dispatch<float, double>(out.dtype, op, "CUDA",
                           [&]<class T>() { convolve<T>(out, in, w, bias, geometry, transposed, launch.stream); });
   check_launch(op);

@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "core/autograd.h"
+#include "core/precision.h"
 #include "ops/conv.h"
 #include "ops/create.h"
 #include "ops/elementwise.h"
@@ -83,12 +84,15 @@ void compare(const Problem& p, DType dtype, Random& random) {
 }
 
 TEST_F(CudaConv, IsExactOnWholeNumbers) {
-  for (unsigned seed = kFirstSeed; seed < kFirstSeed + 120 && !HasFailure(); ++seed) {
+  for (unsigned seed = kFirstSeed; seed < kFirstSeed + 400 && !HasFailure(); ++seed) {
     Random random(seed);
     const Problem problem = random_problem(random);
-    SCOPED_TRACE(concat("seed ", seed, ": ", problem));
-    compare(problem, seed % 3 ? f32 : f64, random);
+    const bool high = random.chance(0.5);
+    SCOPED_TRACE(concat("seed ", seed, high ? ", high: " : ", highest: ", problem));
+    set_float32_precision(high ? Float32Precision::high : Float32Precision::highest);
+    compare(problem, seed % 6 ? f32 : f64, random);
   }
+  set_float32_precision(Float32Precision::highest);
 }
 
 TEST_F(CudaConv, IsExactInCornerCases) {

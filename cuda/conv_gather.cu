@@ -1,0 +1,100 @@
+// Forward and transposed convolution on tensor cores: plan, packed weights, launch.
+#include "cuda/conv_gather.h"
+
+#include "cuda/conv_gather_mma.cuh"
+#include "cuda/conv_pack.h"
+#include "cuda/conv_plan.h"
+#include "cuda/kernels.h"
+
+namespace voxgrad::cuda {
+namespace {
+
+template <class Arithmetic>
+void run(GatherMma& p, const PackWeights& pack, const Launch& launch) {
+  const Workspace packed(launch, packed_bytes<Arithmetic>(pack));
+  pack_weights<Arithmetic>(pack, packed.as<void>(), launch.stream);
+  check_launch("conv: packing of weights");
+  p.weights = packed.as<uint4>();
+  launch_gather_mma<Arithmetic>(p, pack.columns, launch.stream);
+  check_launch("conv");
+}
+
+/// out[n][c][...] = bias[c]: what no tap reaches.
+void fill_bias(const View& out, const View* bias) {
+  if (!bias) return kernel::fill(out, 0);
+  View broadcast = out;
+  broadcast.data = bias->data;
+  for (int a = 0; a < out.rank; ++a) broadcast.stride[a] = a == 1 ? bias->stride[0] : 0;
+  kernel::copy(out, broadcast);
+}
+
+}  // namespace
+
+bool gather_on_tensor_cores(const View& out, const View& in, const View& w, const View* bias,
+                            const ConvGeometry& geometry, bool transposed, const Launch& launch) {
+  const int in_axis = transposed ? 0 : 1;  // of the weight
+  ConvProblem problem{.direction = transposed ? ConvDirection::transposed : ConvDirection::forward,
+                      .dtype = out.dtype,
+                      .precision = float32_precision(),
+                      .batch = in.size[0],
+                      .groups = geometry.groups,
+                      .in_channels = in.size[1] / geometry.groups,
+                      .out_channels = out.size[1] / geometry.groups,
+                      .geometry = geometry};
+  for (int a = 0; a < 3; ++a) {
+    problem.in_size[a] = in.size[a + 2];
+    problem.out_size[a] = out.size[a + 2];
+    problem.kernel[a] = w.size[a + 2];
+  }
+  const auto plan = plan_gather(problem);
+  if (!plan) return false;
+
+  GatherMma p{};
+  p.in = in.data;
+  p.bias = bias ? bias->data : nullptr;
+  p.bias_stride = bias ? bias->stride[0] : 0;
+  p.out = out.data;
+  std::copy_n(in.stride, 5, p.in_stride);
+  std::copy_n(out.stride, 5, p.out_stride);
+  p.in_channels = static_cast<int>(problem.in_channels);
+  p.out_channels = static_cast<int>(problem.out_channels);
+  p.groups = static_cast<int>(geometry.groups);
+  p.column_tiles = plan->column_tiles;
+  p.chunks = plan->chunks;
+  p.transposed = transposed;
+  p.halo_voxels = plan->halo_voxels;
+  p.pitch = plan->pitch;
+  p.classes = plan->classes;
+  p.taps = plan->taps;
+  p.batch = problem.batch;
+  p.kernel_taps = 1;
+  bool complete = true;
+  for (int a = 0; a < 3; ++a) {
+    p.axis[a] = plan->axis[a];
+    p.box[a] = plan->box[a];
+    p.extent[a] = plan->extent[a];
+    p.tiles[a] = plan->tiles[a];
+    p.kernel_taps *= plan->axis[a].kernel;
+    complete &= plan->axis[a].complete;
+  }
+  if (!complete) fill_bias(out, bias);
+
+  PackWeights pack{w.data, w.size[0] / geometry.groups * w.stride[0], w.stride[in_axis], w.stride[1 - in_axis], {},
+                   p.groups, p.in_channels, p.out_channels, {}, plan->columns, plan->column_tiles, plan->chunks};
+  for (int a = 0; a < 3; ++a) {
+    pack.tap_stride[a] = w.stride[a + 2];
+    pack.kernel[a] = static_cast<int>(w.size[a + 2]);
+  }
+  switch (out.dtype) {
+    case DType::bf16: run<Bf16>(p, pack, launch); break;
+    case DType::f16: run<F16>(p, pack, launch); break;
+    default:
+      if (problem.precision == Float32Precision::highest)
+        run<Tf32x3>(p, pack, launch);
+      else
+        run<Tf32>(p, pack, launch);
+  }
+  return true;
+}
+
+}  // namespace voxgrad::cuda

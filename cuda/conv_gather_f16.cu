@@ -1,0 +1,19 @@
+// conv_gather_mma.cuh for f16 tensors.
+#include "cuda/conv_gather_mma.cuh"
+
+namespace voxgrad::cuda {
+
+template <>
+void launch_gather_mma<F16>(const GatherMma& p, int columns, cudaStream_t stream) {
+  switch (columns) {
+    case 8: return launch_gather_tile<GatherTile<F16, 1, 1>>(p, stream);
+    case 16: return launch_gather_tile<GatherTile<F16, 2, 1>>(p, stream);
+    case 24: return launch_gather_tile<GatherTile<F16, 3, 1>>(p, stream);
+    case 32: return launch_gather_tile<GatherTile<F16, 4, 1>>(p, stream);
+    case 48: return launch_gather_tile<GatherTile<F16, 6, 1>>(p, stream);
+    case 64: return launch_gather_tile<GatherTile<F16, 8, 1>>(p, stream);
+    case 128: return launch_gather_tile<GatherTile<F16, 8, 2>>(p, stream);
+  }
+}
+
+}  // namespace voxgrad::cuda

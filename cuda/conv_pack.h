@@ -1,0 +1,22 @@
+// Packing of convolution weights for the tensor-core kernels.
+#pragma once
+
+#include "cuda/launch.h"
+#include "cuda/mma.cuh"
+
+namespace voxgrad::cuda {
+
+struct PackWeights {
+  const void* weight;
+  int64_t group_stride, in_stride, out_stride, tap_stride[3];
+  int groups, in_channels, out_channels;  // channels of a group
+  int kernel[3];
+  int columns, column_tiles, chunks;
+};
+
+template <class Arithmetic>
+size_t packed_bytes(const PackWeights& p);
+template <class Arithmetic>
+void pack_weights(const PackWeights& p, void* packed, cudaStream_t stream);
+
+}  // namespace voxgrad::cuda

@@ -1,0 +1,42 @@
+// Which convolution kernel takes which problem, and how: a pure function of the problem, tested on the host.
+#pragma once
+
+#include <iosfwd>
+#include <optional>
+#include <string>
+
+#include "core/precision.h"
+#include "cuda/conv_parts.h"
+
+namespace voxgrad::cuda {
+
+enum class ConvDirection : uint8_t { forward, transposed, weight };
+
+/// A convolution as its kernels see it: `in` is gathered, `out` (or, for the weight gradient, the lattice y) is even.
+struct ConvProblem {
+  ConvDirection direction;
+  DType dtype;
+  Float32Precision precision;
+  int64_t batch, groups, in_channels, out_channels;  // channels of a group
+  Triple in_size{1}, out_size{1}, kernel{1};
+  ConvGeometry geometry{};
+};
+
+/// A tile of the tensor-core gather (conv_gather_mma.cuh).
+struct GatherPlan {
+  AxisParts axis[3];
+  int box[3], extent[3], tiles[3];
+  int halo_voxels, pitch, classes, taps;  // taps: most of a block
+  int columns, column_tiles, chunks;
+  double cycles;  // of all multiprocessors, by the model that chose the box
+};
+
+/// Nothing if the plain kernel has to take it.
+std::optional<GatherPlan> plan_gather(const ConvProblem& problem);
+
+/// A tile of the tensor-core weight gradient (conv_weight_mma.cuh).
+struct WeightPlan {
+  AxisParts axis[3];
+};
+
+}  // namespace voxgrad::cuda

@@ -1,0 +1,136 @@
+// Tensor-core products of one warp (mma.sync, sm_80 and newer), in four arithmetics with one interface.
+//
+// All of them multiply words: a word holds what lies next to each other along k, one float or two halves. Seen in
+// words, the fragments of m16n8k8 (TF32) and of m16n8k16 (halves) are the same: with g = lane / 4 and t = lane % 4
+//
+//   A (16 x 8 words): (g, t) (g + 8, t) (g, t + 4) (g + 8, t + 4)
+//   B (8 words x 8):  (t, g) (t + 4, g)
+//   C (16 x 8):       (g, 2t) (g, 2t + 1) (g + 8, 2t) (g + 8, 2t + 1)
+//
+// so that a kernel stages words and needs to know no more. An Arithmetic says what a word is made from
+// (kElements elements of type Element), how it is rounded while it is staged, and how fragments are multiplied.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+#include "core/half.h"
+
+namespace voxgrad::cuda {
+
+using Accumulator = float[4];
+
+/// Nearest TF32 value (ties away from zero), as the bits of a float. Without it the hardware truncates.
+__device__ inline uint32_t round_tf32(float value) {
+  uint32_t bits;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));
+  return bits;
+}
+
+__device__ inline void mma_tf32(Accumulator& c, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+__device__ inline void mma_bf16(Accumulator& c, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+__device__ inline void mma_f16(Accumulator& c, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/// c[m][n] += a[m] * b[n].
+template <auto kMma, int kM, int kN>
+__device__ void multiply_each(Accumulator (&c)[kM][kN], const uint32_t (&a)[kM][4], const uint32_t (&b)[kN][2]) {
+#pragma unroll
+  for (int m = 0; m < kM; ++m)
+#pragma unroll
+    for (int n = 0; n < kN; ++n) kMma(c[m][n], a[m], b[n][0], b[n][1]);
+}
+
+/// float32 tensors rounded to TF32 (10 bits after the point). NaN and infinities stay what they are.
+struct Tf32 {
+  using Element = float;
+  static constexpr int kElements = 1, kParts = 1;
+  __device__ static uint32_t word(const float (&x)[1]) { return round_tf32(x[0]); }
+  __device__ static void split(const float (&x)[1], uint32_t (&parts)[1]) { parts[0] = round_tf32(x[0]); }
+  template <int kM, int kN>
+  __device__ static void multiply(Accumulator (&c)[kM][kN], const uint32_t (&a)[kM][4], const uint32_t (&b)[kN][2]) {
+    multiply_each<mma_tf32>(c, a, b);
+  }
+};
+
+/// float32 accuracy: x = high + low in TF32, and three of the four products. Tensor cores truncate what they add to
+/// an accumulator, which would spoil it within a few hundred additions, so that each step starts from zero and is
+/// added in float32. (The method: Ootomo and Yokota, "Recovering single precision accuracy from Tensor Cores while
+/// surpassing the FP32 theoretical peak performance", 2022.) An infinite input gives NaN.
+struct Tf32x3 {
+  using Element = float;
+  static constexpr int kElements = 1, kParts = 2;
+  __device__ static uint32_t word(const float (&x)[1]) { return __float_as_uint(x[0]); }
+  __device__ static void split(uint32_t bits, uint32_t& high, uint32_t& low) {
+    high = (bits + 0x1000u) & 0xffffe000u;
+    low = __float_as_uint(__uint_as_float(bits) - __uint_as_float(high));
+  }
+  __device__ static void split(const float (&x)[1], uint32_t (&parts)[2]) {
+    split(__float_as_uint(x[0]), parts[0], parts[1]);
+  }
+  /// b: high, high, low, low.
+  template <int kM, int kN>
+  __device__ static void multiply(Accumulator (&c)[kM][kN], const uint32_t (&a)[kM][4], const uint32_t (&b)[kN][4]) {
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+      uint32_t high[4], low[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) split(a[m][i], high[i], low[i]);
+      Accumulator step[kN] = {};
+#pragma unroll
+      for (int n = 0; n < kN; ++n) mma_tf32(step[n], low, b[n][0], b[n][1]);
+#pragma unroll
+      for (int n = 0; n < kN; ++n) mma_tf32(step[n], high, b[n][2], b[n][3]);
+#pragma unroll
+      for (int n = 0; n < kN; ++n) mma_tf32(step[n], high, b[n][0], b[n][1]);
+#pragma unroll
+      for (int n = 0; n < kN; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) c[m][n][i] += step[n][i];
+    }
+  }
+};
+
+/// bf16 and f16 tensors, two elements a word.
+template <class T, auto kMma>
+struct Halves {
+  using Element = T;
+  static constexpr int kElements = 2, kParts = 1;
+  __device__ static uint32_t word(const T (&x)[2]) { return x[0].bits | uint32_t{x[1].bits} << 16; }
+  __device__ static void split(const T (&x)[2], uint32_t (&parts)[1]) { parts[0] = word(x); }
+  template <int kM, int kN>
+  __device__ static void multiply(Accumulator (&c)[kM][kN], const uint32_t (&a)[kM][4], const uint32_t (&b)[kN][2]) {
+    multiply_each<kMma>(c, a, b);
+  }
+};
+using Bf16 = Halves<BFloat16, mma_bf16>;
+using F16 = Halves<Float16, mma_f16>;
+
+/// 16 bytes from global to shared memory, in the background.
+__device__ inline void copy_async(void* shared, const void* global) {
+  const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(global) : "memory");
+}
+__device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+/// Until at most kPending of the groups that this thread committed are still on their way.
+template <int kPending>
+__device__ void await_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+}  // namespace voxgrad::cuda
