@@ -19,6 +19,33 @@ void run(GatherMma& p, const PackWeights& pack, const Launch& launch) {
   check_launch("conv");
 }
 
+/// Fills the table of taps, class after class.
+void list_taps(GatherMma& p) {
+  int count = 0;
+  for (int c = 0; c < p.classes; ++c) {
+    p.class_begin[c] = count;
+    const AxisPart* part[3];
+    int number = c, taps = 1;
+    for (int a = 2; a >= 0; --a) {
+      part[a] = &p.axis[a].part[number % p.axis[a].parts];
+      number /= p.axis[a].parts;
+      taps *= part[a]->taps;
+    }
+    for (int i = 0; i < taps; ++i) {
+      int index = i, offset[3];
+      for (int a = 2; a >= 0; --a) {
+        const int fold = p.axis[a].fold;
+        const int row = part[a]->start + index % part[a]->taps * part[a]->step - part[a]->low * fold;  // not negative
+        index /= part[a]->taps;
+        offset[a] = row % fold * (p.extent[a].value / fold) + row / fold;
+      }
+      p.tap_offset[count++] =
+          ((offset[0] * p.extent[1].value + offset[1]) * p.extent[2].value + offset[2]) * static_cast<int>(sizeof(uint32_t));
+    }
+  }
+  p.class_begin[p.classes] = count;
+}
+
 /// out[n][c][...] = bias[c]: what no tap reaches.
 void fill_bias(const View& out, const View* bias) {
   if (!bias) return kernel::fill(out, 0);
@@ -48,6 +75,10 @@ bool gather_on_tensor_cores(const View& out, const View& in, const View& w, cons
   }
   const auto plan = plan_gather(problem);
   if (!plan) return false;
+  double reach = 0;  // of a halo, in elements: offsets in it are 32-bit
+  for (int a = 0; a < 3; ++a)
+    reach += std::abs(static_cast<double>(in.stride[a + 2])) * plan->axis[a].in_step * plan->extent[a];
+  if (reach >= 2147483647.0) return false;
 
   GatherMma p{};
   p.in = in.data;
@@ -65,26 +96,24 @@ bool gather_on_tensor_cores(const View& out, const View& in, const View& w, cons
   p.halo_voxels = plan->halo_voxels;
   p.pitch = plan->pitch;
   p.classes = plan->classes;
-  p.taps = plan->taps;
   p.batch = problem.batch;
-  p.kernel_taps = 1;
   bool complete = true;
+  p.box_voxels = 1;
   for (int a = 0; a < 3; ++a) {
     p.axis[a] = plan->axis[a];
-    p.box[a] = plan->box[a];
-    p.extent[a] = plan->extent[a];
+    p.box[a] = Divisor(plan->box[a]);
+    p.extent[a] = Divisor(plan->extent[a]);
     p.tiles[a] = plan->tiles[a];
-    p.kernel_taps *= plan->axis[a].kernel;
+    p.box_voxels *= plan->box[a];
     complete &= plan->axis[a].complete;
   }
+  list_taps(p);
   if (!complete) fill_bias(out, bias);
 
-  PackWeights pack{w.data, w.size[0] / geometry.groups * w.stride[0], w.stride[in_axis], w.stride[1 - in_axis], {},
-                   p.groups, p.in_channels, p.out_channels, {}, plan->columns, plan->column_tiles, plan->chunks};
-  for (int a = 0; a < 3; ++a) {
-    pack.tap_stride[a] = w.stride[a + 2];
-    pack.kernel[a] = static_cast<int>(w.size[a + 2]);
-  }
+  PackWeights pack{w.data, w.size[0] / geometry.groups * w.stride[0], w.stride[in_axis], w.stride[1 - in_axis],
+                   {w.stride[2], w.stride[3], w.stride[4]}, p.groups, p.in_channels, p.out_channels,
+                   plan->columns, plan->column_tiles, plan->chunks, p.class_begin[p.classes], {}};
+  std::copy_n(plan->axis, 3, pack.axis);
   switch (out.dtype) {
     case DType::bf16: run<Bf16>(p, pack, launch); break;
     case DType::f16: run<F16>(p, pack, launch); break;

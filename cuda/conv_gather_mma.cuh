@@ -5,11 +5,11 @@
 //   B: 8 words of input channels x kColumns output channels, for each tap.
 //
 // Why so: the peers gather the input anew for each tap. Here a block stages the box of inputs that all taps of 8
-// words of channels need (the halo) once, in shared memory as [word][voxel]; a tap is nothing but an offset in it,
-// and the same for every thread. Neighbouring lanes read neighbouring voxels without bank conflicts, because 8
-// words of channels lie 8 banks apart. The next halo travels through registers, where it is rounded and halves are
-// paired, while this one is multiplied; the weights, packed in the order in which lanes want them (conv_pack.cu),
-// follow in a ring of three stages. Residues of strided inputs and phases of strided results are parts of their own
+// words of channels need (the halo) once, in shared memory; a tap is nothing but an offset in it, the same for every
+// thread. Words t and t + 4 of a voxel lie together, since a lane always wants both, and t lies 8 banks from t + 1,
+// so that neighbouring lanes read neighbouring voxels without bank conflicts. The next halo travels through
+// registers, where it is rounded and halves are paired, while this one is multiplied; the weights, packed in the
+// order in which blocks and lanes want them (conv_pack.cu), follow in a ring of three stages. Residues of strided inputs and phases of strided results are parts of their own
 // (conv_parts.h), so that no tap is multiplied for nothing.
 #pragma once
 
@@ -23,23 +23,48 @@ namespace voxgrad::cuda {
 
 /// Words of input channels that are staged at a time.
 inline constexpr int kChunk = 8;
-inline constexpr int kMaxTaps = 1024;
-inline constexpr int kMaxClasses = 64;
+inline constexpr int kMaxTaps = 1024, kMaxClasses = 64;
+/// Words from one staged word of channels to the next, at most.
+inline constexpr int kMaxPitch = 1064;
+/// The offset of a voxel that is not there.
+inline constexpr int kOutside = INT32_MIN;
 
-/// What the kernel is told. A class is a part of an axis for each axis: of the results (transposed) or of the inputs.
+/// Division of numbers below 2^16 by one below 2^16.
+struct Divisor {
+  int value = 1;
+  unsigned magic = 0;
+
+  Divisor() = default;
+  explicit Divisor(int v) : value(v), magic(v == 1 ? 0 : static_cast<unsigned>((uint64_t{1} << 32) / v + 1)) {}
+  __device__ int divide(int x) const {
+    return value == 1 ? x : static_cast<int>(__umulhi(static_cast<unsigned>(x), magic));
+  }
+  /// The remainder; x becomes the quotient.
+  __device__ int take(int& x) const {
+    const int quotient = divide(x), remainder = x - quotient * value;
+    x = quotient;
+    return remainder;
+  }
+};
+
+/// What the kernel is told. A class is a part of an axis for each axis: of the results (transposed, where a block has
+/// one class), or of the inputs (forward, where it has them all).
 struct GatherMma {
   const void* in;
   const uint4* weights;  // packed
   const void* bias;      // or null
   void* out;
   int64_t in_stride[5], out_stride[5], bias_stride;
-  int in_channels, out_channels;  // of a group
-  int groups, column_tiles, chunks, kernel_taps;
-  bool transposed, relu;
-  int box[3], extent[3], halo_voxels, pitch;  // extent: of the halo; pitch: voxels between the staged words
-  int tiles[3], classes, taps;                // taps: most of a block
   int64_t batch;
+  int in_channels, out_channels;  // of a group
+  int groups, column_tiles, chunks;
+  bool transposed, relu;
+  Divisor box[3], extent[3];                    // of results; of the halo
+  int box_voxels, halo_voxels, rounds, pitch;   // rounds: voxels that a thread stages at most
+  int tiles[3], classes;
   AxisParts axis[3];
+  int class_begin[kMaxClasses + 1];  // the first of a class's taps
+  int tap_offset[kMaxTaps];          // bytes from the corner of the staged halo to what the tap reads
 };
 
 template <class Arithmetic_, int kN8_, int kWarpsN_>
@@ -49,13 +74,15 @@ struct GatherTile {
   static constexpr int kThreads = 32 * kWarpsM * kWarpsN;
   static constexpr int kRows = 16 * kM16 * kWarpsM, kColumns = 8 * kN8 * kWarpsN;
   static constexpr int kSlab = kColumns * kChunk * Arithmetic::kParts;  // words of one tap of B
-  static constexpr int kStepTaps = std::clamp(2048 / kSlab, 2, 8), kStages = 3;
+  static constexpr int kStepTaps = std::clamp(4096 / kSlab, 2, 8), kStages = 3;
   static constexpr int kAccumulators = 4 * kM16 * kN8;
   static constexpr int kBlocks = kWarpsN > 1 ? 1 : kAccumulators > 64 ? 2 : 3;  // a multiprocessor: bounds registers
+  // Shared memory: words 0 to 3 of both stages of A, the ring of B, then, at a distance that the compiler knows,
+  // words 4 to 7 of A, and the table of offsets.
+  static constexpr int kRing = kStages * kStepTaps * kSlab * 4, kUpper = kRing + 2 * 4 * kMaxPitch * 4;
 
   static size_t shared_bytes(const GatherMma& p) {
-    return sizeof(uint32_t) * (2 * kChunk * p.pitch + kStages * kStepTaps * kSlab + p.halo_voxels) +
-           sizeof(int2) * p.taps;
+    return kUpper + sizeof(uint32_t) * (2 * 4 * p.pitch + p.rounds * kThreads);
   }
 };
 
@@ -76,7 +103,7 @@ __device__ inline GatherPlace gather_place(const GatherMma& p) {
   };
   place.column_tile = digit(p.column_tiles);
   place.phase = p.transposed ? digit(p.classes) : 0;
-  for (int a = 2; a >= 0; --a) place.q[a] = digit(p.tiles[a]) * p.box[a];
+  for (int a = 2; a >= 0; --a) place.q[a] = digit(p.tiles[a]) * p.box[a].value;
   place.group = digit(p.groups);
   place.sample = index;
   return place;
@@ -89,80 +116,73 @@ __device__ inline void class_parts(const GatherMma& p, int number, int (&part)[3
   }
 }
 
-/// Fills the table of taps: where tap t's inputs lie in the halo, and its number in the packed weights; class after
-/// class. begin[c] is the class's first entry.
-template <int kThreads>
-__device__ void make_tap_table(const GatherMma& p, const GatherPlace& place, int2* table, int (&begin)[kMaxClasses + 1]) {
-  const int first_class = p.transposed ? place.phase : 0, classes = p.transposed ? 1 : p.classes;
-  if (threadIdx.x == 0) {
-    begin[0] = 0;
-    for (int c = 0; c < classes; ++c) {
-      int part[3], taps = 1;
-      class_parts(p, first_class + c, part);
-      for (int a = 0; a < 3; ++a) taps *= p.axis[a].part[part[a]].taps;
-      begin[c + 1] = begin[c] + taps;
-    }
-  }
-  __syncthreads();
-  for (int c = 0; c < classes; ++c) {
-    int part[3];
-    class_parts(p, first_class + c, part);
-    for (int i = static_cast<int>(threadIdx.x); i < begin[c + 1] - begin[c]; i += kThreads) {
-      int index = i, offset[3], tap[3];
-      for (int a = 2; a >= 0; --a) {
-        const AxisParts& axis = p.axis[a];
-        const AxisPart& at = axis.part[part[a]];
-        const int t = index % at.taps;
-        index /= at.taps;
-        tap[a] = at.tap_first + t * at.tap_step;
-        const int row = at.start + t * at.step - at.low * axis.fold;  // not negative
-        offset[a] = row % axis.fold * (p.extent[a] / axis.fold) + row / axis.fold;
-      }
-      table[begin[c] + i] = {(offset[0] * p.extent[1] + offset[1]) * p.extent[2] + offset[2],
-                             (tap[0] * p.axis[1].kernel + tap[1]) * p.axis[2].kernel + tap[2]};
-    }
-  }
-}
-
 /// Input elements of one voxel on their way to shared memory.
 template <class Arithmetic>
 struct StagedVoxel {
   typename Arithmetic::Element value[kChunk * Arithmetic::kElements];
 
-  __device__ void load(const typename Arithmetic::Element* at, int64_t stride, int channels) {
+  __device__ void load(const typename Arithmetic::Element* at, int64_t stride, int channels, bool inside) {
+    constexpr int kChannels = kChunk * Arithmetic::kElements;
+    if (channels >= kChannels) {
 #pragma unroll
-    for (int c = 0; c < kChunk * Arithmetic::kElements; ++c)
-      value[c] = c < channels ? at[c * stride] : typename Arithmetic::Element(0.0f);
+      for (int c = 0; c < kChannels; ++c, at += stride)
+        value[c] = inside ? *at : typename Arithmetic::Element(0.0f);
+    } else {
+#pragma unroll
+      for (int c = 0; c < kChannels; ++c, at += stride)
+        value[c] = inside && c < channels ? *at : typename Arithmetic::Element(0.0f);
+    }
   }
+  __device__ uint32_t word(int w) const {
+    typename Arithmetic::Element x[Arithmetic::kElements];
+#pragma unroll
+    for (int e = 0; e < Arithmetic::kElements; ++e) x[e] = value[w * Arithmetic::kElements + e];
+    return Arithmetic::word(x);
+  }
+  /// The upper half of the words lies kUpper words behind the lower one.
+  template <int kUpper>
   __device__ void store(uint32_t* shared, int pitch) const {
 #pragma unroll
-    for (int w = 0; w < kChunk; ++w) {
-      typename Arithmetic::Element x[Arithmetic::kElements];
-#pragma unroll
-      for (int e = 0; e < Arithmetic::kElements; ++e) x[e] = value[w * Arithmetic::kElements + e];
-      shared[w * pitch] = Arithmetic::word(x);
+    for (int w = 0; w < kChunk / 2; ++w, shared += pitch) {
+      shared[0] = word(w);
+      shared[kUpper] = word(w + kChunk / 2);
     }
   }
 };
 
-/// One stage of A: class and chunk of channels, and the input positions of its corner.
+/// The next stage of A: which class and chunk of channels it is, and where its voxels are. Each thread keeps the
+/// offsets (in elements from the corner) of the voxels that it stages itself.
+template <int kThreads>
 struct HaloStage {
   int number, chunk;  // of the class
-  int corner[3];
+  int64_t corner;
 
-  __device__ void locate(const GatherMma& p, const GatherPlace& place) {
-    int part[3];
-    class_parts(p, p.transposed ? place.phase : number, part);
+  __device__ void locate(const GatherMma& p, const GatherPlace& place, int* offsets) {
+    int part[3], first[3];
+    class_parts(p, number, part);
+    corner = 0;
     for (int a = 0; a < 3; ++a) {
       const AxisPart& at = p.axis[a].part[part[a]];
-      corner[a] = (place.q[a] + at.low) * p.axis[a].fold * p.axis[a].in_step + at.residue;
+      first[a] = (place.q[a] + at.low) * p.axis[a].fold * p.axis[a].in_step + at.residue;
+      corner += first[a] * p.in_stride[a + 2];
+    }
+    for (int round = 0; round < p.rounds; ++round) {
+      const int v = static_cast<int>(threadIdx.x) + round * kThreads;
+      int index = v, offset = 0;
+      bool inside = v < p.halo_voxels;
+      for (int a = 2; a >= 0; --a) {
+        const int step = p.extent[a].take(index) * p.axis[a].in_step;
+        inside &= static_cast<unsigned>(first[a] + step) < static_cast<unsigned>(p.axis[a].in_size);
+        offset += step * static_cast<int>(p.in_stride[a + 2]);
+      }
+      offsets[v] = inside ? offset : kOutside;
     }
   }
-  __device__ void next(const GatherMma& p, const GatherPlace& place) {
+  __device__ void next(const GatherMma& p, const GatherPlace& place, int* offsets) {
     if (++chunk < p.chunks) return;
     chunk = 0;
     ++number;
-    if (!p.transposed && number < p.classes) locate(p, place);
+    locate(p, place, offsets);
   }
 };
 
@@ -171,89 +191,68 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) gather_mma(cons
   using Arithmetic = typename Tile::Arithmetic;
   using Element = typename Arithmetic::Element;
   constexpr int kM16 = Tile::kM16, kN8 = Tile::kN8, kParts = Arithmetic::kParts, kThreads = Tile::kThreads;
-  constexpr int kBuffer = Tile::kStepTaps * Tile::kSlab;
+  constexpr int kBuffer = Tile::kStepTaps * Tile::kSlab, kStepTaps = Tile::kStepTaps;
+  constexpr int kStageTaps = 4;                 // taps that are multiplied while a voxel is on its way
+  constexpr int kAhead = kParts == 1 ? 1 : 0;  // taps whose fragments are loaded early; three products take longer
   extern __shared__ uint4 dynamic_shared[];
-  __shared__ int begin[kMaxClasses + 1];
-  uint32_t* const b_ring = reinterpret_cast<uint32_t*>(dynamic_shared);
-  uint32_t* const a_words = b_ring + Tile::kStages * kBuffer;
-  const int a_buffer = kChunk * p.pitch;
-  int2* const taps = reinterpret_cast<int2*>(a_words + 2 * a_buffer);
-  uint32_t* const halo = reinterpret_cast<uint32_t*>(taps + p.taps);
+  char* const a_bytes = reinterpret_cast<char*>(dynamic_shared);
+  uint32_t* const b_ring = reinterpret_cast<uint32_t*>(a_bytes + Tile::kUpper - Tile::kRing);
+  const int a_buffer = 4 * p.pitch * static_cast<int>(sizeof(uint32_t));
+  int* const halo = reinterpret_cast<int*>(a_bytes + Tile::kUpper + 2 * a_buffer);
 
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
   const int g = lane / 4, t = lane % 4;
   const int warp_m = warp % Tile::kWarpsM, warp_n = warp / Tile::kWarpsM;
   const GatherPlace place = gather_place(p);
-  {  // boxes beyond this phase's results (another phase may have more of them)
-    int part[3];
-    class_parts(p, place.phase, part);
-    for (int a = 0; a < 3; ++a)
-      if (place.q[a] >= p.axis[a].part[part[a]].count) return;
-  }
-
-  for (int v = thread; v < p.halo_voxels; v += kThreads) {
-    const int w = v % p.extent[2], h = v / p.extent[2] % p.extent[1], d = v / p.extent[2] / p.extent[1];
-    halo[v] = static_cast<uint32_t>(d << 20 | h << 10 | w);
-  }
-  make_tap_table<kThreads>(p, place, taps, begin);
-  __syncthreads();
-  const int classes = p.transposed ? 1 : p.classes;
+  int phase[3];
+  class_parts(p, place.phase, phase);
+  for (int a = 0; a < 3; ++a)  // boxes beyond this phase's results: another phase may have more of them
+    if (place.q[a] >= p.axis[a].part[phase[a]].count) return;
+  const int last_class = p.transposed ? place.phase + 1 : p.classes;
 
   // ---- A on its way
   const Element* const in = static_cast<const Element*>(p.in) + place.sample * p.in_stride[0] +
                             place.group * int64_t{p.in_channels} * p.in_stride[1];
-  const int rounds = (p.halo_voxels + kThreads - 1) / kThreads;
-  HaloStage stage{0, 0, {}};
-  stage.locate(p, place);
-  StagedVoxel<Arithmetic> voxel;
-  const auto load_voxel = [&](int round) {
-    const int v = thread + round * kThreads;
-    int channels = 0;
-    const Element* at = in;
-    if (v < p.halo_voxels) {
-      const uint32_t packed = halo[v];
-      const int position[3] = {stage.corner[0] + static_cast<int>(packed >> 20) * p.axis[0].in_step,
-                               stage.corner[1] + static_cast<int>(packed >> 10 & 1023) * p.axis[1].in_step,
-                               stage.corner[2] + static_cast<int>(packed & 1023) * p.axis[2].in_step};
-      bool inside = true;
-#pragma unroll
-      for (int a = 0; a < 3; ++a) inside &= static_cast<unsigned>(position[a]) < static_cast<unsigned>(p.axis[a].in_size);
-      if (inside) {
-        constexpr int kChannels = kChunk * Arithmetic::kElements;
-        channels = p.in_channels - stage.chunk * kChannels;
-        at += stage.chunk * kChannels * p.in_stride[1] + position[0] * p.in_stride[2] +
-              position[1] * p.in_stride[3] + position[2] * p.in_stride[4];
-      }
-    }
-    voxel.load(at, p.in_stride[1], channels);
+  HaloStage<kThreads> stage{place.phase, 0, 0};
+  stage.locate(p, place, halo);
+  const auto load_voxel = [&](StagedVoxel<Arithmetic>& voxel, int round) {
+    const int offset = halo[thread + round * kThreads];
+    const int first = stage.chunk * kChunk * Arithmetic::kElements;
+    voxel.load(in + (stage.corner + first * p.in_stride[1]) + offset, p.in_stride[1], p.in_channels - first,
+               offset != kOutside);
   };
-  const auto store_voxel = [&](int round, uint32_t* buffer) {
-    int v = thread + round * kThreads;
-    if (v >= p.halo_voxels) return;
+  const auto store_voxel = [&](const StagedVoxel<Arithmetic>& voxel, int round, int buffer) {
+    int v = min(thread + round * kThreads, p.halo_voxels);  // there is room for one more, which nobody reads
     const int fold = p.axis[2].fold;
     if (fold > 1) {  // residues apart, so that neighbouring results read neighbouring words
-      const int w = static_cast<int>(halo[v] & 1023);
-      v += w % fold * (p.extent[2] / fold) + w / fold - w;
+      int rest = v;
+      const int w = p.extent[2].take(rest);
+      if (v < p.halo_voxels) v += w % fold * (p.extent[2].value / fold) + w / fold - w;
     }
-    voxel.store(buffer + v, p.pitch);
+    voxel.template store<Tile::kUpper / 4>(reinterpret_cast<uint32_t*>(a_bytes + buffer) + v, p.pitch);
   };
 
   // ---- B on its way
-  const uint4* const weights =
-      p.weights + (int64_t{place.group} * p.column_tiles + place.column_tile) * p.chunks * p.kernel_taps *
-                      (Tile::kSlab / 4);
-  int next_class = 0, next_chunk = 0, next_tap = 0, next_buffer = 0;
+  const uint4* weights = p.weights + thread +
+                         ((int64_t{place.group} * p.column_tiles + place.column_tile) * p.class_begin[p.classes] +
+                          p.class_begin[place.phase]) * p.chunks * (Tile::kSlab / 4);
+  int next_class = place.phase, next_chunk = 0, next_tap = 0, next_buffer = 0;
   const auto fetch_weights = [&] {
-    if (next_class < classes) {
-      const int2* table = taps + begin[next_class] + next_tap;
-      const int left = begin[next_class + 1] - begin[next_class] - next_tap;
-      const int units = min(left, Tile::kStepTaps) * (Tile::kSlab / 4);
-      const uint4* chunk = weights + int64_t{next_chunk} * p.kernel_taps * (Tile::kSlab / 4);
-      uint4* const to = reinterpret_cast<uint4*>(b_ring + next_buffer * kBuffer);
-      for (int i = thread; i < units; i += kThreads)
-        copy_async(to + i, chunk + table[i / (Tile::kSlab / 4)].y * (Tile::kSlab / 4) + i % (Tile::kSlab / 4));
-      next_tap += Tile::kStepTaps;
-      if (next_tap >= begin[next_class + 1] - begin[next_class]) {
+    if (next_class < last_class) {
+      constexpr int kUnits = kBuffer / 4;
+      uint4* const to = reinterpret_cast<uint4*>(b_ring + next_buffer * kBuffer) + thread;
+      const int left = p.class_begin[next_class + 1] - p.class_begin[next_class] - next_tap;
+      if (left >= kStepTaps) {
+#pragma unroll
+        for (int i = 0; i < kUnits; i += kThreads)
+          if (kUnits % kThreads == 0 || i + thread < kUnits) copy_async(to + i, weights + i);
+        weights += kUnits;
+      } else {
+        for (int i = 0; i + thread < left * (Tile::kSlab / 4); i += kThreads) copy_async(to + i, weights + i);
+        weights += left * (Tile::kSlab / 4);
+      }
+      next_tap += kStepTaps;
+      if (left <= kStepTaps) {
         next_tap = 0;
         if (++next_chunk == p.chunks) next_chunk = 0, ++next_class;
       }
@@ -261,116 +260,135 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) gather_mma(cons
     }
     commit_copies();
   };
+  fetch_weights();
+  fetch_weights();
+  for (int round = 0; round < p.rounds; round += 2) {
+    StagedVoxel<Arithmetic> voxel[2];
+    const int second = min(round + 1, p.rounds - 1);
+    load_voxel(voxel[0], round);
+    load_voxel(voxel[1], second);
+    store_voxel(voxel[0], round, 0);
+    store_voxel(voxel[1], second, 0);
+  }
 
-  int rows[2 * kM16];  // of A's words: this lane's rows and its word of channels
+  const char* rows[2 * kM16];  // of A: this lane's rows and words
 #pragma unroll
   for (int i = 0; i < 2 * kM16; ++i) {
-    const int m = warp_m * 16 * kM16 + i * 8 + g;
-    const int w = m % p.box[2], h = m / p.box[2] % p.box[1], d = m / p.box[2] / p.box[1];
-    rows[i] = t * p.pitch + (d < p.box[0] ? (d * p.extent[1] + h) * p.extent[2] + w : 0);
+    int m = warp_m * 16 * kM16 + i * 8 + g;
+    const bool inside = m < p.box_voxels;
+    const int w = p.box[2].take(m), h = p.box[1].take(m);
+    rows[i] = a_bytes + (t * p.pitch + (inside ? (m * p.extent[1].value + h) * p.extent[2].value + w : 0)) * 4;
   }
-
-  fetch_weights();
-  fetch_weights();
-  for (int round = 0; round < rounds; ++round) {
-    load_voxel(round);
-    store_voxel(round, a_words);
-  }
+  const uint32_t* const columns = b_ring + (warp_n * kN8 * 32 + lane) * 2 * kParts;
 
   Accumulator sum[kM16][kN8] = {};
   int buffer = 0, a_now = 0;
-  const int stages = classes * p.chunks;
-  for (int s = 0, number = 0, chunk = 0; s < stages; ++s) {
-    const bool more = s + 1 < stages;
-    stage.next(p, place);
-    int round = more ? 0 : rounds;
-    const int first = begin[number], last = begin[number + 1];
-    for (int tap = first; tap < last; tap += Tile::kStepTaps) {
-      await_copies<1>();
-      __syncthreads();
-      fetch_weights();
-      const bool staging = round < rounds;
-      if (staging) load_voxel(round);
-      const uint32_t* const a = a_words + a_now;
-      const uint32_t* const b = b_ring + buffer * kBuffer + (warp_n * kN8 * 32 + lane) * 2 * kParts;
+  for (int number = place.phase; number < last_class; ++number) {
+    for (int chunk = 0; chunk < p.chunks; ++chunk) {
+      const bool more = chunk + 1 < p.chunks || number + 1 < last_class;
+      if (more) stage.next(p, place, halo);
+      const int rounds = more ? p.rounds : 0;
+      int round = 0;
+      const auto multiply_taps = [&]<bool kFull>(int tap, int count) {
+        StagedVoxel<Arithmetic> voxel;
+        uint32_t a_fragment[kAhead + 1][kM16][4], b_fragment[kAhead + 1][kN8][2 * kParts];
+        const auto load_fragments = [&](int j) {
+          const uint32_t* b = columns + buffer * kBuffer + j * Tile::kSlab;
+          const int offset = p.tap_offset[tap + j] + a_now;
 #pragma unroll
-      for (int j = 0; j < Tile::kStepTaps; ++j) {
-        if (tap + j >= last) break;
-        const int offset = taps[tap + j].x;
-        uint32_t a_fragment[kM16][4], b_fragment[kN8][2 * kParts];
+          for (int n = 0; n < kN8; ++n, b += 64 * kParts) {
+            if constexpr (kParts == 1)
+              *reinterpret_cast<uint2*>(b_fragment[j % (kAhead + 1)][n]) = *reinterpret_cast<const uint2*>(b);
+            else
+              *reinterpret_cast<uint4*>(b_fragment[j % (kAhead + 1)][n]) = *reinterpret_cast<const uint4*>(b);
+          }
 #pragma unroll
-        for (int n = 0; n < kN8; ++n) {
-          const uint32_t* from = b + j * Tile::kSlab + n * 64 * kParts;
-          if constexpr (kParts == 1)
-            *reinterpret_cast<uint2*>(b_fragment[n]) = *reinterpret_cast<const uint2*>(from);
-          else
-            *reinterpret_cast<uint4*>(b_fragment[n]) = *reinterpret_cast<const uint4*>(from);
+          for (int m = 0; m < kM16; ++m) {
+            const uint32_t* const low = reinterpret_cast<const uint32_t*>(rows[2 * m] + offset);
+            const uint32_t* const high = reinterpret_cast<const uint32_t*>(rows[2 * m + 1] + offset);
+            a_fragment[j % (kAhead + 1)][m][0] = low[0];
+            a_fragment[j % (kAhead + 1)][m][1] = high[0];
+            a_fragment[j % (kAhead + 1)][m][2] = low[Tile::kUpper / 4];
+            a_fragment[j % (kAhead + 1)][m][3] = high[Tile::kUpper / 4];
+          }
+        };
+        if (kAhead > 0) load_fragments(0);
+#pragma unroll
+        for (int j = 0; j < kStepTaps; ++j) {
+          if (!kFull && j >= count) break;
+          if (kFull && j % kStageTaps == 0 && round < rounds) load_voxel(voxel, round);
+          if (j + kAhead < kStepTaps && (kFull || j + kAhead < count)) load_fragments(j + kAhead);
+          Arithmetic::multiply(sum, a_fragment[j % (kAhead + 1)], b_fragment[j % (kAhead + 1)]);
+          if (kFull && (j % kStageTaps == kStageTaps - 1 || j + 1 == kStepTaps) && round < rounds)
+            store_voxel(voxel, round++, a_buffer - a_now);
         }
-#pragma unroll
-        for (int m = 0; m < kM16; ++m) {
-          const uint32_t* low = a + rows[2 * m] + offset;
-          const uint32_t* high = a + rows[2 * m + 1] + offset;
-          a_fragment[m][0] = low[0];
-          a_fragment[m][1] = high[0];
-          a_fragment[m][2] = low[4 * p.pitch];
-          a_fragment[m][3] = high[4 * p.pitch];
-        }
-        Arithmetic::multiply(sum, a_fragment, b_fragment);
+      };
+      const int last = p.class_begin[number + 1];
+      for (int tap = p.class_begin[number]; tap < last; tap += kStepTaps) {
+        await_copies<1>();
+        __syncthreads();
+        fetch_weights();
+        if (last - tap >= kStepTaps)
+          multiply_taps.template operator()<true>(tap, kStepTaps);
+        else
+          multiply_taps.template operator()<false>(tap, last - tap);
+        if (++buffer == Tile::kStages) buffer = 0;
       }
-      if (staging) store_voxel(round++, a_words + (a_buffer - a_now));
-      if (++buffer == Tile::kStages) buffer = 0;
+      for (; round < rounds; round += 2) {  // too few taps to hide them all behind
+        StagedVoxel<Arithmetic> voxel[2];
+        const int second = min(round + 1, rounds - 1);
+        load_voxel(voxel[0], round);
+        load_voxel(voxel[1], second);
+        store_voxel(voxel[0], round, a_buffer - a_now);
+        store_voxel(voxel[1], second, a_buffer - a_now);
+      }
+      a_now = a_buffer - a_now;
     }
-    for (; round < rounds; ++round) {  // too few taps to hide them all behind
-      load_voxel(round);
-      store_voxel(round, a_words + (a_buffer - a_now));
-    }
-    a_now = a_buffer - a_now;
-    if (++chunk == p.chunks) chunk = 0, ++number;
   }
 
   // ---- results
-  int part[3];
-  class_parts(p, place.phase, part);
   Element* const out = static_cast<Element*>(p.out) + place.sample * p.out_stride[0];
   const Element* const bias = static_cast<const Element*>(p.bias);
+  int64_t offset[2 * kM16];  // -1: not there
 #pragma unroll
   for (int i = 0; i < 2 * kM16; ++i) {
-    const int m = warp_m * 16 * kM16 + i * 8 + g;
-    const int q[3] = {place.q[0] + m / p.box[2] / p.box[1], place.q[1] + m / p.box[2] % p.box[1],
-                      place.q[2] + m % p.box[2]};
-    bool inside = m < p.box[0] * p.box[1] * p.box[2];
-    int64_t offset = 0;
+    int m = warp_m * 16 * kM16 + i * 8 + g;
+    bool inside = m < p.box_voxels;
+    offset[i] = 0;
 #pragma unroll
-    for (int a = 0; a < 3; ++a) {
-      const AxisPart& at = p.axis[a].part[part[a]];
-      inside &= q[a] < at.count;
-      offset += (at.first + int64_t{q[a]} * p.axis[a].out_step) * p.out_stride[a + 2];
+    for (int a = 2; a >= 0; --a) {
+      const AxisPart& at = p.axis[a].part[phase[a]];
+      const int q = place.q[a] + (a > 0 ? p.box[a].take(m) : m);
+      inside &= q < at.count;
+      offset[i] += (at.first + int64_t{q} * p.axis[a].out_step) * p.out_stride[a + 2];
     }
-    if (!inside) continue;
-#pragma unroll
-    for (int n = 0; n < kN8; ++n)
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        const int column = place.column_tile * Tile::kColumns + (warp_n * kN8 + n) * 8 + 2 * t + j;
-        if (column >= p.out_channels) continue;
-        const int64_t channel = int64_t{place.group} * p.out_channels + column;
-        float value = sum[i / 2][n][i % 2 * 2 + j];
-        if (bias) value += static_cast<float>(bias[channel * p.bias_stride]);
-        if (p.relu) value = value > 0 || value != value ? value : 0.0f;
-        out[offset + channel * p.out_stride[1]] = Element(value);
-      }
+    if (!inside) offset[i] = -1;
   }
+#pragma unroll
+  for (int n = 0; n < kN8; ++n)
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const int column = place.column_tile * Tile::kColumns + (warp_n * kN8 + n) * 8 + 2 * t + j;
+      if (column >= p.out_channels) continue;
+      const int64_t channel = int64_t{place.group} * p.out_channels + column;
+      const float shift = bias ? static_cast<float>(bias[channel * p.bias_stride]) : 0.0f;
+      Element* const to = out + channel * p.out_stride[1];
+#pragma unroll
+      for (int i = 0; i < 2 * kM16; ++i) {
+        float value = sum[i / 2][n][i % 2 * 2 + j] + shift;
+        if (p.relu) value = value > 0 || value != value ? value : 0.0f;
+        if (offset[i] >= 0) to[offset[i]] = Element(value);
+      }
+    }
 }
 
-/// Output channels that a block takes, of those that are compiled: the least waste, then the widest.
-int gather_columns(int out_channels, bool three_products);
-
-/// Queues the kernel for a problem whose packed weights have `columns` columns (gather_columns()).
+/// Queues the kernel for a problem whose packed weights have `columns` columns a tile.
 template <class Arithmetic>
 void launch_gather_mma(const GatherMma& problem, int columns, cudaStream_t stream);
 
 template <class Tile>
-void launch_gather_tile(const GatherMma& p, cudaStream_t stream) {
+void launch_gather_tile(GatherMma p, cudaStream_t stream) {
+  p.rounds = (p.halo_voxels + Tile::kThreads - 1) / Tile::kThreads;
   const size_t bytes = Tile::shared_bytes(p);
   check_cuda(cudaFuncSetAttribute(gather_mma<Tile>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                   static_cast<int>(bytes)),

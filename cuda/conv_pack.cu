@@ -1,6 +1,6 @@
 // Convolution weights in the order in which the lanes of conv_gather_mma.cuh multiply them:
-//   (group, column tile, chunk of channels, tap, block of 8 columns, lane, words of its fragment).
-// Channels beyond the last are zero.
+//   (group, column tile, class of taps, chunk of channels, tap of the class, block of 8 columns, lane, its words),
+// so that a block reads them from one end to the other. Channels beyond the last are zero.
 #include "cuda/conv_pack.h"
 
 namespace voxgrad::cuda {
@@ -19,11 +19,30 @@ __global__ void pack_kernel(const __grid_constant__ PackWeights p, uint32_t* pac
       return d;
     };
     const int lane = digit(32), block = digit(p.columns / 8);
-    const int w = digit(p.kernel[2]), h = digit(p.kernel[1]), d = digit(p.kernel[0]);
-    const int chunk = digit(p.chunks), tile = digit(p.column_tiles);
+    int of_tile = digit(p.chunks * p.taps);  // (class, chunk, tap of the class)
+    const int tile = digit(p.column_tiles);
+    int part[3], taps = 1;
+    for (int c = 0;; ++c) {
+      int number = c;
+      taps = 1;
+      for (int a = 2; a >= 0; --a) {
+        part[a] = number % p.axis[a].parts;
+        number /= p.axis[a].parts;
+        taps *= p.axis[a].part[part[a]].taps;
+      }
+      if (of_tile < p.chunks * taps) break;
+      of_tile -= p.chunks * taps;
+    }
+    const int chunk = of_tile / taps;
+    int in_class = of_tile % taps;
+    int64_t tap = 0;
+    for (int a = 2; a >= 0; --a) {
+      const AxisPart& at = p.axis[a].part[part[a]];
+      tap += (at.tap_first + in_class % at.taps * int64_t{at.tap_step}) * p.tap_stride[a];
+      in_class /= at.taps;
+    }
     const int column = tile * p.columns + block * 8 + lane / 4;
-    const Element* const from = weight + index * p.group_stride + column * p.out_stride + d * p.tap_stride[0] +
-                                h * p.tap_stride[1] + w * p.tap_stride[2];
+    const Element* const from = weight + index * p.group_stride + column * p.out_stride + tap;
     for (int half = 0; half < 2; ++half) {
       const int word = chunk * 8 + lane % 4 + half * 4;
       Element x[kElements];
@@ -42,8 +61,8 @@ __global__ void pack_kernel(const __grid_constant__ PackWeights p, uint32_t* pac
 
 template <class Arithmetic>
 size_t packed_bytes(const PackWeights& p) {
-  return static_cast<size_t>(p.groups) * p.column_tiles * p.chunks * p.kernel[0] * p.kernel[1] * p.kernel[2] *
-         p.columns * 8 * Arithmetic::kParts * sizeof(uint32_t);
+  return static_cast<size_t>(p.groups) * p.column_tiles * p.chunks * p.taps * p.columns * 8 * Arithmetic::kParts *
+         sizeof(uint32_t);
 }
 
 template <class Arithmetic>

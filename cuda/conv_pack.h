@@ -1,6 +1,7 @@
 // Packing of convolution weights for the tensor-core kernels.
 #pragma once
 
+#include "cuda/conv_parts.h"
 #include "cuda/launch.h"
 #include "cuda/mma.cuh"
 
@@ -10,8 +11,8 @@ struct PackWeights {
   const void* weight;
   int64_t group_stride, in_stride, out_stride, tap_stride[3];
   int groups, in_channels, out_channels;  // channels of a group
-  int kernel[3];
-  int columns, column_tiles, chunks;
+  int columns, column_tiles, chunks, taps;  // taps: of all classes
+  AxisParts axis[3];
 };
 
 template <class Arithmetic>

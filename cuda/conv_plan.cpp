@@ -9,7 +9,7 @@ namespace {
 
 constexpr int kRows = 256;             // results of a block
 constexpr int kMaxExtent = 1023;       // voxels of a halo along an axis: packed into 10 bits
-constexpr int kMaxHalo = 1600;         // voxels: what shared memory holds of two stages
+constexpr int kMaxHalo = 1063;         // voxels: what shared memory holds of two stages
 constexpr int kMaxTaps = 1024, kMaxClasses = 64;
 constexpr int kChunkWords = 8;
 
@@ -67,7 +67,7 @@ std::optional<double> cost(const ConvProblem& p, const GatherPlan& plan, const i
   const double straddling = box[2] % 8 == 0 ? 0 : std::min(1.0, 7.0 / box[2]);
   const double blocks8 = plan.columns / 8;
   const double products = 16 * blocks8 * 1.46 * (three ? 3 : 1);
-  const double reads = 4 * 4 * 4 * (1 + 0.5 * straddling) + 4 * blocks8 * 2 * (three ? 2 : 1);
+  const double reads = 4 * 4 * 4 * (1 + 0.5 * straddling) * std::max(1.0, blocks8 / 8) + 4 * blocks8 * 2 * (three ? 2 : 1);
   const double multiply = taps * std::max(products, reads);
   const double stage = stages * (halo * kChunkWords * 0.15 + 100);
   return blocks * (plan.chunks * (multiply + stage) + stages * 800);
@@ -123,7 +123,7 @@ std::optional<GatherPlan> plan_gather(const ConvProblem& p) {
   }
   if (p.direction == ConvDirection::transposed) blocks *= plan.classes;
   if (blocks >= 2147483647.0) return std::nullopt;
-  plan.pitch = round_up(plan.halo_voxels - 8, 32) + 8;  // 8 modulo the 32 banks
+  plan.pitch = round_up(plan.halo_voxels + 1 - 8, 32) + 8;  // 8 modulo the 32 banks
   return plan;
 }
 
