@@ -12,7 +12,7 @@ namespace {
 
 template <class T>
 Block<T> sigmoid_block(const Block<T>& x) {
-  return T(1) / (T(1) + (-x).exp());
+  return T(1) / (T(1) + exp_block<T>(-x));
 }
 
 /// The block form of an operator, or nothing where the scalar formula serves.
@@ -21,7 +21,7 @@ auto block_form([[maybe_unused]] T a, [[maybe_unused]] T b) {
   using B = Block<T>;
   if constexpr (std::is_same_v<decltype(op), UnaryOp>) {
     if constexpr (op == UnaryOp::exp)
-      return [](const B& x) -> B { return x.exp(); };
+      return exp_block<T>;
     else if constexpr (op == UnaryOp::tanh && sizeof(T) == 4)
       return [](const B& x) -> B { return x.tanh(); };
     else if constexpr (op == UnaryOp::sigmoid)

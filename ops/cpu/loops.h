@@ -49,10 +49,6 @@ struct Nest {
     return count;
   }
   int64_t rows() const { return numel() / std::max<int64_t>(1, inner_size()); }
-  /// Whether every view is contiguous along the inner axis.
-  bool inner_contiguous() const {
-    return std::all_of(inner_stride().begin(), inner_stride().end(), [](int64_t s) { return s == 1; });
-  }
 
   /// Adds an axis inside of those there are.
   void push(int64_t axis_size, const Offsets<N>& axis_stride) {
