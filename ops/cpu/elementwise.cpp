@@ -88,7 +88,7 @@ void binary_entry(const View& out, const View& x, const View& y, double a, doubl
   if constexpr (op >= BinaryOp::eq)
     dispatch<float, double, int64_t, int32_t, uint8_t, bool>(x.dtype, name, "CPU", run);
   else if constexpr (op == BinaryOp::add || op == BinaryOp::mul)
-    dispatch<float, double, int64_t, int32_t, bool>(x.dtype, name, "CPU", run);
+    dispatch<float, double, BFloat16, Float16, int64_t, int32_t, bool>(x.dtype, name, "CPU", run);
   else if constexpr (op <= BinaryOp::minimum)
     dispatch<float, double, int64_t, int32_t>(x.dtype, name, "CPU", run);
   else

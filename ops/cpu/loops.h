@@ -56,9 +56,13 @@ struct Nest {
     stride[static_cast<size_t>(rank++)] = axis_stride;
   }
 
-  /// Drops axes of size 1, orders and merges the others.
+  /// Drops axes of size 1, orders and merges the others; an empty nest is left with one axis.
   Nest simplified() const {
     Nest sorted;
+    if (std::find(size.begin(), size.begin() + rank, 0) != size.begin() + rank) {  // nothing to step through
+      sorted.push(0, stride[0]);
+      return sorted;
+    }
     for (size_t i = 0; i < static_cast<size_t>(rank); ++i) {
       if (size[i] == 1) continue;
       size_t at = static_cast<size_t>(sorted.rank);
