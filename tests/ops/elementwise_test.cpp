@@ -23,7 +23,7 @@ void expect_equal(const Tensor& got, const std::vector<double>& expected, const 
     if (std::isnan(expected[i]))
       EXPECT_TRUE(std::isnan(values[i])) << what << " at " << i << ": " << values[i];
     else
-      EXPECT_EQ(values[i], expected[i]) << what << " at " << i;
+      EXPECT_DOUBLE_EQ(values[i], expected[i]) << what << " at " << i;
   }
 }
 
