@@ -52,7 +52,7 @@ Edge autograd::edge_to(const Tensor& tensor) {
   if (!node) {
     node = Node::make("accumulate_grad");
     node->sequence = 0;
-    node->outputs.push_back({tensor.shape(), tensor.dtype(), tensor.device(), {}});
+    node->outputs.push_back({tensor.shape(), tensor.dtype(), tensor.device()});
     node->leaf = tensor.body();
     data.accumulator = node;
   }
@@ -68,6 +68,15 @@ bool needs_grad(const Tensors& inputs) {
   for (const Tensor& input : inputs)
     if (input.defined() && input.requires_grad()) return true;
   return false;
+}
+
+void check_in_place(const char* op, const Tensor& target, const Tensor& source) {
+  check(target.defined(), op, "the target is undefined");
+  check(!needs_grad({target, source}), op,
+        "an in-place write is not recorded, and a tensor here requires grad; use NoGradGuard or the function form");
+  check(!may_overlap(target.shape(), target.strides()), op,
+        "elements of the target share memory (an expanded view?): ", describe(target), " with strides ",
+        target.strides());
 }
 
 Saved::Saved(const Tensor& tensor) : tensor_(tensor) {
@@ -118,7 +127,7 @@ void autograd::record(const char* name, const Tensors& outputs, const Tensors& i
       data.grad_fn = node;
       data.output = node->outputs.size();
     }
-    node->outputs.push_back({output.shape(), output.dtype(), output.device(), {}});
+    node->outputs.push_back({output.shape(), output.dtype(), output.device()});
   }
   node->backward = std::move(backward);
 }
@@ -179,20 +188,20 @@ std::shared_ptr<Node> Tensor::grad_fn() const {
 
 Tensor Tensor::detach() const { return as_strided(*this, shape(), strides(), storage_offset()); }
 
-void Tensor::register_hook(std::function<Tensor(const Tensor&)> hook) const {
+HookHandle Tensor::register_hook(Hook hook) const {
   check(requires_grad(), "register_hook", "the tensor does not require grad");
   check(static_cast<bool>(hook), "register_hook", "the hook is empty");
   AutogradData& data = data_of(*this);
   auto& hooks = data.grad_fn ? data.grad_fn->outputs[data.output].hooks : data.hooks;
-  hooks.push_back(std::move(hook));
+  std::erase_if(hooks, [](const auto& registered) { return !*registered; });
+  hooks.push_back(std::make_shared<Hook>(std::move(hook)));
+  return HookHandle(hooks.back());
 }
 
 void Tensor::retain_grad() const {
-  if (is_leaf()) return;
-  register_hook([weak = std::weak_ptr<TensorBody>(body_)](const Tensor& grad) {
-    if (auto body = weak.lock()) Tensor(body).set_grad(grad);
-    return Tensor();
-  });
+  check(requires_grad(), "retain_grad", "the tensor does not require grad");
+  AutogradData& data = data_of(*this);
+  if (data.grad_fn) data.grad_fn->outputs[data.output].retained = body_;
 }
 
 void Tensor::backward(const Tensor& gradient, bool retain_graph, bool create_graph) const {

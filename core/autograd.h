@@ -14,7 +14,8 @@ namespace voxgrad {
 
 /// The gradients of a node's inputs from those of its outputs. Undefined tensors stand for zero.
 using Backward = std::function<Tensors(const Tensors& grads)>;
-using Hook = std::function<Tensor(const Tensor& grad)>;
+/// In the order of registration; a removed hook is an empty function.
+using Hooks = std::vector<std::shared_ptr<Hook>>;
 
 /// Where a gradient goes: output number `output` of `node`.
 struct Edge {
@@ -29,7 +30,8 @@ class Node {
     Shape shape;
     DType dtype;
     Device device;
-    std::vector<Hook> hooks;
+    Hooks hooks{};
+    std::weak_ptr<TensorBody> retained{};  ///< keeps the gradient too: retain_grad()
   };
 
   /// Nodes are made here: they are deleted one after the other, never recursively.
@@ -53,7 +55,7 @@ struct AutogradData {
   std::shared_ptr<Node> grad_fn;
   size_t output = 0;                ///< which output of grad_fn
   std::weak_ptr<Node> accumulator;  ///< leaves: where edges to this tensor end
-  std::vector<Hook> hooks;          ///< leaves: a non-leaf's hooks live in its grad_fn
+  Hooks hooks;                      ///< leaves: a non-leaf's hooks live in its grad_fn
 };
 
 struct TensorBody {
@@ -88,6 +90,10 @@ class NoGradGuard : public GradModeGuard {
 
 /// True if an operation on these inputs has to be recorded.
 bool needs_grad(const Tensors& inputs);
+
+/// Throws unless `target` may be written in place: nothing would have to be recorded (for `source`, which is written
+/// there, too), and no two of its elements share memory.
+void check_in_place(const char* op, const Tensor& target, const Tensor& source = {});
 
 /// A tensor kept for the backward pass. Reading it throws if it was written to since.
 class Saved {

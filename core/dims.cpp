@@ -1,5 +1,8 @@
 #include "core/dims.h"
 
+#include <algorithm>
+#include <cstdlib>
+
 namespace voxgrad {
 
 int64_t numel(const Shape& shape, const char* op) {
@@ -16,20 +19,16 @@ int64_t numel(const Shape& shape, const char* op) {
   return count;
 }
 
-namespace {
-/// The next stride. An empty axis counts as one; the product may wrap only where the tensor is empty, and no stride
-/// is ever used.
-int64_t times(int64_t step, int64_t size) {
+int64_t next_stride(int64_t step, int64_t size) {
   return static_cast<int64_t>(static_cast<uint64_t>(step) * static_cast<uint64_t>(size > 0 ? size : 1));
 }
-}  // namespace
 
 Strides contiguous_strides(const Shape& shape) {
   Strides strides = shape;
   int64_t step = 1;
   for (int64_t i = shape.size() - 1; i >= 0; --i) {
     strides[i] = step;
-    step = times(step, shape[i]);
+    step = next_stride(step, shape[i]);
   }
   return strides;
 }
@@ -38,13 +37,30 @@ Strides channels_last_strides(const Shape& shape) {
   check(shape.size() >= 3, "channels_last", "needs (N, C, spatial...), got shape ", shape);
   Strides strides = shape;
   strides[1] = 1;
-  int64_t step = times(1, shape[1]);
+  int64_t step = next_stride(1, shape[1]);
   for (int64_t i = shape.size() - 1; i >= 0; --i) {
     if (i == 1) continue;
     strides[i] = step;
-    step = times(step, shape[i]);
+    step = next_stride(step, shape[i]);
   }
   return strides;
+}
+
+bool may_overlap(const Shape& shape, const Strides& strides) {
+  Dims order;
+  for (int64_t i = 0; i < shape.size(); ++i) {
+    if (shape[i] == 0) return false;
+    if (shape[i] > 1) order.push_back(i);
+  }
+  std::sort(order.begin(), order.end(),
+            [&](int64_t a, int64_t b) { return std::abs(strides[a]) < std::abs(strides[b]); });
+  int64_t reach = 0;  // of the axes so far
+  for (int64_t axis : order) {
+    const int64_t step = std::abs(strides[axis]);
+    if (step <= reach) return true;
+    reach += (shape[axis] - 1) * step;
+  }
+  return false;
 }
 
 int64_t normalize_axis(int64_t axis, int64_t rank, const char* op) {

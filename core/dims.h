@@ -80,12 +80,19 @@ using Strides = Dims;
 /// The product of the sizes (1 for a scalar). Throws if a size is negative or the product overflows.
 int64_t numel(const Shape& shape, const char* op = "numel");
 
+/// The stride outside of an axis with stride `step`. An empty axis counts as one; the product may wrap only where the
+/// tensor is empty, and no stride is ever used.
+int64_t next_stride(int64_t step, int64_t size);
+
 /// Row-major strides of a dense tensor.
 Strides contiguous_strides(const Shape& shape);
 
 /// Strides of a dense tensor whose axis 1 varies fastest: (N, C, D, H, W) stored as (N, D, H, W, C).
 /// The shape needs at least three axes.
 Strides channels_last_strides(const Shape& shape);
+
+/// False if each index surely has a place of its own, as in every view of a dense tensor but those that expand().
+bool may_overlap(const Shape& shape, const Strides& strides);
 
 /// `axis`, counted from the end when negative. Throws if it lies outside [-rank, rank).
 int64_t normalize_axis(int64_t axis, int64_t rank, const char* op);

@@ -48,6 +48,10 @@ inline constexpr DType dtype_of = [] {
     static_assert(sizeof(T) == 0, "no voxgrad dtype for this type");
 }();
 
+/// Throws "<op>: <value> does not fit <dtype>" for NaN and for what lies outside an integer dtype's range once its
+/// fraction is cut off. Floating dtypes and bool take any value.
+void check_fits(const char* op, double value, DType dtype);
+
 /// Throws "<op> has no <device> kernel for <dtype>".
 [[noreturn]] void no_kernel(const char* op, const char* device, DType dtype);
 

@@ -38,8 +38,8 @@ class Engine {
 
   void send(const Edge& edge, const Tensor& grad, const std::string& from);
   void visit(const std::shared_ptr<Node>& node, Pending pending);
-  void accumulate(TensorBody& leaf, const Tensor& grad);
-  static void run_hooks(const std::vector<Hook>& hooks, Tensor& grad);
+  void accumulate(TensorBody& tensor, const Tensor& grad);
+  static void run_hooks(const Hooks& hooks, Tensor& grad);
   bool is_needed(const Node* node) const { return wanted_.empty() || needed_.contains(node); }
 
   bool retain_, create_;
@@ -108,7 +108,10 @@ void Engine::send(const Edge& edge, const Tensor& grad, const std::string& from)
 }
 
 void Engine::visit(const std::shared_ptr<Node>& node, Pending pending) {
-  for (size_t i = 0; i < node->outputs.size(); ++i) run_hooks(node->outputs[i].hooks, pending.grads[i]);
+  for (size_t i = 0; i < node->outputs.size(); ++i) {
+    run_hooks(node->outputs[i].hooks, pending.grads[i]);
+    if (const auto body = node->outputs[i].retained.lock()) accumulate(*body, pending.grads[i]);
+  }
   if (node->leaf && node->leaf->autograd) run_hooks(node->leaf->autograd->hooks, pending.grads[0]);
 
   for (size_t i = 0; i < wanted_.size(); ++i)
@@ -129,11 +132,13 @@ void Engine::visit(const std::shared_ptr<Node>& node, Pending pending) {
   if (!retain_) node->backward = nullptr;
 }
 
-void Engine::run_hooks(const std::vector<Hook>& hooks, Tensor& grad) {
+void Engine::run_hooks(const Hooks& hooks, Tensor& grad) {
   if (!grad.defined()) return;
-  const std::vector<Hook> now = hooks;  // a hook may register others
-  for (const Hook& hook : now) {
-    Tensor changed = hook(grad);
+  const Hooks now = hooks;  // a hook may register others,
+  for (const auto& hook : now) {
+    const Hook call = *hook;  // or remove itself
+    if (!call) continue;
+    Tensor changed = call(grad);
     if (!changed.defined()) continue;
     check(changed.shape() == grad.shape() && changed.dtype() == grad.dtype() && changed.device() == grad.device(),
           "hook", "returned ", describe(changed), " for a gradient ", describe(grad));
@@ -141,14 +146,15 @@ void Engine::run_hooks(const std::vector<Hook>& hooks, Tensor& grad) {
   }
 }
 
-void Engine::accumulate(TensorBody& leaf, const Tensor& grad) {
-  if (!grad.defined() || !leaf.autograd || !leaf.autograd->requires_grad) return;
-  check(grad.dtype() == leaf.dtype && grad.device() == leaf.storage->device(), "backward", "a leaf was converted to ",
-        leaf.dtype, " on ", leaf.storage->device(), " after the graph was recorded; its gradient is ", describe(grad));
-  Tensor& sum = leaf.autograd->grad;
+void Engine::accumulate(TensorBody& tensor, const Tensor& grad) {
+  if (!grad.defined() || !tensor.autograd || !tensor.autograd->requires_grad) return;
+  check(grad.dtype() == tensor.dtype && grad.device() == tensor.storage->device(), "backward",
+        "a tensor was converted to ", tensor.dtype, " on ", tensor.storage->device(),
+        " after the graph was recorded; its gradient is ", describe(grad));
+  Tensor& sum = tensor.autograd->grad;
   if (create_) {
     sum = sum.defined() ? sum.add(grad) : grad;
-  } else if (sum.defined() && !sum.requires_grad()) {
+  } else if (sum.defined() && !sum.requires_grad() && !may_overlap(sum.shape(), sum.strides())) {
     sum.add_(grad);
   } else if (sum.defined()) {
     sum = sum.add(grad);

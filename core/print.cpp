@@ -1,10 +1,10 @@
 // Tensors as text, in PyTorch's manner.
 #include <algorithm>
-#include <cinttypes>
 #include <cmath>
 #include <cstdio>
 #include <limits>
-#include <optional>
+#include <string>
+#include <vector>
 
 #include "core/autograd.h"
 
@@ -14,112 +14,102 @@ namespace {
 constexpr int64_t kSummaryThreshold = 1000;  // more elements than this are shortened
 constexpr int64_t kEdge = 3;                 // to so many at each end of an axis
 
-/// How the numbers of one tensor are written: one style and one width for all.
-class Format {
- public:
-  Format(const Tensor& tensor, const std::vector<double>& shown) : dtype_(tensor.dtype()) {
-    double largest = 0, smallest = std::numeric_limits<double>::infinity();
-    bool whole = true;
-    for (double value : shown) {
-      if (!std::isfinite(value)) continue;
-      whole &= value == std::nearbyint(value);
-      largest = std::max(largest, std::abs(value));
-      if (value != 0) smallest = std::min(smallest, std::abs(value));
-    }
-    scientific_ = largest >= 1e8 || (!whole && largest > 0 && (largest / smallest > 1e3 || smallest < 1e-4));
-    whole_ = whole && !scientific_;
-    for (double value : shown) width_ = std::max(width_, static_cast<int>(text(value).size()));
-  }
+constexpr int64_t kLineWidth = 80;
 
-  std::string operator()(double value) const {
-    const std::string plain = text(value);
-    return std::string(static_cast<size_t>(width_) - std::min(plain.size(), static_cast<size_t>(width_)), ' ') + plain;
+/// The elements of a floating tensor in one style for all: whole numbers, four decimals, or an exponent.
+std::vector<std::string> texts_of(const std::vector<double>& values) {
+  double largest = 0, smallest = std::numeric_limits<double>::infinity();
+  bool whole = true;
+  for (double value : values) {
+    if (!std::isfinite(value)) continue;
+    whole &= value == std::nearbyint(value);
+    largest = std::max(largest, std::abs(value));
+    if (value != 0) smallest = std::min(smallest, std::abs(value));
   }
-
- private:
-  std::string text(double value) const {
-    if (dtype_ == b8) return value != 0 ? "true" : "false";
-    char buffer[64];
-    if (!is_floating(dtype_))
-      std::snprintf(buffer, sizeof buffer, "%" PRId64, static_cast<int64_t>(value));
-    else if (!std::isfinite(value))
-      return std::isnan(value) ? "nan" : value > 0 ? "inf" : "-inf";
-    else
-      std::snprintf(buffer, sizeof buffer, scientific_ ? "%.4e" : whole_ ? "%.0f." : "%.4f", value);
-    return buffer;
+  const bool scientific = largest >= 1e8 || (!whole && largest > 0 && (largest / smallest > 1e3 || smallest < 1e-4));
+  std::vector<std::string> texts;
+  for (double value : values) {
+    char text[64];
+    std::snprintf(text, sizeof text, scientific ? "%.4e" : whole ? "%.0f." : "%.4f", value);
+    texts.push_back(std::isnan(value) ? "nan" : std::isinf(value) ? (value > 0 ? "inf" : "-inf") : text);
   }
+  return texts;
+}
 
-  DType dtype_;
-  bool scientific_ = false, whole_ = false;
-  int width_ = 0;
-};
+/// The elements in row-major order, all of one width.
+std::vector<std::string> texts_of(const Tensor& tensor) {
+  const Tensor dense = tensor.contiguous();
+  std::vector<std::string> texts;
+  if (is_floating(tensor.dtype()))
+    texts = texts_of(dense.to_vector());
+  else
+    for (int64_t value : dense.to_vector<int64_t>())
+      texts.push_back(tensor.dtype() != b8 ? std::to_string(value) : value ? "true" : "false");
+  size_t width = 0;
+  for (const std::string& text : texts) width = std::max(width, text.size());
+  for (std::string& text : texts) text.insert(0, width - text.size(), ' ');
+  return texts;
+}
 
-/// The indices of one axis that are shown; -1 stands for "...".
-std::vector<int64_t> shown_indices(int64_t size, bool shorten) {
-  std::vector<int64_t> indices;
-  for (int64_t i = 0; i < size; ++i) {
-    if (shorten && size > 2 * kEdge && i == kEdge) {
-      indices.push_back(-1);
-      i = size - kEdge;
-    }
-    indices.push_back(i);
+/// The first and last kEdge elements along each longer axis, on the tensor's device.
+Tensor edges_of(Tensor tensor) {
+  while (true) {
+    const Shape& sizes = tensor.shape();
+    const int64_t axis = std::max_element(sizes.begin(), sizes.end()) - sizes.begin();
+    const int64_t size = sizes[axis];
+    if (size <= 2 * kEdge) return tensor;
+    Shape shape = sizes;
+    shape[axis] = 2 * kEdge;
+    const Tensor ends = empty(shape, tensor.options());
+    ends.narrow(axis, 0, kEdge).copy_(tensor.narrow(axis, 0, kEdge));
+    ends.narrow(axis, kEdge, kEdge).copy_(tensor.narrow(axis, size - kEdge, kEdge));
+    tensor = ends;
   }
-  return indices;
 }
 
 class Printer {
  public:
-  explicit Printer(const Tensor& tensor) : tensor_(tensor), shorten_(tensor.numel() > kSummaryThreshold) {}
+  explicit Printer(const Tensor& tensor) : shape_(tensor.shape()), shorten_(tensor.numel() > kSummaryThreshold) {
+    NoGradGuard no_grad;
+    texts_ = texts_of(shorten_ ? edges_of(tensor) : tensor);
+  }
 
   void print(std::ostream& out) {
-    Dims index = Dims::filled(tensor_.dim(), 0);
-    if (tensor_.numel() > 0) visit(0, index, [&](const Dims& at) { shown_.push_back(tensor_.at(at)); });
-    format_.emplace(tensor_, shown_);
-    next_ = 0;
-    if (tensor_.dim() == 0)
-      out << (*format_)(shown_[0]);
+    if (texts_.empty())
+      out << "[]";
+    else if (shape_.empty())
+      out << texts_[0];
     else
       bracket(out, 0);
   }
 
  private:
-  template <class F>
-  void visit(int64_t axis, Dims& index, const F& f) {
-    if (axis == tensor_.dim()) return f(index);
-    for (int64_t i : shown_indices(tensor_.shape()[axis], shorten_)) {
-      if (i < 0) continue;
-      index[axis] = i;
-      visit(axis + 1, index, f);
-    }
-  }
-
+  /// One axis: its parts in brackets, or on the last one the elements in lines of at most kLineWidth.
   void bracket(std::ostream& out, int64_t axis) {
-    const bool last = axis + 1 == tensor_.dim();
+    const bool last = axis + 1 == shape_.size(), cut = shorten_ && shape_[axis] > 2 * kEdge;
+    const int64_t parts = cut ? 2 * kEdge + 1 : shape_[axis];
+    const int64_t indent = axis + 8;  // "tensor(" and a bracket for each axis
+    const int64_t line = std::max<int64_t>(1, (kLineWidth + 1 - indent) / (std::ssize(texts_[0]) + 2));
     out << '[';
-    bool first = true;
-    for (int64_t i : shown_indices(tensor_.numel() > 0 ? tensor_.shape()[axis] : 0, shorten_)) {
-      if (!first) {
-        out << (last ? ", " : ",");
-        if (!last)
-          out << std::string(static_cast<size_t>(tensor_.dim() - axis - 1), '\n')
-              << std::string(static_cast<size_t>(axis) + 8, ' ');
-      }
-      first = false;
-      if (i < 0)
+    for (int64_t i = 0; i < parts; ++i) {
+      const int64_t breaks = !last ? shape_.size() - axis - 1 : i % line == 0;
+      if (i > 0) out << (breaks ? "," : ", ");
+      if (i > 0 && breaks)
+        out << std::string(static_cast<size_t>(breaks), '\n') << std::string(static_cast<size_t>(indent), ' ');
+      if (cut && i == kEdge)
         out << "...";
       else if (last)
-        out << (*format_)(shown_[next_++]);
+        out << texts_[next_++];
       else
         bracket(out, axis + 1);
     }
     out << ']';
   }
 
-  const Tensor& tensor_;
-  bool shorten_;
-  std::vector<double> shown_;
+  const Shape shape_;
+  const bool shorten_;
+  std::vector<std::string> texts_;
   size_t next_ = 0;
-  std::optional<Format> format_;
 };
 
 }  // namespace

@@ -49,7 +49,7 @@ bool is_dense(const Shape& shape, const Strides& strides) {
   int64_t expected = 1;
   for (int64_t axis : order) {
     if (strides[axis] != expected) return false;
-    expected *= shape[axis];
+    expected = next_stride(expected, shape[axis]);
   }
   return true;
 }
@@ -138,7 +138,8 @@ double Tensor::read(const Dims& index) const { return read_element<double>(*this
 int64_t Tensor::read_int(const Dims& index) const { return read_element<int64_t>(*this, index); }
 
 void Tensor::set(const Dims& index, double value) const {
-  check(!(grad_enabled() && requires_grad()), "set", "in-place write to a tensor that requires grad");
+  check_in_place("set", *this);
+  check_fits("set", value, dtype());
   char bytes[8];
   dispatch<float, double, BFloat16, Float16, int64_t, int32_t, uint8_t, bool>(dtype(), "set", "CPU", [&]<class T>() {
     T stored;

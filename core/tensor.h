@@ -19,6 +19,21 @@ class Tensor;
 class Node;
 struct TensorBody;
 using Tensors = std::vector<Tensor>;
+/// Sees a gradient; a defined result replaces it.
+using Hook = std::function<Tensor(const Tensor& grad)>;
+
+/// A registered hook. It stays when the handle goes; remove() takes it away, also while a backward pass runs.
+class HookHandle {
+ public:
+  HookHandle() = default;
+  explicit HookHandle(std::weak_ptr<Hook> hook) : hook_(std::move(hook)) {}
+  void remove() const {
+    if (const auto hook = hook_.lock()) *hook = nullptr;
+  }
+
+ private:
+  std::weak_ptr<Hook> hook_;
+};
 
 /// What a new tensor is made of.
 struct TensorOptions {
@@ -88,7 +103,8 @@ class Tensor {
     else
       return static_cast<T>(read(index));
   }
-  /// Writes one element. Not recorded by autograd.
+  /// Writes one element. Not recorded by autograd. Throws where writing in place would, and if an integer dtype cannot
+  /// hold the value.
   void set(const Dims& index, double value) const;
   /// All elements in row-major order, converted to T, on the CPU.
   template <class T = double>
@@ -110,8 +126,8 @@ class Tensor {
   /// The same elements, cut off from the graph. Shares storage and version counter.
   Tensor detach() const;
   /// Calls `hook` with each gradient that arrives here; a defined result replaces it.
-  void register_hook(std::function<Tensor(const Tensor&)> hook) const;
-  /// Keeps the gradient of a non-leaf in grad().
+  HookHandle register_hook(Hook hook) const;
+  /// Adds the gradients that arrive at a non-leaf, as its hooks leave them, to grad(). Leaves do so anyway.
   void retain_grad() const;
 
   // ---- operations that read well as methods; defined in ops/methods.cpp, each as the function it names
@@ -134,7 +150,7 @@ class Tensor {
   Tensor add(const Tensor& other) const;
   Tensor sum(const Dims& axes = {}, bool keepdim = false) const;
   Tensor mean(const Dims& axes = {}, bool keepdim = false) const;
-  // Writes in place; throw if autograd would have to record them.
+  // Writes in place; throw if autograd would have to record them, or if elements of this tensor share memory.
   const Tensor& copy_(const Tensor& source) const;
   const Tensor& fill_(double value) const;
   const Tensor& zero_() const { return fill_(0); }

@@ -24,6 +24,8 @@ struct View {
   }
   VG_HOST_DEVICE int64_t numel() const {
     int64_t count = 1;
+    for (int i = 0; i < rank; ++i)
+      if (size[i] == 0) return 0;  // the other sizes may be too large to multiply
     for (int i = 0; i < rank; ++i) count *= size[i];
     return count;
   }

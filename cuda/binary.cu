@@ -32,7 +32,7 @@ void binary_entry(const View& out, const View& x, const View& y, double a, doubl
   if constexpr (op >= BinaryOp::eq)
     dispatch_cuda<float, double, int64_t, int32_t, uint8_t, bool>(x.dtype, name, run);
   else if constexpr (op == BinaryOp::add || op == BinaryOp::mul)
-    dispatch_cuda<float, double, int64_t, int32_t, bool>(x.dtype, name, run);
+    dispatch_cuda<float, double, BFloat16, Float16, int64_t, int32_t, bool>(x.dtype, name, run);
   else if constexpr (op <= BinaryOp::minimum)
     dispatch_cuda<float, double, int64_t, int32_t>(x.dtype, name, run);
   else

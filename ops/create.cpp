@@ -7,74 +7,88 @@
 #include "core/autograd.h"
 #include "ops/checks.h"
 #include "ops/kernels.h"
+#include "ops/scalar_ops.h"
 
 namespace voxgrad {
 
-Tensor full(const Shape& shape, double value, TensorOptions options) {
-  TensorOptions plain = options;
-  plain.requires_grad = false;
-  Tensor out = empty(shape, plain);
-  kernels(options.device).fill(out.view_out(), value);
-  if (options.requires_grad) out.requires_grad_();
+namespace {
+
+/// A tensor whose elements write(view) makes. Sizes are refused under `op`'s name.
+template <class F>
+Tensor make(const char* op, const Shape& shape, TensorOptions options, F&& write) {
+  numel(shape, op);
+  const bool requires_grad = std::exchange(options.requires_grad, false);
+  Tensor out = empty(shape, options);
+  write(out.view_out());
+  if (requires_grad) out.requires_grad_();
   return out;
 }
-Tensor zeros(const Shape& shape, TensorOptions options) { return full(shape, 0, options); }
-Tensor ones(const Shape& shape, TensorOptions options) { return full(shape, 1, options); }
 
-Tensor full_like(const Tensor& like, double value) {
+Tensor constant(const char* op, const Shape& shape, double value, TensorOptions options) {
+  check_fits(op, value, options.dtype);
+  return make(op, shape, options, [&](const View& out) { kernels(options.device).fill(out, value); });
+}
+
+Tensor constant_like(const char* op, const Tensor& like, double value) {
+  check_defined(op, "the tensor", like);
+  check_fits(op, value, like.dtype());
   Tensor out = empty_like(like);
   kernels(out.device()).fill(out.view_out(), value);
   return out;
 }
-Tensor zeros_like(const Tensor& like) { return full_like(like, 0); }
-Tensor ones_like(const Tensor& like) { return full_like(like, 1); }
 
-namespace {
 Tensor ramp(const char* op, double start, double step, double count, TensorOptions options) {
-  check(count < 9e18, op, "too many elements");
-  const bool requires_grad = std::exchange(options.requires_grad, false);
-  Tensor out = empty({static_cast<int64_t>(count)}, options);
-  kernels(options.device).arange(out.view_out(), start, step);
-  if (requires_grad) out.requires_grad_();
-  return out;
+  check(count < 0x1p63, op, "too many elements");
+  check_fits(op, start, options.dtype);
+  if (count > 0) check_fits(op, arange_value(start, step, static_cast<int64_t>(count) - 1), options.dtype);
+  return make(op, {static_cast<int64_t>(count)}, options,
+              [&](const View& out) { kernels(options.device).arange(out, start, step); });
 }
+
+using RandomKernel = void (*Kernels::*)(const View&, GeneratorState);
+
+Tensor draw(const char* op, RandomKernel kernel, const Shape& shape, TensorOptions options, Generator* generator) {
+  check(options.dtype == f32 || options.dtype == f64, op, "needs f32 or f64, got ", options.dtype);
+  Generator& source = generator ? *generator : default_generator();
+  return make(op, shape, options, [&](const View& out) {
+    (kernels(options.device).*kernel)(out, source.reserve(out.numel(), options.dtype));
+  });
+}
+
 }  // namespace
+
+Tensor full(const Shape& shape, double value, TensorOptions options) { return constant("full", shape, value, options); }
+Tensor zeros(const Shape& shape, TensorOptions options) { return constant("zeros", shape, 0, options); }
+Tensor ones(const Shape& shape, TensorOptions options) { return constant("ones", shape, 1, options); }
+
+Tensor full_like(const Tensor& like, double value) { return constant_like("full_like", like, value); }
+Tensor zeros_like(const Tensor& like) { return constant_like("zeros_like", like, 0); }
+Tensor ones_like(const Tensor& like) { return constant_like("ones_like", like, 1); }
 
 Tensor arange(double start, double end, double step, TensorOptions options) {
   check_finite("arange", "start", start);
   check_finite("arange", "end", end);
   check(std::isfinite(step) && step != 0, "arange", "step must be finite and not zero, got ", step);
-  check((end - start) * step >= 0, "arange", "step ", step, " does not lead from ", start, " to ", end);
+  check(start == end || (start < end) == (step > 0), "arange", "step ", step, " does not lead from ", start, " to ",
+        end);
   return ramp("arange", start, step, std::ceil((end - start) / step), options);
 }
 
 Tensor linspace(double start, double end, int64_t count, TensorOptions options) {
   check_finite("linspace", "start", start);
   check_finite("linspace", "end", end);
+  check(std::isfinite(end - start), "linspace", "the distance from ", start, " to ", end, " overflows");
   check(count >= 0, "linspace", "count must not be negative, got ", count);
   check(is_floating(options.dtype), "linspace", "needs a floating dtype, got ", options.dtype);
   const double step = count > 1 ? (end - start) / static_cast<double>(count - 1) : 0;
   return ramp("linspace", start, step, static_cast<double>(count), options);
 }
 
-namespace {
-using RandomKernel = void (*Kernels::*)(const View&, GeneratorState);
-
-Tensor draw(RandomKernel kernel, const Shape& shape, TensorOptions options, Generator* generator) {
-  const bool requires_grad = std::exchange(options.requires_grad, false);
-  Tensor out = empty(shape, options);
-  Generator& source = generator ? *generator : default_generator();
-  (kernels(options.device).*kernel)(out.view_out(), source.reserve(out.numel(), options.dtype));
-  if (requires_grad) out.requires_grad_();
-  return out;
-}
-}  // namespace
-
 Tensor rand(const Shape& shape, TensorOptions options, Generator* generator) {
-  return draw(&Kernels::uniform, shape, options, generator);
+  return draw("rand", &Kernels::uniform, shape, options, generator);
 }
 Tensor randn(const Shape& shape, TensorOptions options, Generator* generator) {
-  return draw(&Kernels::normal, shape, options, generator);
+  return draw("randn", &Kernels::normal, shape, options, generator);
 }
 
 Tensor randperm(int64_t n, Generator* generator) {
@@ -126,6 +140,7 @@ Tensor tensor(const NestedList& list, TensorOptions options) {
   std::vector<double> values;
   const Shape shape = list.shape();
   list.collect(values);
+  for (double value : values) check_fits("tensor", value, options.dtype);
   Tensor out = from_span<double>(values, shape).to(options.device, options.dtype);
   if (requires_grad) out.requires_grad_();
   return out;

@@ -1,4 +1,5 @@
-// Making tensors.
+// Making tensors. The dtype is f32 unless the options name another, whatever the values: also for arange and tensor,
+// where PyTorch makes i64 of whole numbers. An integer dtype refuses NaN and values beyond its range.
 #pragma once
 
 #include <initializer_list>

@@ -81,12 +81,16 @@ Tensor pow(const Tensor& x, const Tensor& y) {
   return record("pow", out, {x, y},
                 [x = Saved(x), y = Saved(y), dx = x.requires_grad(), dy = y.requires_grad()](const Tensor& g) {
                   Tensors grads(2);
-                  if (dx) grads[0] = sum_to(g * y() * pow(x(), y() - 1.0), x().shape());
+                  const Tensor one = full({}, 1, x().options());
+                  if (dx) {
+                    // x ^ 0 is 1 for every x: its slope is 0 there, not 0 * 0 ^ -1 or 0 * NaN.
+                    const Tensor flat = mul(eq(y(), 0), logical_not(gt(abs(x()), 0)));
+                    grads[0] = sum_to(g * (y() * pow(where(flat, one, x()), y() - 1.0)), x().shape());
+                  }
                   if (dy) {
-                    // 0 ^ y is 0 for every y > 0: its slope in y is 0 there, not 0 * log(0).
-                    const Tensor zero = full({}, 0, x().options());
-                    const Tensor slope = where(eq(x(), zero), zero, pow(x(), y()) * log(x()));
-                    grads[1] = sum_to(g * slope, y().shape());
+                    // 0 ^ y is constant for y > 0: its slope in y is 0 there, not 0 * log(0); nor at 0 ^ 0.
+                    const Tensor flat = mul(eq(x(), 0), ge(y(), 0));
+                    grads[1] = sum_to(g * (pow(x(), y()) * log(where(flat, one, x()))), y().shape());
                   }
                   return grads;
                 });
@@ -106,11 +110,12 @@ Tensor extremum(BinaryOp op, const char* name, const Tensor& x, const Tensor& y)
   Tensor out = binary(op, name, x, y);
   return record(name, out, {x, y},
                 [op, x = Saved(x), y = Saved(y), dx = x.requires_grad(), dy = y.requires_grad()](const Tensor& g) {
-                  const DType dtype = g.dtype();
-                  const Tensor x_wins = (op == BinaryOp::maximum ? gt(x(), y()) : lt(x(), y())).to(dtype);
-                  const Tensor share = x_wins + affine(eq(x(), y()).to(dtype), 0.5, 0);
-                  return Tensors{dx ? sum_to(g * share, x().shape()) : Tensor(),
-                                 dy ? sum_to(g * (1.0 - share), y().shape()) : Tensor()};
+                  const Tensor half_if_tied = affine(eq(x(), y()).to(g.dtype()), 0.5, 0);
+                  const auto part = [&](const Tensor& mine, const Tensor& other) {
+                    const Tensor loses = op == BinaryOp::maximum ? lt(mine, other) : gt(mine, other);
+                    return sum_to(g * (1.0 - loses.to(g.dtype()) - half_if_tied), mine.shape());
+                  };
+                  return Tensors{dx ? part(x(), y()) : Tensor(), dy ? part(y(), x()) : Tensor()};
                 });
 }
 }  // namespace
@@ -164,6 +169,22 @@ Tensor lt(const Tensor& x, const Tensor& y) { return binary(BinaryOp::lt, "lt", 
 Tensor le(const Tensor& x, const Tensor& y) { return binary(BinaryOp::le, "le", x, y); }
 Tensor gt(const Tensor& x, const Tensor& y) { return binary(BinaryOp::gt, "gt", x, y); }
 Tensor ge(const Tensor& x, const Tensor& y) { return binary(BinaryOp::ge, "ge", x, y); }
+
+namespace {
+Tensor compare(BinaryOp op, const char* name, const Tensor& x, double y) {
+  check_defined(name, "input", x);
+  check_integer_constants(name, x, {y});
+  check_fits(name, y, x.dtype());
+  return binary(op, name, x, full({}, y, x.options()));
+}
+}  // namespace
+
+Tensor eq(const Tensor& x, double y) { return compare(BinaryOp::eq, "eq", x, y); }
+Tensor ne(const Tensor& x, double y) { return compare(BinaryOp::ne, "ne", x, y); }
+Tensor lt(const Tensor& x, double y) { return compare(BinaryOp::lt, "lt", x, y); }
+Tensor le(const Tensor& x, double y) { return compare(BinaryOp::le, "le", x, y); }
+Tensor gt(const Tensor& x, double y) { return compare(BinaryOp::gt, "gt", x, y); }
+Tensor ge(const Tensor& x, double y) { return compare(BinaryOp::ge, "ge", x, y); }
 
 Tensor logical_not(const Tensor& x) {
   check_defined("logical_not", "input", x);
@@ -254,7 +275,7 @@ Tensor silu_slope(const Tensor& g, const Tensor& x, double, double) {
 Tensor softplus_slope(const Tensor& g, const Tensor& x, double beta, double threshold) {
   const Tensor s = sigmoid(x * beta);
   const Tensor zero = full({}, 0, x.options());
-  return g * where(gt(x * beta, full({}, threshold, x.options())), zero, s * (1.0 - s) * beta);
+  return g * where(gt(x * beta, threshold), zero, s * (1.0 - s) * beta);
 }
 }  // namespace
 
@@ -313,7 +334,7 @@ Tensor dropout(const Tensor& x, double p, bool training, Generator* generator) {
   check(p >= 0 && p <= 1, "dropout", "p must lie in [0, 1], got ", p);
   if (!training || p == 0) return x;
   const Tensor draws = rand(x.shape(), {x.dtype(), x.device()}, generator);
-  const Tensor kept = ge(draws, full({}, p, x.options())).to(x.dtype());
+  const Tensor kept = ge(draws, p).to(x.dtype());
   return x * affine(kept, p < 1 ? 1 / (1 - p) : 0, 0);
 }
 

@@ -13,7 +13,7 @@ Tensor mul(const Tensor& x, const Tensor& y);
 Tensor div(const Tensor& x, const Tensor& y);
 Tensor pow(const Tensor& x, const Tensor& y);
 Tensor pow(const Tensor& x, double exponent);
-/// Where both are equal, the gradient is shared half and half.
+/// Where both are equal, the gradient is shared half and half; where one is NaN, both get it whole.
 Tensor maximum(const Tensor& x, const Tensor& y);
 Tensor minimum(const Tensor& x, const Tensor& y);
 /// factor * x + offset.
@@ -44,7 +44,7 @@ Tensor sin(const Tensor& x);
 Tensor cos(const Tensor& x);
 Tensor erf(const Tensor& x);
 Tensor sign(const Tensor& x);
-/// x limited to [low, high]; use infinities for an open side. The gradient is 1 inside and on the limits.
+/// x limited to [low, high]; use infinities for an open side. The gradient is 1 inside and on the limits, 0 at NaN.
 Tensor clamp(const Tensor& x, double low, double high);
 /// `condition` (bool) ? x : y, all three broadcast.
 Tensor where(const Tensor& condition, const Tensor& x, const Tensor& y);
@@ -56,6 +56,13 @@ Tensor lt(const Tensor& x, const Tensor& y);
 Tensor le(const Tensor& x, const Tensor& y);
 Tensor gt(const Tensor& x, const Tensor& y);
 Tensor ge(const Tensor& x, const Tensor& y);
+/// With a number, which an integer tensor's dtype must hold.
+Tensor eq(const Tensor& x, double y);
+Tensor ne(const Tensor& x, double y);
+Tensor lt(const Tensor& x, double y);
+Tensor le(const Tensor& x, double y);
+Tensor gt(const Tensor& x, double y);
+Tensor ge(const Tensor& x, double y);
 Tensor logical_not(const Tensor& x);
 Tensor isfinite(const Tensor& x);
 

@@ -53,7 +53,7 @@ enum class BinaryOp : uint8_t {
   sub,
   mul,
   maximum,
-  minimum,  // f32, f64, i64, i32; add and mul of bool are or, and
+  minimum,  // f32, f64, i64, i32; add and mul also bf16, f16, and bool: or, and
   div,
   pow,
   // gradients: x is the gradient that came in, y what was saved (y = the output for relu, leaky_relu,

@@ -43,7 +43,7 @@ Tensor smooth_l1_loss(const Tensor& input, const Tensor& target, Reduction reduc
   if (beta == 0) return l1_loss(input, target, reduction);
   const Tensor difference = input - target;
   const Tensor distance = abs(difference);
-  const Tensor near = lt(distance, full({}, beta, input.options()));
+  const Tensor near = lt(distance, beta);
   return reduced(where(near, difference * difference * (0.5 / beta), distance - 0.5 * beta), reduction);
 }
 

@@ -16,13 +16,9 @@ Tensor copy_strided(const char* op, const Tensor& x, const Strides& strides) {
   return record(op, out, {x}, [](const Tensor& g) { return Tensors{g}; });
 }
 
-void check_in_place(const char* op, const Tensor& target, const Tensor& source = {}) {
-  check_defined(op, "the target", target);
-  const bool recorded = target.requires_grad() || (source.defined() && source.requires_grad());
-  check(!(grad_enabled() && recorded), op,
-        "an in-place write is not recorded, and a tensor here requires grad; use NoGradGuard or the function form");
-  for (int64_t i = 0; i < target.dim(); ++i)
-    check(target.strides()[i] != 0 || target.shape()[i] <= 1, op, "the target is an expanded view: ", describe(target));
+void check_broadcasts(const char* op, const Tensor& source, const Tensor& target) {
+  check(broadcast_shapes(source.shape(), target.shape(), op) == target.shape(), op, "shape ", source.shape(),
+        " does not broadcast to ", target.shape());
 }
 
 /// To another device, as dense bytes.
@@ -94,6 +90,7 @@ Tensor Tensor::mean(const Dims& axes, bool keepdim) const { return voxgrad::mean
 const Tensor& Tensor::copy_(const Tensor& source) const {
   check_in_place("copy_", *this, source);
   check_defined("copy_", "the source", source);
+  check_broadcasts("copy_", source, *this);
   NoGradGuard no_grad;
   const Tensor here = voxgrad::expand(source.to(device()), shape());
   // A source that overlaps the target is read before anything is written.
@@ -104,6 +101,7 @@ const Tensor& Tensor::copy_(const Tensor& source) const {
 
 const Tensor& Tensor::fill_(double value) const {
   check_in_place("fill_", *this);
+  check_fits("fill_", value, dtype());
   kernels(device()).fill(view_out(), value);
   return *this;
 }
@@ -112,6 +110,7 @@ const Tensor& Tensor::add_(const Tensor& other, double alpha) const {
   check_in_place("add_", *this, other);
   check_defined("add_", "the other tensor", other);
   check_same_kind("add_", {*this, other});
+  check_broadcasts("add_", other, *this);
   NoGradGuard no_grad;
   Tensor term = voxgrad::expand(alpha == 1 ? other : affine(other, alpha, 0), shape());
   const bool same_view = term.storage_offset() == storage_offset() && term.strides() == strides();

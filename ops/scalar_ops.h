@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cmath>
+#include <iterator>
 #include <limits>
 #include <type_traits>
 
@@ -38,6 +39,8 @@ inline constexpr const char* kBinaryNames[] = {"add",
                                                "le",
                                                "gt",
                                                "ge"};
+static_assert(std::size(kUnaryNames) == static_cast<size_t>(UnaryOp::isfinite) + 1);
+static_assert(std::size(kBinaryNames) == static_cast<size_t>(BinaryOp::ge) + 1);
 
 template <class T>
 VG_HOST_DEVICE T sigmoid_of(T x) {
@@ -149,7 +152,7 @@ VG_HOST_DEVICE auto apply(T x, T y, [[maybe_unused]] T a, [[maybe_unused]] T b) 
   } else if constexpr (op == BinaryOp::softplus_grad)
     return a * y > b ? x : x * sigmoid_of(a * y);
   else if constexpr (op == BinaryOp::clamp_grad)
-    return y < a || y > b ? T(0) : x;
+    return y >= a && y <= b ? x : T(0);
   else if constexpr (op == BinaryOp::eq)
     return x == y;
   else if constexpr (op == BinaryOp::ne)

@@ -123,10 +123,11 @@ Tensor permute(const Tensor& x, const Dims& order) {
 
 Tensor transpose(const Tensor& x, int64_t a, int64_t b) {
   check_defined("transpose", "input", x);
+  a = normalize_axis(a, x.dim(), "transpose");
+  b = normalize_axis(b, x.dim(), "transpose");
   Dims order = Dims::filled(x.dim(), 0);
   for (int64_t i = 0; i < x.dim(); ++i) order[i] = i;
-  if (x.dim() > 0)
-    std::swap(order[normalize_axis(a, x.dim(), "transpose")], order[normalize_axis(b, x.dim(), "transpose")]);
+  if (x.dim() > 0) std::swap(order[a], order[b]);
   return permute(x, order);
 }
 
@@ -149,7 +150,7 @@ Tensor unsqueeze(const Tensor& x, int64_t axis) {
   axis = normalize_axis(axis, x.dim() + 1, "unsqueeze");
   Shape shape = x.shape();
   Strides strides = x.strides();
-  strides.insert(axis, axis < x.dim() ? x.shape()[axis] * x.strides()[axis] : 1);
+  strides.insert(axis, axis < x.dim() ? next_stride(x.strides()[axis], x.shape()[axis]) : 1);
   shape.insert(axis, 1);
   return make_view("unsqueeze", x, shape, strides, x.storage_offset(),
                    [axis](const Tensor& g) { return Tensors{select(g, axis, 0)}; });
@@ -195,8 +196,8 @@ Tensor slice(const Tensor& x, int64_t axis, int64_t start, int64_t stop, int64_t
   Shape shape = x.shape();
   Strides strides = x.strides();
   shape[axis] = (stop - start + step - 1) / step;
-  strides[axis] *= step;
-  const int64_t offset = x.storage_offset() + (shape[axis] > 0 ? start * x.strides()[axis] : 0);
+  strides[axis] = next_stride(strides[axis], step);
+  const int64_t offset = x.storage_offset() + (x.numel() > 0 ? start * x.strides()[axis] : 0);
   return make_view("slice", x, shape, strides, offset, [from = x.shape(), axis, start, step](const Tensor& g) {
     return Tensors{embed(g, from, axis, start, step)};
   });
@@ -214,11 +215,11 @@ Tensor select(const Tensor& x, int64_t axis, int64_t index) {
   Strides strides = x.strides();
   shape.erase(axis);
   strides.erase(axis);
-  return make_view("select", x, shape, strides, x.storage_offset() + index * x.strides()[axis],
-                   [from = x.shape(), axis, index](const Tensor& g) {
-                     const Tensor row = unsqueeze(g, axis);
-                     return Tensors{from[axis] == 1 ? row : embed(row, from, axis, index, 1)};
-                   });
+  const int64_t offset = x.storage_offset() + (x.numel() > 0 ? index * x.strides()[axis] : 0);
+  return make_view("select", x, shape, strides, offset, [from = x.shape(), axis, index](const Tensor& g) {
+    const Tensor row = unsqueeze(g, axis);
+    return Tensors{from[axis] == 1 ? row : embed(row, from, axis, index, 1)};
+  });
 }
 
 Tensor flatten(const Tensor& x, int64_t start_axis, int64_t end_axis) {
@@ -228,9 +229,9 @@ Tensor flatten(const Tensor& x, int64_t start_axis, int64_t end_axis) {
   check(first <= last, "flatten", "start_axis ", start_axis, " comes after end_axis ", end_axis);
   Shape shape;
   for (int64_t i = 0; i < first; ++i) shape.push_back(x.shape()[i]);
-  int64_t merged = 1;
-  for (int64_t i = first; i <= last && i < x.dim(); ++i) merged *= x.shape()[i];
-  shape.push_back(merged);
+  Shape merged;
+  for (int64_t i = first; i <= last && i < x.dim(); ++i) merged.push_back(x.shape()[i]);
+  shape.push_back(numel(merged, "flatten"));
   for (int64_t i = last + 1; i < x.dim(); ++i) shape.push_back(x.shape()[i]);
   return reshape(x, shape);
 }
@@ -250,7 +251,8 @@ Tensor cat(const Tensors& tensors, int64_t axis) {
     for (int64_t i = 0; fits && i < first.dim(); ++i) fits = i == axis || tensor.shape()[i] == first.shape()[i];
     check(fits, "cat", "shapes ", first.shape(), " and ", tensor.shape(), " differ outside axis ", axis);
     sizes.push_back(tensor.shape()[axis]);
-    shape[axis] += sizes.back();
+    check(!__builtin_add_overflow(shape[axis], sizes.back(), &shape[axis]), "cat", "the sizes along axis ", axis,
+          " add up to more than 64 bits hold");
   }
   const bool last = first.suggest_memory_format() == MemoryFormat::channels_last;
   Tensor out = empty_strided(shape, last ? channels_last_strides(shape) : contiguous_strides(shape), first.options());
@@ -292,6 +294,9 @@ Tensor pad(const Tensor& x, const std::vector<int64_t>& amounts, double value) {
   for (size_t i = 0; i < amounts.size(); i += 2) {
     const int64_t axis = x.dim() - 1 - static_cast<int64_t>(i / 2);
     const int64_t before = amounts[i], after = amounts[i + 1];
+    const bool fits = std::abs(static_cast<double>(before)) < 0x1p61 && std::abs(static_cast<double>(after)) < 0x1p61 &&
+                      shape[axis] < int64_t{1} << 61;
+    check(fits, "pad", "amounts ", before, " and ", after, " are too large for axis ", axis, " of ", x.shape());
     shape[axis] += before + after;
     check(shape[axis] >= 0, "pad", "amounts ", before, " and ", after, " leave a negative size of axis ", axis, " of ",
           x.shape());
@@ -300,6 +305,8 @@ Tensor pad(const Tensor& x, const std::vector<int64_t>& amounts, double value) {
     inside = narrow(inside, axis, crop_before, x.shape()[axis] - crop_before - crop_after);
     start[axis] = std::max<int64_t>(before, 0);
   }
+  check_fits("pad", value, x.dtype());
+  numel(shape, "pad");
   Tensor out = full(shape, value, x.options());
   Tensor target = out;
   for (int64_t axis = 0; axis < x.dim(); ++axis) target = narrow(target, axis, start[axis], inside.shape()[axis]);

@@ -31,6 +31,15 @@ inline constexpr int kBlock = 64;
 template <class T>
 using Block = Eigen::Array<T, kBlock, 1>;
 
+/// exp(x). Eigen's own ends at about the smallest normal number, so that exp(-inf) is not 0; below that the square of
+/// the root goes on to 0.
+template <class T>
+Block<T> exp_block(const Block<T>& x) {
+  constexpr T kLow = sizeof(T) == 8 ? T(-708) : T(-87);
+  if (!(x < kLow).any()) return x.exp();
+  return (x < kLow).select((x * T(0.5)).exp().square(), x.exp());
+}
+
 /// Calls y block = f(x blocks...) over `count` elements; what a last, partial block holds beyond its end is unused.
 template <class T, class F, class... In>
 void map_blocks(F f, int64_t count, T* y, const In*... x) {

@@ -12,7 +12,7 @@ namespace {
 
 template <class T>
 Block<T> sigmoid_block(const Block<T>& x) {
-  return T(1) / (T(1) + (-x).exp());
+  return T(1) / (T(1) + exp_block<T>(-x));
 }
 
 /// The block form of an operator, or nothing where the scalar formula serves.
@@ -21,7 +21,7 @@ auto block_form([[maybe_unused]] T a, [[maybe_unused]] T b) {
   using B = Block<T>;
   if constexpr (std::is_same_v<decltype(op), UnaryOp>) {
     if constexpr (op == UnaryOp::exp)
-      return [](const B& x) -> B { return x.exp(); };
+      return exp_block<T>;
     else if constexpr (op == UnaryOp::tanh && sizeof(T) == 4)
       return [](const B& x) -> B { return x.tanh(); };
     else if constexpr (op == UnaryOp::sigmoid)
@@ -88,7 +88,7 @@ void binary_entry(const View& out, const View& x, const View& y, double a, doubl
   if constexpr (op >= BinaryOp::eq)
     dispatch<float, double, int64_t, int32_t, uint8_t, bool>(x.dtype, name, "CPU", run);
   else if constexpr (op == BinaryOp::add || op == BinaryOp::mul)
-    dispatch<float, double, int64_t, int32_t, bool>(x.dtype, name, "CPU", run);
+    dispatch<float, double, BFloat16, Float16, int64_t, int32_t, bool>(x.dtype, name, "CPU", run);
   else if constexpr (op <= BinaryOp::minimum)
     dispatch<float, double, int64_t, int32_t>(x.dtype, name, "CPU", run);
   else

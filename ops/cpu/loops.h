@@ -49,10 +49,6 @@ struct Nest {
     return count;
   }
   int64_t rows() const { return numel() / std::max<int64_t>(1, inner_size()); }
-  /// Whether every view is contiguous along the inner axis.
-  bool inner_contiguous() const {
-    return std::all_of(inner_stride().begin(), inner_stride().end(), [](int64_t s) { return s == 1; });
-  }
 
   /// Adds an axis inside of those there are.
   void push(int64_t axis_size, const Offsets<N>& axis_stride) {
@@ -60,9 +56,13 @@ struct Nest {
     stride[static_cast<size_t>(rank++)] = axis_stride;
   }
 
-  /// Drops axes of size 1, orders and merges the others.
+  /// Drops axes of size 1, orders and merges the others; an empty nest is left with one axis.
   Nest simplified() const {
     Nest sorted;
+    if (std::find(size.begin(), size.begin() + rank, 0) != size.begin() + rank) {  // nothing to step through
+      sorted.push(0, stride[0]);
+      return sorted;
+    }
     for (size_t i = 0; i < static_cast<size_t>(rank); ++i) {
       if (size[i] == 1) continue;
       size_t at = static_cast<size_t>(sorted.rank);

@@ -97,7 +97,7 @@ struct Reduction {
     columns = kept.inner_size() > 1 &&
               (reduced.inner_size() == 1 || std::abs(kept.inner_stride()[0]) < std::abs(reduced.inner_stride()[0]));
     const int64_t width = columns ? std::min(kColumns, kept.inner_size()) : 1;
-    if (kept.numel() / width < kManyGroups) chunks = std::max<int64_t>(1, length * width / kChunk);
+    if (kept.numel() / width < kManyGroups) chunks = std::max<int64_t>(1, length / (kChunk / width));
   }
 
   /// One output: elements `begin` to `end` of its reduction.
@@ -169,6 +169,7 @@ struct Reduction {
 }  // namespace
 
 void reduce(ReduceOp op, const View& out, const View& in) {
+  if (out.numel() == 0) return;
   const auto run = [&]<class Op, class T, class Out>() { Reduction<Op, T>(out, in).template run<Out>(out); };
   if (op == ReduceOp::sum)
     return dispatch<float, double, int64_t, int32_t, uint8_t, bool>(in.dtype, "sum", "CPU", [&]<class T>() {

@@ -36,7 +36,7 @@ struct Columns {
     for (int64_t k = 0; k < length; ++k) {
       load(k);
       T power[kBlock];
-      map_blocks<T>([](const Block<T>& a, const Block<T>& b) -> Block<T> { return (a - b).exp(); }, count, power,
+      map_blocks<T>([](const Block<T>& a, const Block<T>& b) -> Block<T> { return exp_block<T>(a - b); }, count, power,
                     static_cast<const T*>(row), static_cast<const T*>(top));
       for (int64_t j = 0; j < count; ++j) {
         total[j] += power[j];
@@ -56,7 +56,7 @@ struct Columns {
 template <class T>
 void softmax_row(T* y, const T* x, int64_t length, bool logarithm) {
   const T top = fold_lanes(length, x[0], larger<T>, [x](int64_t k) { return x[k]; });
-  map_blocks<T>([top](const Block<T>& a) -> Block<T> { return (a - top).exp(); }, length, y, x);
+  map_blocks<T>([top](const Block<T>& a) -> Block<T> { return exp_block<T>(a - top); }, length, y, x);
   const double total = sum_lanes(length, [y](int64_t k) { return static_cast<double>(y[k]); });
   if (logarithm) {
     const double shift = std::log(total);

@@ -120,6 +120,89 @@ TEST(Autograd, HooksSeeAndReplaceGradients) {
   EXPECT_ERROR((z * 1.0).backward(), "hook: returned [2] f64");
 }
 
+TEST(Autograd, HooksRegisterAndRemoveHooks) {
+  const Tensor x = leaf(1);
+  int outer = 0, inner = 0, removed = 0;
+  const HookHandle handle = x.register_hook([&](const Tensor&) { return ++removed, Tensor(); });
+  HookHandle once;
+  const auto resident = std::make_shared<int>();
+  once = x.register_hook([&, resident](const Tensor& g) {
+    for (int i = 0; i < 100; ++i) x.register_hook([&](const Tensor&) { return ++inner, Tensor(); });
+    once.remove();  // its own captures are still there for the rest of this call
+    return ++outer, g * static_cast<double>(resident.use_count() > 0 ? 2 : 0);
+  });
+  (x * 1.0).backward();
+  EXPECT_EQ(x.grad().item(), 2);
+  EXPECT_EQ(inner, 0);  // from the next pass on
+  EXPECT_EQ(resident.use_count(), 1);
+  handle.remove();
+  handle.remove();
+  HookHandle().remove();
+  (x * 1.0).backward();
+  EXPECT_EQ(x.grad().item(), 3);
+  EXPECT_EQ(outer, 1);
+  EXPECT_EQ(inner, 100);
+  EXPECT_EQ(removed, 1);
+  HookHandle late;
+  {
+    const Tensor y = x * 1.0;
+    late = y.register_hook([](const Tensor&) { return Tensor(); });
+  }
+  late.remove();  // after its tensor has gone
+}
+
+TEST(Autograd, RetainedGradientsAddUpAsTheHooksLeaveThem) {
+  const Tensor x = leaf(1);
+  const Tensor y = x * 2.0;
+  y.retain_grad();
+  y.retain_grad();  // once is enough
+  y.register_hook([](const Tensor& g) { return g * 10.0; });
+  const Tensor z = y * 3.0;
+  z.backward({}, true);
+  EXPECT_EQ(y.grad().item(), 30);
+  z.backward();
+  EXPECT_EQ(y.grad().item(), 60);
+  EXPECT_EQ(x.grad().item(), 120);
+  y.grad().fill_(0);
+  EXPECT_EQ(x.grad().item(), 120);
+  EXPECT_ERROR(ones({1}).retain_grad(), "retain_grad: the tensor does not require grad");
+  x.retain_grad();  // a leaf does so anyway
+  EXPECT_EQ(x.grad().item(), 120);
+}
+
+TEST(Autograd, HalfPrecisionGradientsAccumulate) {
+  for (const Device device : devices())
+    for (const DType dtype : {bf16, f16}) {
+      const Tensor x = tensor({1, 2}, {dtype, device, true});
+      for (int i = 0; i < 3; ++i) (x.to(f32) * 2.0 + x.to(f32)).sum().backward();
+      EXPECT_EQ(x.grad().dtype(), dtype);
+      EXPECT_EQ(x.grad().to_vector(), (std::vector<double>{9, 9})) << dtype;
+    }
+}
+
+TEST(Autograd, AGivenGradientMayBeAnExpandedView) {
+  const Tensor x = ones({3}, {.requires_grad = true});
+  const Tensor given = full({1}, 5);
+  x.set_grad(given.expand({3}));
+  (x * 2.0).sum().backward();
+  EXPECT_EQ(x.grad().to_vector(), (std::vector<double>{7, 7, 7}));
+  EXPECT_EQ(given.item(), 5);
+}
+
+TEST(Autograd, LeavesThatWereFrozenOrConvertedMeanwhile) {
+  const Tensor x = leaf(2), y = leaf(3);
+  const Tensor z = x * y;
+  x.requires_grad_(false);
+  z.backward();
+  EXPECT_FALSE(x.grad().defined());
+  EXPECT_EQ(y.grad().item(), 2);
+  const Tensor w = y * 1.0;
+  const Tensor single = y.detach().to(f32);
+  y.body()->storage = single.storage();
+  y.body()->dtype = f32;
+  EXPECT_ERROR(w.backward(), "a tensor was converted to f32 on cpu after the graph was recorded");
+}
+
 TEST(Autograd, InPlaceWritesToSavedTensorsAreCaught) {
   const Tensor x = leaf(2);
   const Tensor h = x * 1.0;
@@ -169,6 +252,13 @@ TEST(Autograd, CustomFunctions) {
   EXPECT_ERROR(custom_function("f", {x}, copy, once)[0].backward({}, false, true), "cannot be differentiated again");
   const auto itself = [](const Tensors& in) { return in; };
   EXPECT_ERROR(custom_function("f", {x}, itself, too_many), "an output is one of the inputs");
+  const Tensor outside = x * 2.0;
+  const auto captured = [&](const Tensors&) { return Tensors{outside}; };
+  EXPECT_ERROR(custom_function("f", {x}, captured, too_many), "an output was made outside of forward");
+  const auto nothing = [](const Tensors&) { return Tensors{Tensor()}; };
+  EXPECT_ERROR(custom_function("f", {x}, nothing, too_many), "forward returned an undefined tensor");
+  EXPECT_ERROR(custom_function("f", {x}, {}, too_many), "forward or backward is empty");
+  EXPECT_ERROR(custom_function("f", {x}, copy, {}), "forward or backward is empty");
 }
 
 TEST(Autograd, RefusesWhatHasNoGradient) {

@@ -9,6 +9,7 @@
 #include "cuda/cuda.h"
 #include "ops/create.h"
 #include "ops/elementwise.h"
+#include "ops/reduce.h"
 #include "ops/shape.h"
 #include "tests/support.h"
 
@@ -51,11 +52,56 @@ TEST(Tensor, MakesWhatIsAskedFor) {
   EXPECT_ERROR(linspace(0, 1, -1), "must not be negative");
   EXPECT_ERROR(zeros({-1}), "must not be negative");
   EXPECT_ERROR(from_span<float>(std::vector<float>{1, 2}, {3}), "2 values do not fill shape [3]");
+  EXPECT_ERROR(arange(0, -1e-200, 1e-200), "does not lead");
+  EXPECT_EQ(arange(3, 3, -1).numel(), 0);
+  EXPECT_ERROR(linspace(-1e308, 1e308, 2), "linspace: the distance from -1e+308 to 1e+308 overflows");
+  EXPECT_ERROR(rand({-1}), "rand: sizes must not be negative");
+  EXPECT_ERROR(zeros({-1}), "zeros: sizes must not be negative");
+  EXPECT_ERROR(randn({2}, {.dtype = i64}), "randn: needs f32 or f64, got i64");
+  EXPECT_ERROR(zeros_like(Tensor()), "zeros_like: the tensor is undefined");
   EXPECT_THROW(empty({int64_t{1} << 50}), OutOfMemoryError);
   EXPECT_EQ(zeros({2}).to_vector().size(), 2u);  // and the program goes on
 }
 
+TEST(Tensor, IntegersRefuseWhatTheyCannotHold) {
+  const TensorOptions bytes{.dtype = u8}, longs{.dtype = i64};
+  const Tensor x = zeros({2}, bytes);
+  EXPECT_ERROR(full({2}, NAN, longs), "full: nan does not fit i64");
+  EXPECT_ERROR(full({2}, 0x1p63, longs), "full: 9.22337e+18 does not fit i64");
+  EXPECT_ERROR(full({2}, -0x1p31 - 1, {.dtype = i32}), "does not fit i32");
+  EXPECT_ERROR(full_like(x, -1), "full_like: -1 does not fit u8");
+  EXPECT_ERROR(x.fill_(256), "fill_: 256 does not fit u8");
+  EXPECT_ERROR(x.set({0}, NAN), "set: nan does not fit u8");
+  EXPECT_ERROR(arange(0, 1e10, 1e9, {.dtype = i32}), "arange: 9e+09 does not fit i32");
+  EXPECT_ERROR(tensor({1, 300}, bytes), "tensor: 300 does not fit u8");
+  EXPECT_ERROR(pad(x, {1, 1}, 300), "pad: 300 does not fit u8");
+  EXPECT_EQ(full({}, -0x1p63, longs).item<int64_t>(), INT64_MIN);
+  EXPECT_EQ(full({}, 255.9, bytes).item<int>(), 255);
+  EXPECT_EQ(full({}, NAN, {.dtype = b8}).item<int>(), 1);
+  EXPECT_EQ(x.to_vector(), (std::vector<double>{0, 0}));
+}
+
+TEST(Tensor, SizesNear64Bits) {
+  const int64_t huge = int64_t{1} << 62;
+  const Tensor x = empty({0, huge});
+  EXPECT_ERROR(pad(x, {huge, huge}), "pad: amounts 4611686018427387904 and 4611686018427387904 are too large");
+  EXPECT_ERROR(pad(zeros({2}), {INT64_MIN, 0}), "are too large");
+  EXPECT_ERROR(cat({x, x}, 1), "cat: the sizes along axis 1 add up to more than 64 bits hold");
+  EXPECT_ERROR(flatten(empty({0, huge, 4}), 1), "flatten: the number of elements of [4611686018427387904, 4]");
+  EXPECT_EQ(flatten(empty({0, huge, 4})).numel(), 0);
+  const Tensor wide = empty({huge, 4, 0});
+  EXPECT_EQ(empty_like(wide.unsqueeze(0).slice(1, 1, huge, 3).select(2, 1)).numel(), 0);
+  EXPECT_EQ((empty({4, huge, 0, 3}) + 1.0).numel(), 0);
+  EXPECT_EQ(sum(empty({2, 0, huge, 4}), {1, 2, 3}).to_vector(), (std::vector<double>{0, 0}));
+  EXPECT_EQ(sum(empty({huge, 4, 0}), {0, 1}).numel(), 0);
+  EXPECT_EQ(sum(empty({huge, 4, 0})).item(), 0);
+}
+
 TEST(Tensor, ItemAndAccess) {
+  EXPECT_TRUE(tensor({0.5}).item<bool>());
+  EXPECT_FALSE(zeros({}, {.dtype = b8}).item<bool>());
+  EXPECT_TRUE(full({}, 256, {.dtype = i64}).item<bool>());
+  EXPECT_ERROR(tensor(1.0).size(0), "size: the tensor has no axes");
   EXPECT_EQ(tensor({{42}}).item<int>(), 42);
   EXPECT_EQ(full({}, 9007199254740992.0, {.dtype = i64}).item<int64_t>(), int64_t{1} << 53);
   EXPECT_ERROR(tensor({1, 2}).item(), "needs a tensor with one element, got [2] f32 on cpu");
@@ -119,6 +165,9 @@ TEST(Tensor, ViewsShareAndFollowGeometry) {
   EXPECT_ERROR(x.permute({0, 0, 1}), "names an axis twice");
   EXPECT_ERROR(x.expand({3, 3, 4}), "cannot expand [2, 3, 4] to [3, 3, 4]");
   EXPECT_ERROR(x.size(3), "out of range");
+  EXPECT_EQ(x.slice(2, 1, 4, INT64_MAX).to_vector(), x.select(2, 1).to_vector());
+  EXPECT_EQ(tensor(7.0).transpose(0, -1).item(), 7);
+  EXPECT_ERROR(tensor(7.0).transpose(7, -9), "transpose: axis 7 is out of range for 0 axes");
   EXPECT_ERROR(as_strided(x, {5, 5}, {5, 1}, 0), "reaches outside");
   EXPECT_ERROR(as_strided(x, {2}, {1}, INT64_MAX), "reaches outside");
 }
@@ -132,7 +181,24 @@ TEST(Tensor, InPlaceWritesAreCountedAndChecked) {
   Tensor y = arange(0, 4);
   y.slice(0, 1, 4).copy_(y.slice(0, 0, 3));  // overlapping
   EXPECT_EQ(y.to_vector(), (std::vector<double>{0, 0, 1, 2}));
-  EXPECT_ERROR(zeros({1}).expand({4}).fill_(1), "expanded view");
+  y.narrow(0, 1, 3).add_(y.narrow(0, 0, 3));
+  EXPECT_EQ(y.to_vector(), (std::vector<double>{0, 0, 1, 3}));
+  y.add_(y.reshape({2, 2}).transpose(0, 1).reshape({4})).zero_();
+  EXPECT_EQ(y.to_vector(), (std::vector<double>(4, 0)));
+  const Tensor windows = as_strided(y, {3, 2}, {1, 1}, 0), same = zeros({1}).expand({4});
+  for (const Tensor& shared : {windows, same}) {
+    EXPECT_ERROR(shared.fill_(1), "fill_: elements of the target share memory");
+    EXPECT_ERROR(shared.add_(ones({1})), "add_: elements of the target share memory");
+    EXPECT_ERROR(shared.mul_(2), "mul_: elements of the target share memory");
+    EXPECT_ERROR(shared.copy_(ones({1})), "copy_: elements of the target share memory");
+    EXPECT_ERROR(shared.set(Dims::filled(shared.dim(), 0), 1), "set: elements of the target share memory");
+  }
+  EXPECT_EQ(y.to_vector(), (std::vector<double>(4, 0)));
+  as_strided(y, {2, 2}, {1, 2}, 0).fill_(3);  // every element once, in another order
+  EXPECT_EQ(y.to_vector(), (std::vector<double>(4, 3)));
+  EXPECT_ERROR(y.copy_(ones({3})), "copy_: shapes [3] and [4] do not broadcast");
+  EXPECT_ERROR(y.add_(ones({2, 4})), "add_: shape [2, 4] does not broadcast to [4]");
+  EXPECT_ERROR(zeros({2}, {.dtype = i64}).mul_(0.5), "mul_: an integer tensor takes integer constants");
   EXPECT_ERROR(zeros({1}, {.requires_grad = true}).fill_(1), "in-place write");
 }
 
@@ -146,7 +212,48 @@ TEST(Tensor, Prints) {
   EXPECT_NE(to_string(tensor({1e-9, 1})).find("1.0000e-09"), std::string::npos);
   EXPECT_EQ(to_string(arange(0, 2000, 1, {.dtype = i64})),
             "tensor([   0,    1,    2, ..., 1997, 1998, 1999], shape=[2000], dtype=i64, device=cpu)");
+  EXPECT_EQ(to_string(tensor({0.5, NAN, -INFINITY})),
+            "tensor([0.5000,    nan,   -inf], shape=[3], dtype=f32, device=cpu)");
+  const std::vector<int64_t> large{(int64_t{1} << 53) + 1, INT64_MIN};
+  EXPECT_EQ(to_string(from_span<int64_t>(large, {2})),
+            "tensor([    9007199254740993, -9223372036854775808], shape=[2], dtype=i64, device=cpu)");
   EXPECT_EQ(to_string(Tensor()), "tensor(undefined)");
+}
+
+TEST(Tensor, PrintsLongRowsInLines) {
+  EXPECT_EQ(to_string(arange(0, 40, 1, {.dtype = i64})),
+            "tensor([ 0,  1,  2,  3,  4,  5,  6,  7,  8,  9, 10, 11, 12, 13, 14, 15, 16, 17,\n"
+            "        18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31, 32, 33, 34, 35,\n"
+            "        36, 37, 38, 39], shape=[40], dtype=i64, device=cpu)");
+  EXPECT_EQ(to_string(arange(0, 10).reshape({2, 5}) * 1e18),
+            "tensor([[0.0000e+00, 1.0000e+18, 2.0000e+18, 3.0000e+18, 4.0000e+18],\n"
+            "        [5.0000e+18, 6.0000e+18, 7.0000e+18, 8.0000e+18, 9.0000e+18]], shape=[2, 5], dtype=f32, "
+            "device=cpu)");
+  EXPECT_EQ(to_string(full({1, 7}, 1e-9)),
+            "tensor([[1.0000e-09, 1.0000e-09, 1.0000e-09, 1.0000e-09, 1.0000e-09, 1.0000e-09,\n"
+            "         1.0000e-09]], shape=[1, 7], dtype=f32, device=cpu)");
+}
+
+TEST(Tensor, PrintsTheEdgesOfLargeOnes) {
+  const std::string expected =
+      "tensor([[[   0,    1,    2, ...,   97,   98,   99],\n"
+      "         [ 100,  101,  102, ...,  197,  198,  199]],\n\n"
+      "        [[ 200,  201,  202, ...,  297,  298,  299],\n"
+      "         [ 300,  301,  302, ...,  397,  398,  399]],\n\n"
+      "        [[ 400,  401,  402, ...,  497,  498,  499],\n"
+      "         [ 500,  501,  502, ...,  597,  598,  599]],\n\n"
+      "        ...,\n\n"
+      "        [[ 800,  801,  802, ...,  897,  898,  899],\n"
+      "         [ 900,  901,  902, ...,  997,  998,  999]],\n\n"
+      "        [[1000, 1001, 1002, ..., 1097, 1098, 1099],\n"
+      "         [1100, 1101, 1102, ..., 1197, 1198, 1199]],\n\n"
+      "        [[1200, 1201, 1202, ..., 1297, 1298, 1299],\n"
+      "         [1300, 1301, 1302, ..., 1397, 1398, 1399]]], shape=[7, 2, 100], dtype=i64, device=";
+  for (const Device device : devices()) {
+    const Tensor x = arange(0, 1400, 1, {i64, device}).reshape({7, 2, 100});
+    EXPECT_EQ(to_string(x), concat(expected, device, ")"));
+    EXPECT_EQ(to_string(x.transpose(0, 2).contiguous().transpose(0, 2)), concat(expected, device, ")"));
+  }
 }
 
 TEST(Tensor, MemoryIsCountedAndReturned) {
@@ -167,6 +274,11 @@ TEST(Tensor, BorrowsAndReleasesForeignMemory) {
   }
   EXPECT_TRUE(released);
   EXPECT_EQ(values[2], 5);
+  const Tensor x = from_blob(values.data(), {3}, {.requires_grad = true}, {});
+  (x * x).sum().backward();
+  EXPECT_EQ(x.grad().to_vector(), (std::vector<double>{10, 10, 10}));
+  EXPECT_ERROR(from_blob(values.data(), {3}, {.dtype = i32, .requires_grad = true}, {}), "only floating tensors");
+  EXPECT_ERROR(from_blob(nullptr, {3}, {}, {}), "from_blob: data is null");
 }
 
 TEST(Device, ParsesAndRefuses) {

@@ -1,0 +1,100 @@
+// Elementwise operators where a table of smooth cases does not look: at zero, at NaN, at the ends of exp, and in their
+// forms with a number. The values of gradients are PyTorch's unless said otherwise.
+#include "ops/elementwise.h"
+
+#include <cmath>
+#include <limits>
+
+#include "core/autograd.h"
+#include "ops/create.h"
+#include "ops/reduce.h"
+#include "tests/support.h"
+
+namespace voxgrad {
+namespace {
+
+constexpr double kInf = std::numeric_limits<double>::infinity();
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+
+void expect_equal(const Tensor& got, const std::vector<double>& expected, const char* what) {
+  const std::vector<double> values = got.to_vector();
+  ASSERT_EQ(values.size(), expected.size()) << what;
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (std::isnan(expected[i]))
+      EXPECT_TRUE(std::isnan(values[i])) << what << " at " << i << ": " << values[i];
+    else
+      EXPECT_DOUBLE_EQ(values[i], expected[i]) << what << " at " << i;
+  }
+}
+
+Tensor leaf(const NestedList& values, Device device) { return tensor(values, {f64, device, true}); }
+
+TEST(Elementwise, ExpGoesToZero) {
+  for (const Device device : devices()) {
+    const Tensor x = tensor({-kInf, -2000, -745.2, kInf, kNaN}, {f64, device});
+    expect_equal(exp(x), {0, 0, 0, kInf, kNaN}, "f64");
+    expect_equal(exp(x.to(f32)), {0, 0, 0, kInf, kNaN}, "f32");
+    for (const double tiny : {-745.1, -740.0, -710.0, -708.5})
+      EXPECT_NEAR(exp(full({}, tiny, {f64, device})).item() / std::exp(tiny), 1, 0.01) << tiny;
+  }
+}
+
+TEST(Elementwise, SoftmaxGivesMaskedElementsNothing) {
+  for (const Device device : devices())
+    for (const DType dtype : {f32, f64})
+      for (const int64_t length : {4, 100}) {  // short rows and long ones have loops of their own
+        const Tensor x = zeros({2, length}, {dtype, device});
+        x.slice(1, 1, length, 2).fill_(-kInf);
+        for (const Tensor& y : {softmax(x, 1), softmax(x.transpose(0, 1), 0)}) {
+          EXPECT_EQ(eq(y, 0).to(i64).sum().item<int64_t>(), length) << dtype << ' ' << length;
+          EXPECT_NEAR(y.sum().item(), 2, 1e-6);
+        }
+      }
+}
+
+TEST(Elementwise, PowAtZeroAndNaN) {
+  for (const Device device : devices()) {
+    const Tensor x = leaf({0, 0, 0, 0, 0, -1, 2, kNaN}, device);
+    const Tensor y = leaf({0, 1, 2, -1, 0.5, 2, 0, 0}, device);
+    const Tensors slopes = grad({pow(x, y).sum()}, {x, y}, {}, true, true);
+    expect_equal(slopes[0], {0, 1, 0, -kInf, kInf, -2, 0, 0}, "d/dx");
+    expect_equal(slopes[1], {0, 0, 0, -kInf, 0, kNaN, std::log(2.0), kNaN}, "d/dy");
+    const auto second = [&](size_t of, const Tensor& in) {
+      return grad({slopes[of].slice(0, 1, 3).sum()}, {in}, {}, true)[0].slice(0, 0, 3);
+    };
+    expect_equal(second(0, x), {0, 0, 2}, "d2/dx2");
+    expect_equal(second(0, y), {0, 1, 0}, "d2/dxdy");
+    expect_equal(second(1, x), {0, 0, 0}, "d2/dydx");  // PyTorch: NaN
+    expect_equal(second(1, y), {0, 0, 0}, "d2/dy2");   // PyTorch: NaN
+  }
+}
+
+TEST(Elementwise, GradientsAtNaN) {
+  for (const Device device : devices()) {
+    for (const auto function : {maximum, minimum}) {
+      const Tensor x = leaf({kNaN, 1, kNaN, 1}, device), y = leaf({1, kNaN, kNaN, 1}, device);
+      function(x, y).sum().backward();
+      expect_equal(x.grad(), {1, 1, 1, 0.5}, "first");
+      expect_equal(y.grad(), {1, 1, 1, 0.5}, "second");
+    }
+    const Tensor x = leaf({kNaN, 0, 2, 1}, device);
+    clamp(x, -1, 1).sum().backward();
+    expect_equal(x.grad(), {0, 1, 0, 1}, "clamp");
+  }
+}
+
+TEST(Elementwise, ComparesWithNumbers) {
+  for (const Device device : devices())
+    for (const DType dtype : {f32, f64, i64, u8}) {
+      const Tensor x = tensor({1, 2, 3}, {dtype, device});
+      expect_equal(eq(x, 2), {0, 1, 0}, "eq");
+      expect_equal(ne(x, 2), {1, 0, 1}, "ne");
+      expect_equal(lt(x, 2), {1, 0, 0}, "lt");
+      expect_equal(le(x, 2), {1, 1, 0}, "le");
+      expect_equal(gt(x, 2), {0, 0, 1}, "gt");
+      expect_equal(ge(x, 2), {0, 1, 1}, "ge");
+    }
+}
+
+}  // namespace
+}  // namespace voxgrad
