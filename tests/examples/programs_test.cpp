@@ -107,6 +107,22 @@ TEST_F(Programs, SuperresStoppedAndResumedGivesTheSameBits) {
   EXPECT_EQ(read(folder_ / "whole/losses.csv"), read(folder_ / "parts/losses.csv"));
 }
 
+TEST_F(Programs, SuperresResumedAfterItsLastStepTakesNoMore) {
+  ASSERT_EQ(run(kTiny + "--steps 3 --out out").code, 0);
+  const std::string model = read(folder_ / "out/model.safetensors"), losses = read(folder_ / "out/losses.csv"),
+                    checkpoint = read(folder_ / "out/checkpoint.safetensors");
+  const Result again = run(kTiny + "--steps 3 --out out --resume");
+  EXPECT_EQ(again.code, 0) << again.output;
+  EXPECT_NE(again.output.find("all 3 steps were taken before"), std::string::npos) << again.output;
+  EXPECT_EQ(read(folder_ / "out/model.safetensors"), model);
+  EXPECT_EQ(read(folder_ / "out/losses.csv"), losses);
+  EXPECT_EQ(read(folder_ / "out/checkpoint.safetensors"), checkpoint);
+
+  std::ofstream(folder_ / "out/losses.csv") << losses.substr(0, losses.find("\n2,") + 1);
+  const Result some = run(kTiny + "--steps 3 --out out --resume");
+  EXPECT_NE(some.output.find("holds the losses of 1 of the 3 steps"), std::string::npos) << some.output;
+}
+
 TEST_F(Programs, MisuseExitsWith2) {
   for (const char* program : {"superres", "kernelbench"}) {
     expect_refused(std::string(program) + " --no-such-option", 2, "--no-such-option");
