@@ -72,6 +72,13 @@ TEST_F(Programs, KernelbenchRunsAllModelsReduced) {
   EXPECT_EQ(result.code, 0) << result.output;
   for (const char* name : {"58 ", "61 ", "70 ", "72 ", "73 ", "77 "})
     EXPECT_NE(result.output.find(std::string("\n") + name), std::string::npos) << result.output;
+  double forward = 0, backward = 0, step = 0, first = 0, last = 0, peak = 0;
+  const std::string line = result.output.substr(result.output.find("\n61 "));
+  EXPECT_EQ(std::sscanf(line.c_str(), " 61 [1, 64, 16, 16, 16] %lf %lf %lf %lf > %lf %lf", &forward, &backward, &step,
+                        &first, &last, &peak),
+            6)
+      << line;
+  EXPECT_GT(std::min({forward, backward, step, first, last, peak}), 0) << line;
 }
 
 TEST_F(Programs, SuperresLeavesItsResults) {
