@@ -10,7 +10,7 @@ int main(int argc, char** argv) {
   const int code = RUN_ALL_TESTS();
   const testing::UnitTest& run = *testing::UnitTest::GetInstance();
   if (run.test_to_run_count() == 0) {
-    std::fprintf(stderr, "no test chosen by --gtest_filter=%s\n", testing::GTEST_FLAG(filter).c_str());
+    std::fprintf(stderr, "no test chosen by --gtest_filter=%s\n", GTEST_FLAG_GET(filter).c_str());
     return 1;
   }
   constexpr int kSkipped = 77;
