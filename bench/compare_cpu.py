@@ -3,7 +3,7 @@
 
     bench/compare_cpu.py [PROGRAM] [--rounds 3] [--python /usr/bin/python3]
 
-PROGRAM is the built cpu_conv (default: build/bench/cpu_conv). Both sides take turns, round after round, on the same
+PROGRAM is the built cpu_conv (default: build/release/bench/cpu_conv). Both sides take turns, round after round, on the same
 inputs; a cell is the median over the rounds. Exits with 1 if the two results differ.
 """
 
@@ -95,7 +95,7 @@ def pair(values, digits=1):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("program", nargs="?", default=os.path.join(HERE, "..", "build", "bench", "cpu_conv"))
+    parser.add_argument("program", nargs="?", default=os.path.join(HERE, "..", "build", "release", "bench", "cpu_conv"))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--python", default="/usr/bin/python3", help="the Python that has PyTorch")
     arguments = parser.parse_args()

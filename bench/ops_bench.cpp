@@ -3,8 +3,9 @@
 //   ops_bench --benchmark_filter=cuda
 //
 // On a GPU the time is taken by CUDA events around one call (manual time); on the CPU by the wall clock.
-// FLOP are the useful ones: 2 * N * Cin * Cout / groups * taps * input voxels for a transposed convolution. Bytes
-// are the least that must move: every input read once, every output written once.
+// FLOP are the useful ones: 2 * N * Cin * Cout / groups * taps * voxels, the input's for a transposed convolution, the
+// output's for a convolution. Bytes are the least that must move: every input read once, every output written once;
+// group_norm reads all of its inputs twice, first for the sums over a group.
 #include <benchmark/benchmark.h>
 
 #include <chrono>
@@ -12,6 +13,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 
 #include <voxgrad.h>
 
@@ -35,7 +37,6 @@ double timed(vg::Device device, const std::function<void()>& work) {
 }
 
 struct Case {
-  std::string name;
   double flop, bytes;  // of one call
   std::function<void()> work;
 };
@@ -63,7 +64,8 @@ double bytes_of(const vg::Tensors& tensors) {
   return bytes;
 }
 
-struct Transposed {
+/// A transposed convolution, or a convolution: then `size` is still that of its input.
+struct Convolution {
   const char* name;
   int64_t batch, in, out;
   vg::Triple size, kernel, stride, padding, output_padding, dilation;
@@ -71,7 +73,7 @@ struct Transposed {
 };
 
 // KernelBench's ConvTranspose3d problems (level-problem) and two decoder stages; first the sizes for a GPU.
-const Transposed kLarge[] = {
+const Convolution kLarge[] = {
     {"L1-58", 16, 32, 16, {16, 32, 64}, {3, 5, 7}, 1, 0, 0, 1, 1},
     {"L1-61", 8, 48, 48, 64, 3, 1, 0, 0, 1, 1},
     {"L1-68", 16, 32, 64, 64, {3, 5, 5}, 1, 0, 0, 1, 1},
@@ -86,59 +88,76 @@ const Transposed kLarge[] = {
     {"dec256", 4, 256, 128, 16, 4, 2, 1, 0, 1, 1},
     {"dec64", 4, 64, 32, 64, 4, 2, 1, 0, 1, 1},
 };
-const Transposed kSmall[] = {
+const Convolution kSmall[] = {
     {"48-24", 1, 48, 24, 32, 3, 1, 0, 0, 1, 1},
     {"64-128", 1, 64, 128, 16, 3, 1, 0, 0, 1, 1},
     {"dec64", 1, 64, 32, 16, 4, 2, 1, 0, 1, 1},
     {"grouped", 1, 32, 32, {16, 32, 64}, 3, 2, 1, 0, 1, 4},
 };
+// Encoder stages: convolutions that keep the size, that halve it, and one for each channel.
+const Convolution kLargeForward[] = {
+    {"enc32", 4, 32, 32, 96, 3, 1, 1, 0, 1, 1},
+    {"enc64", 4, 32, 64, 128, 4, 2, 1, 0, 1, 1},
+    {"enc256", 4, 128, 256, 32, 4, 2, 1, 0, 1, 1},
+    {"depthwise", 4, 64, 64, 64, 3, 1, 1, 0, 1, 64},
+};
+const Convolution kSmallForward[] = {
+    {"enc32", 1, 32, 32, 32, 3, 1, 1, 0, 1, 1},
+    {"enc64", 1, 32, 64, 32, 4, 2, 1, 0, 1, 1},
+    {"depthwise", 1, 64, 64, 32, 3, 1, 1, 0, 1, 64},
+};
 
-/// A convolution's tensors, and its three kernels as cases.
+/// A convolution's tensors, named as conv3d has them: the kernels are conv3d's, of which conv_transpose3d's forward
+/// pass is the data gradient.
 struct Problem {
   vg::Tensor x, w, y;
   vg::ConvGeometry geometry;
-  double flop;
 
-  Problem(const Transposed& t, vg::Device device)
-      : x(vg::randn({t.batch, t.in, t.size[0], t.size[1], t.size[2]}, {.device = device})),
-        w(vg::randn({t.in, t.out / t.groups, t.kernel[0], t.kernel[1], t.kernel[2]}, {.device = device})),
-        geometry{t.stride, t.padding, t.dilation, t.groups} {
+  Problem(const Convolution& c, bool transposed, vg::Device device)
+      : x(vg::randn({c.batch, c.in, c.size[0], c.size[1], c.size[2]}, {.device = device})),
+        geometry{c.stride, c.padding, c.dilation, c.groups} {
     vg::NoGradGuard no_grad;
-    y = vg::conv_transpose3d(x, w, {},
-                             {.stride = t.stride,
-                              .padding = t.padding,
-                              .output_padding = t.output_padding,
-                              .groups = t.groups,
-                              .dilation = t.dilation});
-    flop = 2.0 * static_cast<double>(x.numel()) * static_cast<double>(w.numel() / t.in);
-  }
-  Case with(std::string name, std::function<void()> work) const {
-    return {std::move(name), flop, bytes_of({x, w, y}), std::move(work)};
+    const auto weight = [&](int64_t outer, int64_t inner) {
+      return vg::randn({outer, inner / c.groups, c.kernel[0], c.kernel[1], c.kernel[2]}, {.device = device});
+    };
+    if (transposed) {
+      w = weight(c.in, c.out);
+      y = std::exchange(x, vg::conv_transpose3d(x, w, {},
+                                                {.stride = c.stride,
+                                                 .padding = c.padding,
+                                                 .output_padding = c.output_padding,
+                                                 .groups = c.groups,
+                                                 .dilation = c.dilation}));
+    } else {
+      w = weight(c.out, c.in);
+      y = vg::conv3d(x, w, {}, {.stride = c.stride, .padding = c.padding, .dilation = c.dilation, .groups = c.groups});
+    }
   }
 };
 
-void add_convolutions(vg::Device device) {
-  const auto shapes = device.is_cuda() ? std::span<const Transposed>(kLarge) : std::span<const Transposed>(kSmall);
-  for (const Transposed& t : shapes) {
-    const std::string name = std::string("conv_transpose3d/") + t.name;
-    const auto& k = vg::kernels(device);
-    add(name + "/forward", device, [=, &k] {
-      auto p = std::make_shared<Problem>(t, device);
-      return p->with(name, [=, &k] {
-        k.conv_backward_data(p->y.view_out(), p->x.view_in(), p->w.view_in(), nullptr, p->geometry);
+void forward(const Problem& p, const vg::Kernels& k) {
+  k.conv_forward(p.y.view_out(), p.x.view_in(), p.w.view_in(), nullptr, p.geometry);
+}
+void data_gradient(const Problem& p, const vg::Kernels& k) {
+  k.conv_backward_data(p.x.view_out(), p.y.view_in(), p.w.view_in(), nullptr, p.geometry);
+}
+void weight_gradient(const Problem& p, const vg::Kernels& k) {
+  k.conv_backward_weight(p.w.view_out(), p.x.view_in(), p.y.view_in(), p.geometry);
+}
+
+void add_convolutions(vg::Device device, bool transposed, std::span<const Convolution> shapes) {
+  const std::string function = transposed ? "conv_transpose3d/" : "conv3d/";
+  using Kernel = void (*)(const Problem&, const vg::Kernels&);
+  const std::pair<const char*, Kernel> passes[] = {{"/forward", transposed ? data_gradient : forward},
+                                                   {"/data_gradient", transposed ? forward : data_gradient},
+                                                   {"/weight_gradient", weight_gradient}};
+  for (const Convolution& c : shapes)
+    for (const auto& [pass, kernel] : passes)
+      add(function + c.name + pass, device, [=, &c] {
+        const auto p = std::make_shared<Problem>(c, transposed, device);
+        const double flop = 2.0 * static_cast<double>(p->y.numel()) * static_cast<double>(p->w.numel() / p->w.size(0));
+        return Case{flop, bytes_of({p->x, p->w, p->y}), [=] { kernel(*p, vg::kernels(device)); }};
       });
-    });
-    add(name + "/data_gradient", device, [=, &k] {
-      auto p = std::make_shared<Problem>(t, device);
-      return p->with(
-          name, [=, &k] { k.conv_forward(p->x.view_out(), p->y.view_in(), p->w.view_in(), nullptr, p->geometry); });
-    });
-    add(name + "/weight_gradient", device, [=, &k] {
-      auto p = std::make_shared<Problem>(t, device);
-      return p->with(name,
-                     [=, &k] { k.conv_backward_weight(p->w.view_out(), p->y.view_in(), p->x.view_in(), p->geometry); });
-    });
-  }
 }
 
 void add_elementwise_and_norm(vg::Device device) {
@@ -146,7 +165,7 @@ void add_elementwise_and_norm(vg::Device device) {
   const auto simple = [&](const char* name, int tensors_moved, std::function<vg::Tensor(const vg::Tensor&)> op) {
     add(std::string(name), device, [=] {
       const vg::Tensor x = vg::rand(shape, {.device = device});
-      return Case{name, 0, tensors_moved * bytes_of({x}), [=] {
+      return Case{0, tensors_moved * bytes_of({x}), [=] {
                     vg::NoGradGuard no_grad;
                     op(x);
                   }};
@@ -164,9 +183,7 @@ void add_elementwise_and_norm(vg::Device device) {
     const vg::Tensor gamma = vg::ones({shape[1]}, {.device = device, .requires_grad = true});
     const vg::Tensor beta = vg::zeros({shape[1]}, {.device = device, .requires_grad = true});
     const vg::Tensor g = vg::rand(shape, {.device = device});
-    return Case{"group_norm", 0, 8 * bytes_of({x}), [=] {
-                  vg::grad({vg::group_norm(x, 8, gamma, beta)}, {x, gamma, beta}, {g});
-                }};
+    return Case{0, 8 * bytes_of({x}), [=] { vg::grad({vg::group_norm(x, 8, gamma, beta)}, {x, gamma, beta}, {g}); }};
   });
 }
 
@@ -175,7 +192,9 @@ void add_elementwise_and_norm(vg::Device device) {
 int main(int argc, char** argv) {
   for (const vg::Device device : {vg::Device::cuda(), vg::Device::cpu()}) {
     if (device.is_cuda() && !vg::cuda::is_available()) continue;
-    add_convolutions(device);
+    const bool gpu = device.is_cuda();
+    add_convolutions(device, true, gpu ? std::span<const Convolution>(kLarge) : kSmall);
+    add_convolutions(device, false, gpu ? std::span<const Convolution>(kLargeForward) : kSmallForward);
     add_elementwise_and_norm(device);
   }
   benchmark::Initialize(&argc, argv);

@@ -59,8 +59,8 @@ struct Runtime {
   /// At least `bytes` bytes, 64-byte aligned (256 on a GPU). Throws OutOfMemoryError.
   void* (*allocate)(size_t bytes, int index);
   void (*deallocate)(void* data, size_t bytes, int index) noexcept;
-  /// Copies after the work queued on the current streams of both devices; when `to` is the CPU the bytes are there on return,
-  /// when `from` is the CPU the source may be reused on return.
+  /// Copies after the work queued on the current streams of both devices; when `to` is the CPU the bytes are there on
+  /// return, when `from` is the CPU the source may be reused on return.
   void (*copy)(void* to, Device to_device, const void* from, Device from_device, size_t bytes);
   void (*synchronize)(int index);
   MemoryStats (*stats)(int index);

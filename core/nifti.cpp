@@ -2,20 +2,17 @@
 // it holds, in constant memory, and once into the tensor that the header asks for.
 #include "core/nifti.h"
 
-#include <unistd.h>
-#include <zlib.h>
-
 #include <algorithm>
 #include <bit>
 #include <cerrno>
 #include <cmath>
 #include <cstring>
 #include <functional>
-#include <memory>
 #include <system_error>
 #include <vector>
 
 #include "core/atomic_file.h"
+#include "core/gzip_file.h"
 #include "core/input_file.h"
 
 namespace voxgrad {
@@ -34,72 +31,6 @@ constexpr size_t kDescripBytes = 80;
 constexpr int64_t kDataStart = 352;  // the header and four bytes that announce extensions
 constexpr size_t kChunk = 1 << 16;
 constexpr char kMillimetres = 2;
-
-struct GzClose {
-  void operator()(gzFile file) const { gzclose(file); }
-};
-using GzHandle = std::unique_ptr<gzFile_s, GzClose>;
-
-/// zlib's view of an open file; closing it leaves the descriptor open.
-GzHandle open_gz(int descriptor, const char* mode) {
-  const int copy = dup(descriptor);
-  gzFile file = copy >= 0 ? gzdopen(copy, mode) : nullptr;
-  if (file == nullptr && copy >= 0) close(copy);
-  return GzHandle(file);
-}
-
-/// The bytes of a file, unpacked if it is gzip.
-class UnpackedFile {
- public:
-  explicit UnpackedFile(const InputFile& file) : file_(file), handle_(open_gz(file.descriptor(), "rb")) {
-    file_.check(handle_ != nullptr, "cannot be opened by zlib");
-    gzbuffer(handle_.get(), kChunk);
-  }
-
-  /// Reads up to `bytes` bytes; fewer only at the end.
-  size_t read(void* to, size_t bytes) {
-    size_t done = 0;
-    while (done < bytes) {
-      const auto want = static_cast<unsigned>(std::min(bytes - done, kChunk));
-      const int got = gzread(handle_.get(), static_cast<char*>(to) + done, want);
-      int error = Z_OK;
-      const char* message = gzerror(handle_.get(), &error);
-      file_.check(error != Z_BUF_ERROR, "truncated: the gzip stream has no end");
-      file_.check(got >= 0 && error == Z_OK, "damaged: ", message);
-      if (got == 0) break;
-      done += static_cast<size_t>(got);
-    }
-    return done;
-  }
-
-  /// Bytes from the start to the end, or to `limit` if there are more. Then stands at the start again.
-  int64_t count(int64_t limit) {
-    if (gzdirect(handle_.get())) return std::min(limit, file_.size());
-    rewind();
-    std::vector<char> chunk(kChunk);
-    int64_t total = 0;
-    size_t got = 1;
-    while (got > 0 && total < limit) total += static_cast<int64_t>(got = read(chunk.data(), chunk.size()));
-    rewind();
-    return std::min(total, limit);
-  }
-
-  void seek(int64_t position) {
-    rewind();
-    std::vector<char> chunk(kChunk);
-    while (position > 0) {
-      const size_t want = std::min<size_t>(chunk.size(), static_cast<size_t>(position));
-      file_.check(read(chunk.data(), want) == want, "truncated: no voxels at the vox_offset of the header");
-      position -= static_cast<int64_t>(want);
-    }
-  }
-
- private:
-  void rewind() { file_.check(gzrewind(handle_.get()) == 0, "cannot be read twice"); }
-
-  const InputFile& file_;
-  GzHandle handle_;
-};
 
 template <class T>
 T swap_bytes(T value) {

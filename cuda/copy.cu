@@ -59,8 +59,7 @@ struct Constant {
 
 template <class T>
 __global__ void __launch_bounds__(kBlock) range(T* out, int64_t count, double start, double step) {
-  for (int64_t i = thread_index(); i < count; i += thread_count())
-    out[i] = convert<T>(arange_value(start, step, i));
+  for (int64_t i = thread_index(); i < count; i += thread_count()) out[i] = convert<T>(arange_value(start, step, i));
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 // The models that voxgrad started from, as programs that train: KernelBench's transposed convolutions, and the
 // one with ReLU and GroupNorm behind it. Each step runs forward, backward and an optimizer step; the table says
-// what that took.
+// what each of these took, the loss at the first and the last step, and the memory.
 //
 //   kernelbench                          all models at sizes for a CPU
 //   kernelbench --size original          at the sizes of the benchmark, for a GPU
@@ -9,6 +9,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstdio>
 #include <iostream>
@@ -106,6 +107,11 @@ int parse(int argc, char** argv, Options& options) {
   return -1;
 }
 
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
 void train(const ModelCase& c, const Options& options, vg::Device device, bool original) {
   const vg::DType dtype = options.dtype == "f64" ? vg::f64 : vg::f32;
   vg::manual_seed(0);
@@ -129,24 +135,27 @@ void train(const ModelCase& c, const Options& options, vg::Device device, bool o
   const vg::Tensor target = vg::randn(shape, {dtype, device});
   vg::memory::reset_peak(device);
 
-  std::vector<double> times;
+  std::array<std::vector<double>, 3> times;  // of forward, backward and step, in milliseconds
   double first = 0, last = 0;
   for (int step = 0; step <= options.steps; ++step) {
-    const auto start = std::chrono::steady_clock::now();
-    const vg::Tensor loss = vg::mse_loss(model(x), target);
+    const auto timed = [&](size_t part, const auto& work) {
+      const auto start = std::chrono::steady_clock::now();
+      work();
+      vg::synchronize(device);
+      const std::chrono::duration<double, std::milli> time = std::chrono::steady_clock::now() - start;
+      if (step > 0) times[part].push_back(time.count());
+    };
+    vg::Tensor loss;
+    timed(0, [&] { loss = vg::mse_loss(model(x), target); });
     optimizer.zero_grad();
     x.set_grad({});
-    loss.backward();
-    optimizer.step();
-    vg::synchronize(device);
-    if (step > 0)
-      times.push_back(std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count());
+    timed(1, [&] { loss.backward(); });
+    timed(2, [&] { optimizer.step(); });
     last = loss.item();
     if (step == 0) first = last;
   }
-  std::sort(times.begin(), times.end());
-  std::printf("%-4s %-26s %10.2f ms a step  loss %.4f to %.4f  peak %.1f MiB  (%s)\n", c.name,
-              vg::concat(x.shape()).c_str(), times[times.size() / 2], first, last,
+  std::printf("%-5s %-21s %9.2f %9.2f %7.2f  %.4f > %.4f %8.1f  %s\n", c.name, vg::concat(x.shape()).c_str(),
+              median(times[0]), median(times[1]), median(times[2]), first, last,
               static_cast<double>(vg::memory::stats(device).peak) / (1 << 20), c.what);
   std::fflush(stdout);
 }
@@ -160,8 +169,9 @@ int main(int argc, char** argv) {
     const vg::Device best = vg::cuda::is_available() ? vg::Device::cuda() : vg::Device::cpu();
     const vg::Device device = options.device == "auto" ? best : vg::Device::parse(options.device);
     const bool original = options.size == "original" || (options.size == "auto" && device.is_cuda());
-    std::cout << "forward, backward and SGD in " << options.dtype << " on " << device << ", median of " << options.steps
-              << " steps\n";
+    std::cout << options.dtype << " on " << device << ", medians of " << options.steps << " steps: forward with loss, "
+              << "backward, step of SGD\n"
+              << "model input                    fwd ms    bwd ms step ms  loss           peak MiB\n";
     for (const ModelCase& c : cases())
       if (options.model == "all" || options.model == c.name) train(c, options, device, original);
   } catch (const std::exception& error) {

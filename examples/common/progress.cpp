@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 
@@ -29,20 +30,21 @@ void Progress::update(int64_t done, const std::string& figure) {
   if (done < total_ && now - shown_ < interval_) return;
   shown_ = now;
   const double rate = static_cast<double>(done - start_) / std::max(seconds(), 1e-9);
-  const double left = rate > 0 ? static_cast<double>(total_ - done) / rate : 0;
+  const double left = rate > 0 ? static_cast<double>(std::max<int64_t>(total_ - done, 0)) / rate : 0;
   if (terminal_) {
-    constexpr int kWidth = 30;
-    const int filled = total_ > 0 ? static_cast<int>(kWidth * done / total_) : kWidth;
-    const std::string bar =
-        std::string(static_cast<size_t>(filled), '#') + std::string(static_cast<size_t>(kWidth - filled), '.');
-    std::printf("\r[%s] %lld/%lld %ss  %.1f %s/s  %s  %s left \x1b[K", bar.c_str(), static_cast<long long>(done),
-                static_cast<long long>(total_), unit_.c_str(), rate, unit_.c_str(), figure.c_str(),
-                clock_text(left).c_str());
+    std::printf("\r[%s] %lld/%lld %ss  %.1f %s/s  %s  %s left \x1b[K", bar_text(done, total_, 30).c_str(),
+                static_cast<long long>(done), static_cast<long long>(total_), unit_.c_str(), rate, unit_.c_str(),
+                figure.c_str(), clock_text(left).c_str());
   } else {
     std::printf("%s %lld/%lld  %.1f %s/s  %s  %s left\n", unit_.c_str(), static_cast<long long>(done),
                 static_cast<long long>(total_), rate, unit_.c_str(), figure.c_str(), clock_text(left).c_str());
   }
   std::fflush(stdout);
+}
+
+std::string bar_text(int64_t done, int64_t total, int64_t width) {
+  const int64_t filled = total > 0 && done < total ? std::max<int64_t>(width * done / total, 0) : width;
+  return std::string(static_cast<size_t>(filled), '#') + std::string(static_cast<size_t>(width - filled), '.');
 }
 
 std::string clock_text(double seconds) {

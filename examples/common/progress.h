@@ -7,7 +7,8 @@
 
 namespace examples {
 
-/// Reports steps `start` .. `total`: rate, a figure of the program's own, and the time left.
+/// Reports steps `start` .. `total`: rate, a figure of the program's own, and the time left. Steps beyond `total`
+/// are counted, with a full bar and no time left.
 class Progress {
  public:
   /// `unit` names what is counted ("step"). Lines are printed about every `interval` off a terminal.
@@ -28,6 +29,9 @@ class Progress {
   std::chrono::steady_clock::time_point begin_, shown_{};
   std::chrono::milliseconds interval_;
 };
+
+/// `width` characters, of which done/total are filled.
+std::string bar_text(int64_t done, int64_t total, int64_t width);
 
 /// "1:05" for 65 seconds, "2:00:00" for two hours.
 std::string clock_text(double seconds);

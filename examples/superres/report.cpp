@@ -105,7 +105,8 @@ void write_report(const std::filesystem::path& path, const RunSummary& run) {
   for (const TestResult& test : run.tests)
     text += "\n## " + test.name +
             "\n\nInput, trilinear, ours, truth, and the error of ours five times amplified, in the "
-            "middle slices of the three axes.\n\n![slices](" +
+            "middle axial, coronal and sagittal slices; the subject's right is on the right, in the sagittal slice "
+            "the front.\n\n![slices](" +
             test.label + ".png)\n";
   vg::write_file(path, text, "write_report");
 }

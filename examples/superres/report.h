@@ -28,7 +28,8 @@ struct RunSummary {
   std::vector<TestResult> tests;
 };
 
-/// The middle slice of each axis, a row each: input (enlarged), trilinear, ours, truth, and the error of ours,
+/// The middle axial, coronal and sagittal slices, a row each, front or top upwards and the subject's right (in the
+/// sagittal slice the front) to the right: input (enlarged), trilinear, ours, truth, and the error of ours,
 /// five times amplified.
 void write_slices(const std::filesystem::path& path, const TestResult& test);
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <vector>
 
 #include "examples/common/interrupt.h"
@@ -74,6 +75,16 @@ void check_same_run(const vg::Metadata& saved, const vg::Metadata& wanted) {
   }
 }
 
+/// The losses of the first `steps` steps, of a run that goes on from there.
+std::vector<LossLine> earlier_losses(const std::filesystem::path& path, int64_t steps) {
+  std::vector<LossLine> losses = read_losses(path);
+  std::erase_if(losses, [&](const LossLine& line) { return line.step > steps; });
+  if (std::ssize(losses) < steps)
+    std::fprintf(stderr, "superres: %s holds the losses of %lld of the %lld steps before; the others are lost\n",
+                 path.c_str(), static_cast<long long>(std::ssize(losses)), static_cast<long long>(steps));
+  return losses;
+}
+
 /// The mean of the last losses, which jump from batch to batch.
 double recent_loss(const std::vector<LossLine>& losses) {
   const size_t count = std::min<size_t>(losses.size(), 20);
@@ -112,26 +123,34 @@ TrainResult train(const vg::Tensor& head, const TrainOptions& options, vg::Devic
                   const std::filesystem::path& out, bool resume) {
   vg::manual_seed(options.seed);
   Run run(head, options, device);
-  const vg::Metadata about = describe_run(head, options);
+  vg::Metadata about = describe_run(head, options);
   const std::filesystem::path checkpoint = out / "checkpoint.safetensors", losses_file = out / "losses.csv";
   std::vector<LossLine> losses;
+  double earlier_seconds = 0;
   if (resume) {
     vg::Metadata saved;
     vg::load_safetensors(checkpoint, vg::Device::cpu(), &saved);
     check_same_run(saved, about);
     vg::load_checkpoint(checkpoint, run.parts());
-    losses = read_losses(losses_file);
-    losses.resize(std::min(losses.size(), static_cast<size_t>(run.schedule->steps())));
+    losses = earlier_losses(losses_file, run.schedule->steps());
+    earlier_seconds = std::strtod(saved["seconds"].c_str(), nullptr);
   }
-  const auto save = [&] {
-    write_losses(losses_file, losses);
-    vg::save_checkpoint(checkpoint, run.parts(), about);
-  };
 
-  TrainResult result{.model = run.model, .steps = run.schedule->steps()};
+  TrainResult result{
+      .model = run.model, .steps = run.schedule->steps(), .seconds = earlier_seconds, .last_loss = recent_loss(losses)};
+  if (result.steps >= options.steps) {
+    std::printf("all %lld steps were taken before\n", static_cast<long long>(options.steps));
+    return result;
+  }
   constexpr int64_t kSaveEvery = 200;
   const examples::InterruptGuard interrupt;
   examples::Progress progress(result.steps, options.steps, "step");
+  const auto save = [&] {
+    result.seconds = earlier_seconds + progress.seconds();
+    about["seconds"] = vg::concat(result.seconds);
+    write_losses(losses_file, losses);
+    vg::save_checkpoint(checkpoint, run.parts(), about);
+  };
   for (const auto& [low, high] : run.loader) {
     const vg::Tensor loss = vg::mse_loss((*run.model)(low.to(device)), high.to(device));
     run.optimizer->zero_grad();
@@ -153,7 +172,6 @@ TrainResult train(const vg::Tensor& head, const TrainOptions& options, vg::Devic
     if (result.steps % kSaveEvery == 0) save();
   }
   save();
-  result.seconds = progress.seconds();
   result.last_loss = recent_loss(losses);
   return result;
 }

@@ -23,14 +23,14 @@ struct TrainOptions {
 struct TrainResult {
   std::shared_ptr<SuperResolution> model;
   int64_t steps = 0;         ///< done in all, earlier runs included
-  double seconds = 0;        ///< of this run
+  double seconds = 0;        ///< of training, earlier runs included
   double last_loss = 0;      ///< mean over the last steps
   bool interrupted = false;  ///< by Ctrl-C; the checkpoint was written
 };
 
 /// Trains on `head` (D, H, W) and leaves checkpoint.safetensors and losses.csv in `out`. With `resume` it goes on
 /// from that checkpoint, to the same bits as a run that was never stopped. Throws voxgrad::Error if there is
-/// none, or one of other options.
+/// none, or one of other options; of a run that took all its steps nothing is left to do.
 TrainResult train(const voxgrad::Tensor& head, const TrainOptions& options, voxgrad::Device device,
                   const std::filesystem::path& out, bool resume);
 

@@ -1,5 +1,6 @@
 #include "examples/superres/volume.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 
@@ -12,7 +13,6 @@ constexpr int64_t kSmallestAxis = 64;
 /// Even sizes, finite values, intensities from 0 to 1.
 void prepare(Volume& volume) {
   vg::Tensor& data = volume.image.data;
-  if (data.dim() == 4) data = data.select(0, 0);
   for (int64_t axis = 0; axis < 3; ++axis) {
     vg::check(data.size(axis) >= kSmallestAxis, "superres", volume.name, " has shape ", data.shape(),
               "; every axis needs at least ", kSmallestAxis, " voxels");
@@ -32,8 +32,42 @@ Volume load_volume(const std::filesystem::path& path) {
   Volume volume{path.filename().string(), false, vg::load_nifti(path)};
   vg::check(volume.image.data.dim() == 3 || volume.image.data.dim() == 4, "superres", volume.name,
             " is not a volume: its shape is ", volume.image.data.shape());
+  if (volume.image.data.dim() == 4) volume.image.data = volume.image.data.select(0, 0);
+  volume.image = upright(volume.image);
   prepare(volume);
   return volume;
+}
+
+vg::NiftiImage upright(const vg::NiftiImage& image) {
+  const auto& from = image.affine;
+  // Of the angle between an axis of the world and one of the file.
+  const auto cosine = [&](size_t world, size_t axis) {
+    const double length = std::hypot(from[0][axis], from[1][axis], from[2][axis]);
+    return length > 0 ? from[world][axis] / length : 0;
+  };
+  using Order = std::array<size_t, 3>;
+  const auto fit = [&](const Order& order) {
+    return std::abs(cosine(0, order[0])) + std::abs(cosine(1, order[1])) + std::abs(cosine(2, order[2]));
+  };
+  Order order{0, 1, 2}, best = order;  // best[x]: the file's axis that becomes the first, and so on
+  while (std::next_permutation(order.begin(), order.end()))
+    if (fit(order) > fit(best)) best = order;
+
+  vg::NiftiImage to = image;
+  const auto dim = [](size_t axis) { return 2 - static_cast<int64_t>(axis); };  // (D, H, W) holds the file's k, j, i
+  to.data = image.data.permute({dim(best[2]), dim(best[1]), dim(best[0])});
+  for (size_t axis = 0; axis < 3; ++axis) {
+    const bool mirrored = cosine(axis, best[axis]) < 0;
+    if (mirrored) to.data = vg::flip(to.data, {dim(axis)});
+    const double last = static_cast<double>(to.data.size(dim(axis)) - 1);
+    for (size_t row = 0; row < 3; ++row) {
+      const double step = from[row][best[axis]];
+      to.affine[row][axis] = mirrored ? -step : step;
+      if (mirrored) to.affine[row][3] += step * last;
+    }
+    to.spacing[2 - axis] = image.spacing[2 - best[axis]];
+  }
+  return to;
 }
 
 Volume make_phantom(int64_t size) {

@@ -9,7 +9,8 @@
 
 namespace superres {
 
-/// A head, its intensities scaled to a maximum of 1, f32 (D, H, W) with even sizes, D from bottom to top.
+/// A head, its intensities scaled to a maximum of 1, f32 (D, H, W) with even sizes: D from bottom to
+/// top, H from back to front, W from left to right.
 struct Volume {
   std::string name;  // for reports: "ch2.nii.gz", "Shepp-Logan phantom"
   bool phantom = false;
@@ -17,9 +18,13 @@ struct Volume {
   const voxgrad::Tensor& data() const { return image.data; }
 };
 
-/// Reads a NIfTI file; the first volume of a series. Throws voxgrad::Error, also if an axis is shorter than
-/// 64 voxels or all voxels are equal.
+/// Reads a NIfTI file and turns it upright; the first volume of a series. Throws voxgrad::Error, also if an axis is
+/// shorter than 64 voxels or all voxels are equal.
 Volume load_volume(const std::filesystem::path& path);
+
+/// The (D, H, W) image with its axes exchanged and mirrored so that W runs to the subject's right, H to the front and D
+/// upwards, as nearly as its affine allows; each voxel keeps its place in the world.
+voxgrad::NiftiImage upright(const voxgrad::NiftiImage& image);
 
 /// The 3-D Shepp-Logan head (Shepp and Logan 1974, with the ellipsoids of Kak and Slaney 1988 and Toft's
 /// contrasts) with `size` voxels on each side.

@@ -72,6 +72,13 @@ TEST_F(Programs, KernelbenchRunsAllModelsReduced) {
   EXPECT_EQ(result.code, 0) << result.output;
   for (const char* name : {"58 ", "61 ", "70 ", "72 ", "73 ", "77 "})
     EXPECT_NE(result.output.find(std::string("\n") + name), std::string::npos) << result.output;
+  double forward = 0, backward = 0, step = 0, first = 0, last = 0, peak = 0;
+  const std::string line = result.output.substr(result.output.find("\n61 "));
+  EXPECT_EQ(std::sscanf(line.c_str(), " 61 [1, 64, 16, 16, 16] %lf %lf %lf %lf > %lf %lf", &forward, &backward, &step,
+                        &first, &last, &peak),
+            6)
+      << line;
+  EXPECT_GT(std::min({forward, backward, step, first, last, peak}), 0) << line;
 }
 
 TEST_F(Programs, SuperresLeavesItsResults) {
@@ -105,6 +112,22 @@ TEST_F(Programs, SuperresStoppedAndResumedGivesTheSameBits) {
   }
   EXPECT_EQ(read(folder_ / "whole/model.safetensors"), read(folder_ / "parts/model.safetensors"));
   EXPECT_EQ(read(folder_ / "whole/losses.csv"), read(folder_ / "parts/losses.csv"));
+}
+
+TEST_F(Programs, SuperresResumedAfterItsLastStepTakesNoMore) {
+  ASSERT_EQ(run(kTiny + "--steps 3 --out out").code, 0);
+  const std::string model = read(folder_ / "out/model.safetensors"), losses = read(folder_ / "out/losses.csv"),
+                    checkpoint = read(folder_ / "out/checkpoint.safetensors");
+  const Result again = run(kTiny + "--steps 3 --out out --resume");
+  EXPECT_EQ(again.code, 0) << again.output;
+  EXPECT_NE(again.output.find("all 3 steps were taken before"), std::string::npos) << again.output;
+  EXPECT_EQ(read(folder_ / "out/model.safetensors"), model);
+  EXPECT_EQ(read(folder_ / "out/losses.csv"), losses);
+  EXPECT_EQ(read(folder_ / "out/checkpoint.safetensors"), checkpoint);
+
+  std::ofstream(folder_ / "out/losses.csv") << losses.substr(0, losses.find("\n2,") + 1);
+  const Result some = run(kTiny + "--steps 3 --out out --resume");
+  EXPECT_NE(some.output.find("holds the losses of 1 of the 3 steps"), std::string::npos) << some.output;
 }
 
 TEST_F(Programs, MisuseExitsWith2) {

@@ -1,8 +1,11 @@
 // The parts of the super-resolution example that can be checked by themselves.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 
+#include "examples/common/progress.h"
 #include "examples/superres/evaluate.h"
 #include "examples/superres/volume.h"
 
@@ -49,6 +52,52 @@ TEST(SuperResolution, KeepsTheMeansOfTheInput) {
   for (const vg::Tensor& p : model.parameters()) vg::nn::init::normal_(p, 0, 0.5);
   const vg::Tensor low = vg::rand({2, 1, 8, 8, 8});
   EXPECT_LT(largest_difference(low_resolution(model(low)), low), 1e-5);
+}
+
+// All 48 orientations of a file: each voxel keeps its place, and the axes run to the right, the front and the top.
+TEST(Upright, KeepsEachVoxelsPlace) {
+  std::array<size_t, 3> order{0, 1, 2};
+  do {
+    for (int signs = 0; signs < 8; ++signs) {
+      vg::NiftiImage image;
+      image.data = vg::arange(0, 60).reshape({3, 4, 5});
+      image.spacing = {3, 2, 1};
+      for (auto& row : image.affine) row = {0, 0, 0, 7};
+      for (size_t axis = 0; axis < 3; ++axis)
+        image.affine[order[axis]][axis] = (signs >> axis & 1 ? -1 : 1) * static_cast<double>(axis + 1);
+      const vg::NiftiImage turned = upright(image);
+      for (size_t world = 0; world < 3; ++world) EXPECT_EQ(turned.affine[world][world], turned.spacing[2 - world]);
+      for (int64_t k = 0; k < 3; ++k)
+        for (int64_t j = 0; j < 4; ++j)
+          for (int64_t i = 0; i < 5; ++i) {
+            std::array<int64_t, 3> at{};
+            for (size_t world = 0; world < 3; ++world) {
+              const auto& row = image.affine[world];
+              const double place = row[0] * double(i) + row[1] * double(j) + row[2] * double(k) + row[3];
+              at[world] = std::lround((place - turned.affine[world][3]) / turned.affine[world][world]);
+            }
+            ASSERT_EQ(turned.data.at({at[2], at[1], at[0]}), image.data.at({k, j, i}));
+          }
+    }
+  } while (std::next_permutation(order.begin(), order.end()));
+}
+
+TEST(Upright, TakesTheNearestAxesAndBearsAnEmptyAffine) {
+  vg::NiftiImage image;
+  image.data = vg::arange(0, 24).reshape({2, 3, 4});
+  image.affine = {{{0, .3, .95, 0}, {-.9, .1, 0, 0}, {.1, .95, -.3, 0}, {0, 0, 0, 1}}};
+  EXPECT_EQ(upright(image).data.shape(), (vg::Shape{3, 4, 2}));
+  image.affine = {};
+  EXPECT_EQ(upright(image).data.shape(), image.data.shape());
+}
+
+TEST(Progress, BarIsAsWideAtAnyStep) {
+  EXPECT_EQ(examples::bar_text(1, 2, 4), "##..");
+  EXPECT_EQ(examples::bar_text(0, 2, 4), "....");
+  for (const auto& [done, total] : {std::pair{2, 2}, {2000, 1000}, {0, 0}, {3, 0}})
+    EXPECT_EQ(examples::bar_text(done, total, 4), "####");
+  EXPECT_EQ(examples::bar_text(-1, 0, 4), "####");
+  EXPECT_EQ(examples::bar_text(-1, 5, 4), "....");
 }
 
 TEST(Phantom, IsAHeadInABox) {

@@ -47,8 +47,8 @@ struct OpCase {
   /// Further shapes of the inputs: empty and size-1 axes.
   std::vector<std::vector<Shape>> edges{};
   bool differentiable = true;
-  double tolerance = 1e-5;  ///< of f32, relative to the largest value
-  bool exact = false;       ///< f32 must agree with the reference to the last bit (integers)
+  double tolerance = 1e-5;    ///< of f32, relative to the largest value
+  bool exact = false;         ///< f32 must agree with the reference to the last bit (integers)
   bool keeps_layout = false;  ///< channels-last in, channels-last out
 };
 

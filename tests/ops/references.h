@@ -34,7 +34,8 @@ double broadcast(const Array& x, const Dims& index);
 /// f applied to all elements; to all pairs, broadcast; to the lists of elements that `axes` run through.
 Array map(const Array& x, double (*f)(double));
 Array map(const Array& x, const Array& y, const std::function<double(double, double)>& f);
-Array reduce(const Array& x, const Dims& axes, bool keepdim, const std::function<double(const std::vector<double>&)>& f);
+Array reduce(const Array& x, const Dims& axes, bool keepdim,
+             const std::function<double(const std::vector<double>&)>& f);
 
 double sum(const std::vector<double>& values);
 double mean(const std::vector<double>& values);

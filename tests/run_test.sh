@@ -1,0 +1,42 @@
+#!/bin/sh
+# What ./run passes on: run_test.sh PATH_OF_RUN. It works on a copy of the script, with stand-ins for the programs that it
+# calls: they write down their arguments.
+set -eu
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+root=$work/root
+mkdir -p "$root/.ci" "$root/build/release/examples" "$work/bin" "$work/caller"
+cp "$1" "$root/run"
+printf '# comment\nmake\n# For .ci/run alone\nno-such-package\n' >"$root/.ci/packages"
+
+stand_in() { # PATH COMMAND
+  printf '#!/bin/sh\n%s\n' "$2" >"$1"
+  chmod +x "$1"
+}
+stand_in "$work/bin/cmake" "echo \"\$@\" >>'$work/log'"
+stand_in "$work/bin/ctest" "echo ctest \"\$@\" >>'$work/log'"
+stand_in "$work/bin/dpkg-query" 'case $* in *no-such-package*) exit 1 ;; esac; echo install ok installed'
+stand_in "$work/bin/apt-get" 'exit 1'
+stand_in "$root/build/release/examples/superres" "echo \"\$(pwd) \$*\" >>'$work/log'"
+PATH=$work/bin:$PATH
+unset VOXGRAD_CUDA VOXGRAD_WERROR
+
+# expect TEXT COMMAND...: the log of the command holds the text.
+expect() {
+  text=$1
+  shift
+  : >"$work/log"
+  (cd "$work/caller" && "$@") >"$work/output" 2>&1 || { cat "$work/output"; exit 1; }
+  grep -qF -e "$text" "$work/log" || { echo "'$*' did not lead to '$text':"; cat "$work/log"; exit 1; }
+}
+
+expect "$work/caller --volume x.nii --out y" ../root/run demo --volume x.nii --out y
+expect "-U VOXGRAD_CUDA -U VOXGRAD_WERROR" ../root/run build
+expect "-DVOXGRAD_CUDA=OFF -DVOXGRAD_WERROR=ON" env VOXGRAD_CUDA=OFF VOXGRAD_WERROR=ON ../root/run build
+expect "--no-tests=error -R name" ../root/run test -R name
+expect "--target core_tests nn_tests" ../root/run sanitize core nn
+expect "-L ^core\$|^nn\$" ../root/run sanitize core nn
+
+code=0
+"$root/run" nonsense >/dev/null 2>&1 || code=$?
+[ $code -eq 2 ] || { echo "an unknown command ended with $code"; exit 1; }
