@@ -1,4 +1,4 @@
-// Forward and transposed convolution on tensor cores.
+// Convolutions on tensor cores: forward, transposed, weight gradient.
 #pragma once
 
 #include "cuda/launch.h"
@@ -9,5 +9,9 @@ namespace voxgrad::cuda {
 /// False, and nothing done, if the problem has to go to the plain kernel. `bias` may be null.
 bool gather_on_tensor_cores(const View& out, const View& in, const View& w, const View* bias,
                             const ConvGeometry& geometry, bool transposed, const Launch& launch);
+
+/// The same for the weight gradient.
+bool weight_on_tensor_cores(const View& w, const View& x, const View& y, const ConvGeometry& geometry,
+                            const Launch& launch);
 
 }  // namespace voxgrad::cuda

@@ -16,6 +16,7 @@
 #include <algorithm>
 
 #include "cuda/conv_parts.h"
+#include "cuda/divisor.h"
 #include "cuda/launch.h"
 #include "cuda/mma.cuh"
 
@@ -28,24 +29,6 @@ inline constexpr int kMaxTaps = 1024, kMaxClasses = 64;
 inline constexpr int kMaxPitch = 1064;
 /// The offset of a voxel that is not there.
 inline constexpr int kOutside = INT32_MIN;
-
-/// Division of numbers below 2^16 by one below 2^16.
-struct Divisor {
-  int value = 1;
-  unsigned magic = 0;
-
-  Divisor() = default;
-  explicit Divisor(int v) : value(v), magic(v == 1 ? 0 : static_cast<unsigned>((uint64_t{1} << 32) / v + 1)) {}
-  __device__ int divide(int x) const {
-    return value == 1 ? x : static_cast<int>(__umulhi(static_cast<unsigned>(x), magic));
-  }
-  /// The remainder; x becomes the quotient.
-  __device__ int take(int& x) const {
-    const int quotient = divide(x), remainder = x - quotient * value;
-    x = quotient;
-    return remainder;
-  }
-};
 
 /// What the kernel is told. A class is a part of an axis for each axis: of the results (transposed, where a block has
 /// one class), or of the inputs (forward, where it has them all).
@@ -76,7 +59,8 @@ struct GatherTile {
   static constexpr int kSlab = kColumns * kChunk * Arithmetic::kParts;  // words of one tap of B
   static constexpr int kStepTaps = std::clamp(4096 / kSlab, 2, 8), kStages = 3;
   static constexpr int kAccumulators = 4 * kM16 * kN8;
-  static constexpr int kBlocks = kWarpsN > 1 ? 1 : kAccumulators > 64 ? 2 : 3;  // a multiprocessor: bounds registers
+  static constexpr int kBlocks =  // a multiprocessor: bounds registers
+      kWarpsN > 1 ? 1 : kAccumulators * Arithmetic::kParts > 64 ? 2 : 3;
   // Shared memory: words 0 to 3 of both stages of A, the ring of B, then, at a distance that the compiler knows,
   // words 4 to 7 of A, and the table of offsets.
   static constexpr int kRing = kStages * kStepTaps * kSlab * 4, kUpper = kRing + 2 * 4 * kMaxPitch * 4;
@@ -194,6 +178,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) gather_mma(cons
   constexpr int kBuffer = Tile::kStepTaps * Tile::kSlab, kStepTaps = Tile::kStepTaps;
   constexpr int kStageTaps = 4;                 // taps that are multiplied while a voxel is on its way
   constexpr int kAhead = kParts == 1 ? 1 : 0;  // taps whose fragments are loaded early; three products take longer
+  constexpr int kUnroll = kAhead ? kStepTaps : 1;
   extern __shared__ uint4 dynamic_shared[];
   char* const a_bytes = reinterpret_cast<char*>(dynamic_shared);
   uint32_t* const b_ring = reinterpret_cast<uint32_t*>(a_bytes + Tile::kUpper - Tile::kRing);
@@ -313,7 +298,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) gather_mma(cons
           }
         };
         if (kAhead > 0) load_fragments(0);
-#pragma unroll
+#pragma unroll kUnroll
         for (int j = 0; j < kStepTaps; ++j) {
           if (!kFull && j >= count) break;
           if (kFull && j % kStageTaps == 0 && round < rounds) load_voxel(voxel, round);

@@ -15,6 +15,10 @@ constexpr int kChunkWords = 8;
 
 int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
 
+bool three_products(const ConvProblem& p) {
+  return p.dtype == DType::f32 && p.precision == Float32Precision::highest;
+}
+
 /// The widths of boxes that are worth a look: those that divide `count` into n near-equal pieces.
 std::vector<int> widths(int count, int most) {
   std::vector<int> result;
@@ -60,7 +64,7 @@ std::optional<double> cost(const ConvProblem& p, const GatherPlan& plan, const i
     if (halo > kMaxHalo) return std::nullopt;
     blocks *= (axis.count + box[a] - 1) / box[a];
   }
-  const bool three = p.dtype == DType::f32 && p.precision == Float32Precision::highest;
+  const bool three = three_products(p);
   const double taps = static_cast<double>(plan.axis[0].kernel) * plan.axis[1].kernel * plan.axis[2].kernel;
   const double stages = plan.classes;  // of the inputs, or blocks of their own
   // 8 rows that straddle two lines of the box are read at half the rate.
@@ -92,7 +96,7 @@ void choose_box(const ConvProblem& p, GatherPlan& plan) {
 }
 
 int choose_columns(const ConvProblem& p) {
-  const bool three = p.dtype == DType::f32 && p.precision == Float32Precision::highest;
+  const bool three = three_products(p);
   int best = 8;
   for (const int columns : {8, 16, 24, 32, 48, 64, 128}) {
     if (columns > (three ? 64 : 128)) break;
@@ -102,7 +106,134 @@ int choose_columns(const ConvProblem& p) {
   return best;
 }
 
+// ---- weight gradient
+
+constexpr int kBoxWords = 128, kWeightShared = 112 * 1024;
+constexpr int64_t kWorkspace = int64_t{256} << 20;
+
+/// Columns of 8 that a block of 4 warps takes beside so many rows (weight_columns()).
+int most_columns(const ConvProblem& p, int rows) { return 4 * (rows > 32 || three_products(p) ? 7 : 14); }
+
+int choose_rows(int64_t channels) {
+  int best = 16;
+  for (const int rows : {32, 48, 64}) {
+    const auto computed = [&](int64_t r) { return (channels + r - 1) / r * (r + 8); };
+    if (computed(rows) <= computed(best)) best = rows;
+  }
+  return best;
+}
+
+/// The tiles of a class, and shared memory that one of them takes for x.
+WeightPlan::Class tile_class(int taps, int blocks8, int most, int pitch, int room) {
+  const int fitting = std::max(1, room / (8 * pitch * 4));  // blocks of 8 channels that can be staged
+  WeightPlan::Class c{taps, taps, 0, 0};
+  if (taps <= most) {
+    c.tile_columns = std::min({most / taps, fitting, blocks8}) * taps;
+  } else {
+    const int pieces = (taps + most - 1) / most;
+    c.tile_columns = (taps + pieces - 1) / pieces;
+    c.padded_taps = c.tile_columns * pieces;
+  }
+  c.tiles = (blocks8 * c.padded_taps + c.tile_columns - 1) / c.tile_columns;
+  return c;
+}
+
+/// Fills in what follows from the box; false if it does not fit.
+bool tile_weight(const ConvProblem& p, WeightPlan& plan) {
+  const int elements = p.dtype == DType::f32 ? 1 : 2;
+  plan.halo_words = 1;
+  plan.boxes = p.batch;
+  for (int a = 0; a < 3; ++a) {
+    const AxisParts& axis = plan.axis[a];
+    plan.extent[a] = plan.box[a] - 1 + axis.max_span;
+    if (a == 2) {
+      plan.run = elements == 1 ? plan.extent[a] : plan.extent[a] / 2 + 1;
+      plan.extent[a] = axis.fold * elements * plan.run;
+    }
+    if (plan.extent[a] > 4096) return false;
+    plan.halo_words *= plan.extent[a];
+    if (plan.halo_words > 4096) return false;
+    plan.tiles[a] = (axis.count + plan.box[a] - 1) / plan.box[a];
+    plan.boxes *= plan.tiles[a];
+  }
+  plan.pitch = round_up(std::max(plan.halo_words - 4, 0), 32) + 4;
+  const int room = kWeightShared - plan.rows * (kBoxWords + 4) * 4;
+  const int most = most_columns(p, plan.rows);
+  plan.classes.clear();
+  plan.column_tiles = plan.columns = 0;
+  plan.shared_bytes = 0;
+  double staged = 0;
+  for (int number = 0;; ++number) {
+    int rest = number, taps = 1;
+    for (int a = 2; a >= 0; --a) {
+      taps *= plan.axis[a].part[rest % plan.axis[a].parts].taps;
+      rest /= plan.axis[a].parts;
+    }
+    if (rest > 0) break;
+    const WeightPlan::Class c = tile_class(taps, plan.blocks8, most, plan.pitch, room);
+    const int blocks = std::max(1, c.tile_columns / c.padded_taps);
+    const int bytes = (plan.rows * (kBoxWords + 4) + blocks * 8 * plan.pitch) * 4;
+    if (bytes > kWeightShared) return false;
+    plan.shared_bytes = std::max(plan.shared_bytes, bytes);
+    plan.column_tiles += c.tiles;
+    plan.columns += plan.blocks8 * c.padded_taps;
+    staged += static_cast<double>(c.tiles) * (plan.rows * kBoxWords + blocks * 8 * plan.halo_words);
+    plan.classes.push_back(c);
+  }
+  const double products = 16.0 * (plan.rows / 16) * most * 1.46 * (three_products(p) ? 3 : 1);
+  const double of_box = plan.column_tiles * (products + 400) + staged * 0.15;
+  plan.cycles = of_box * static_cast<double>(plan.boxes) * plan.row_tiles * static_cast<double>(p.groups);
+  return true;
+}
+
+void choose_range(const ConvProblem& p, WeightPlan& plan) {
+  constexpr int64_t kBlocks = 1600;  // a few for every place on the largest GPUs
+  const int64_t tiles = static_cast<int64_t>(plan.column_tiles) * plan.row_tiles * p.groups;
+  // Accumulators truncate: a range is short enough for that not to be seen beside the rounding of the inputs.
+  const int64_t most = three_products(p) ? 32 : 128;
+  const int64_t bytes = p.groups * p.out_channels * plan.columns * 8 * static_cast<int64_t>(sizeof(float));
+  int64_t ranges = std::max((kBlocks + tiles - 1) / tiles, (plan.boxes + most - 1) / most);
+  ranges = std::clamp<int64_t>(std::min(ranges, kWorkspace / std::max<int64_t>(bytes, 1)), 1,
+                               std::max<int64_t>(plan.boxes, 1));
+  plan.range = std::max<int64_t>(1, (plan.boxes + ranges - 1) / ranges);
+  plan.ranges = (plan.boxes + plan.range - 1) / plan.range;
+}
+
 }  // namespace
+
+std::optional<WeightPlan> plan_weight(const ConvProblem& p) {
+  WeightPlan best{};
+  best.cycles = -1;
+  WeightPlan plan{};
+  if (p.dtype == DType::f64 || p.batch == 0) return std::nullopt;
+  int64_t taps = 1, classes = 1;
+  for (int a = 0; a < 3; ++a) {
+    const ConvGeometry& g = p.geometry;
+    const auto axis = forward_parts(p.in_size[a], p.out_size[a], p.kernel[a], g.stride[a], g.padding[a], g.dilation[a],
+                                    a == 2);
+    if (!axis) return std::nullopt;
+    plan.axis[a] = *axis;
+    taps *= axis->kernel;
+    classes *= axis->parts;
+    if (taps > kMaxTaps || classes > kMaxClasses) return std::nullopt;
+  }
+  const int elements = p.dtype == DType::f32 ? 1 : 2;
+  plan.rows = choose_rows(p.out_channels);
+  plan.row_tiles = static_cast<int>((p.out_channels + plan.rows - 1) / plan.rows);
+  plan.blocks8 = static_cast<int>((p.in_channels + 7) / 8);
+  for (int w = 8 * elements; w <= kBoxWords * elements; w += 8 * elements)
+    for (int h = 1; w * h <= kBoxWords * elements; ++h) {
+      plan.box[0] = kBoxWords * elements / (w * h);
+      plan.box[1] = h;
+      plan.box[2] = w;
+      if (tile_weight(p, plan) && (best.cycles < 0 || plan.cycles < best.cycles)) best = plan;
+    }
+  if (best.cycles < 0) return std::nullopt;
+  choose_range(p, best);
+  const double blocks = static_cast<double>(best.ranges) * best.column_tiles * best.row_tiles * p.groups;
+  if (blocks >= 2147483647.0) return std::nullopt;
+  return best;
+}
 
 std::optional<GatherPlan> plan_gather(const ConvProblem& p) {
   GatherPlan plan{};

@@ -1,9 +1,8 @@
 // Which convolution kernel takes which problem, and how: a pure function of the problem, tested on the host.
 #pragma once
 
-#include <iosfwd>
 #include <optional>
-#include <string>
+#include <vector>
 
 #include "core/precision.h"
 #include "cuda/conv_parts.h"
@@ -34,9 +33,25 @@ struct GatherPlan {
 /// Nothing if the plain kernel has to take it.
 std::optional<GatherPlan> plan_gather(const ConvProblem& problem);
 
-/// A tile of the tensor-core weight gradient (conv_weight_mma.cuh).
+/// A tile of the tensor-core weight gradient (conv_weight_mma.cuh). A class is a part of each axis.
 struct WeightPlan {
+  struct Class {
+    int taps, padded_taps;  // with those that fill up tiles
+    int tile_columns;       // columns of 8 of a tile
+    int tiles;
+  };
   AxisParts axis[3];
+  int box[3], extent[3], tiles[3];  // extent: of the halo, in words
+  int run, halo_words, pitch;
+  int rows, row_tiles, blocks8;  // blocks of 8 channels of x
+  std::vector<Class> classes;
+  int column_tiles, columns;     // of all classes; columns of 8
+  int64_t boxes, range, ranges;  // range: boxes of a block
+  int shared_bytes;
+  double cycles;
 };
+
+/// Nothing if the plain kernel has to take it. In a weight gradient `in` is x and `out` the lattice y.
+std::optional<WeightPlan> plan_weight(const ConvProblem& problem);
 
 }  // namespace voxgrad::cuda

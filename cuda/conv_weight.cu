@@ -5,6 +5,7 @@
 // product of one range for a tile of (channel, tap) by output channels, with float sums of 256 products added up in
 // double. The partial results of all ranges are then summed in a fixed order by the reduction kernel: two runs give
 // the same bits, on any GPU.
+#include "cuda/conv_gather.h"
 #include "cuda/conv_tile.cuh"
 #include "cuda/kernels.h"
 
@@ -173,6 +174,7 @@ void conv_backward_weight(const View& w, const View& x, const View& y, const Con
   check_positions(kOp, x, w, y, geometry);
   check(w.numel() / w.size[0] < INT32_MAX - 256, kOp, "the CUDA kernels take fewer than 2^31 weights a channel");
   const Launch launch(w);
+  if (weight_on_tensor_cores(w, x, y, geometry, launch)) return;
   dispatch<float, double>(w.dtype, kOp, "CUDA", [&]<class T>() { weight_gradient<T>(w, x, y, geometry, launch); });
 }
 

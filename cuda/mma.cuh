@@ -47,6 +47,7 @@ __device__ inline void mma_f16(Accumulator& c, const uint32_t (&a)[4], uint32_t 
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+/// Each arithmetic's multiply() takes A as staged and B as packed (split()), multiply_words() both as staged.
 /// c[m][n] += a[m] * b[n].
 template <auto kMma, int kM, int kN>
 __device__ void multiply_each(Accumulator (&c)[kM][kN], const uint32_t (&a)[kM][4], const uint32_t (&b)[kN][2]) {
@@ -64,6 +65,11 @@ struct Tf32 {
   __device__ static void split(const float (&x)[1], uint32_t (&parts)[1]) { parts[0] = round_tf32(x[0]); }
   template <int kM, int kN>
   __device__ static void multiply(Accumulator (&c)[kM][kN], const uint32_t (&a)[kM][4], const uint32_t (&b)[kN][2]) {
+    multiply_each<mma_tf32>(c, a, b);
+  }
+  template <int kM, int kN>
+  __device__ static void multiply_words(Accumulator (&c)[kM][kN], const uint32_t (&a)[kM][4],
+                                        const uint32_t (&b)[kN][2]) {
     multiply_each<mma_tf32>(c, a, b);
   }
 };
@@ -104,6 +110,16 @@ struct Tf32x3 {
         for (int i = 0; i < 4; ++i) c[m][n][i] += step[n][i];
     }
   }
+  template <int kM, int kN>
+  __device__ static void multiply_words(Accumulator (&c)[kM][kN], const uint32_t (&a)[kM][4],
+                                        const uint32_t (&b)[kN][2]) {
+    uint32_t parts[kN][4];
+#pragma unroll
+    for (int n = 0; n < kN; ++n)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) split(b[n][i], parts[n][i], parts[n][i + 2]);
+    multiply(c, a, parts);
+  }
 };
 
 /// bf16 and f16 tensors, two elements a word.
@@ -115,6 +131,11 @@ struct Halves {
   __device__ static void split(const T (&x)[2], uint32_t (&parts)[1]) { parts[0] = word(x); }
   template <int kM, int kN>
   __device__ static void multiply(Accumulator (&c)[kM][kN], const uint32_t (&a)[kM][4], const uint32_t (&b)[kN][2]) {
+    multiply_each<kMma>(c, a, b);
+  }
+  template <int kM, int kN>
+  __device__ static void multiply_words(Accumulator (&c)[kM][kN], const uint32_t (&a)[kM][4],
+                                        const uint32_t (&b)[kN][2]) {
     multiply_each<kMma>(c, a, b);
   }
 };
