@@ -15,6 +15,9 @@ struct ConvOptions {
   Extent<N> padding{0};
   Extent<N> dilation{1};
   int64_t groups = 1;
+
+  /// Throws Error, with `op` in front, for what fits no input. The functions below do this first.
+  void validate(const char* op) const;
 };
 
 template <int N>
@@ -26,6 +29,9 @@ struct ConvTransposeOptions {
   Extent<N> dilation{1};
   /// Spatial size of the result; chooses output_padding. The sizes that can be had are named by the error.
   std::optional<Extent<N>> output_size{};
+
+  /// As ConvOptions'.
+  void validate(const char* op) const;
 };
 
 /// Cross-correlation. x (N, Cin, D, H, W), weight (Cout, Cin / groups, kD, kH, kW), bias (Cout) or undefined;
