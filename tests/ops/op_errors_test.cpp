@@ -29,7 +29,7 @@ constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 Tensor floats(const Shape& shape) { return zeros(shape); }
 Tensor whole(const Shape& shape) { return zeros(shape, {.dtype = i64}); }
 
-TEST(OpErrors, Convolutions) {
+TEST(OpErrors, ConvolutionChannels) {
   const Tensor x = floats({2, 32, 8, 8, 8});
   const BadCall table[] = {
       {[&] {
@@ -49,6 +49,13 @@ TEST(OpErrors, Convolutions) {
          conv_transpose3d(x, floats({32, 8, 3, 3, 3}), {}, {.groups = 3});
        },
        "groups 3 do not divide the 32"},
+  };
+  for (const BadCall& bad : table) EXPECT_ERROR(bad.call(), bad.message);
+}
+
+TEST(OpErrors, ConvolutionOptions) {
+  const Tensor x = floats({2, 32, 8, 8, 8});
+  const BadCall table[] = {
       {[&] {
          conv3d(x, floats({8, 32, 3, 3, 3}), {}, {.groups = 0});
        },
@@ -69,6 +76,13 @@ TEST(OpErrors, Convolutions) {
          conv3d(x, floats({8, 32, 9, 1, 1}));
        },
        "the dilated kernel is larger than the padded input"},
+  };
+  for (const BadCall& bad : table) EXPECT_ERROR(bad.call(), bad.message);
+}
+
+TEST(OpErrors, ConvolutionOperands) {
+  const Tensor x = floats({2, 32, 8, 8, 8});
+  const BadCall table[] = {
       {[&] {
          conv3d(x, floats({8, 32, 3, 3}));
        },
@@ -94,6 +108,13 @@ TEST(OpErrors, Convolutions) {
        },
        "has no CPU kernel for f16"},
       {[&] { conv3d(Tensor(), x); }, "conv3d: input is undefined"},
+  };
+  for (const BadCall& bad : table) EXPECT_ERROR(bad.call(), bad.message);
+}
+
+TEST(OpErrors, TransposedConvolutions) {
+  const Tensor x = floats({2, 32, 8, 8, 8});
+  const BadCall table[] = {
       {[&] {
          conv_transpose3d(x, floats({32, 8, 3, 3, 3}), {}, {.stride = 2, .output_padding = 2});
        },
