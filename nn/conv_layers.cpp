@@ -1,6 +1,5 @@
 #include "nn/conv_layers.h"
 
-#include <algorithm>
 #include <cmath>
 
 #include "nn/init.h"
@@ -8,21 +7,31 @@
 namespace voxgrad::nn {
 namespace {
 
+template <int N>
+ConvOptions<N> function_options(const typename Conv<N>::Options& o) {
+  return {.stride = o.stride, .padding = o.padding, .dilation = o.dilation, .groups = o.groups};
+}
+
+template <int N>
+ConvTransposeOptions<N> function_options(const typename ConvTranspose<N>::Options& o) {
+  return {.stride = o.stride,
+          .padding = o.padding,
+          .output_padding = o.output_padding,
+          .groups = o.groups,
+          .dilation = o.dilation};
+}
+
 /// What both kinds of convolution ask of their options.
-template <class Options>
+template <int N, class Options>
 void check_options(const std::string& layer, const Options& options) {
   const char* op = layer.c_str();
   const int64_t in = options.in_channels, out = options.out_channels, groups = options.groups;
   check(in > 0 && out > 0, op, "in_channels and out_channels must be positive, got ", in, " and ", out);
   check(groups > 0 && in % groups == 0 && out % groups == 0, op, "groups = ", groups, " does not divide ", in,
         " input and ", out, " output channels");
-  const auto at_least = [&](const char* name, const auto& extent, int64_t least) {
-    for (int64_t value : extent.values) check(value >= least, op, name, " must be at least ", least, ", got ", extent);
-  };
-  at_least("kernel_size", options.kernel_size, 1);
-  at_least("stride", options.stride, 1);
-  at_least("dilation", options.dilation, 1);
-  at_least("padding", options.padding, 0);
+  for (int64_t size : options.kernel_size.values)
+    check(size > 0, op, "kernel_size must be positive, got ", options.kernel_size);
+  function_options<N>(options).validate(op);
 }
 
 /// weight (rows, columns, kernel...) and bias (channels) as PyTorch draws them: in both, the bound is
@@ -44,58 +53,47 @@ void make_parameters(Tensor& weight, Tensor& bias, int64_t rows, int64_t columns
 
 template <int N>
 Conv<N>::Conv(const Options& given) : options_(given) {
-  check_options(concat("Conv", N, 'd'), given);
+  check_options<N>(concat("Conv", N, 'd'), given);
   make_parameters<N>(weight, bias, given.out_channels, given.in_channels / given.groups, given.kernel_size,
                      given.out_channels, given.bias);
 }
 
 template <int N>
 Tensor Conv<N>::forward(const Tensor& x) const {
-  const ConvOptions<N> geometry{
-      .stride = options_.stride, .padding = options_.padding, .dilation = options_.dilation, .groups = options_.groups};
-  if constexpr (N == 1) return conv1d(x, weight, bias, geometry);
-  if constexpr (N == 2) return conv2d(x, weight, bias, geometry);
-  if constexpr (N == 3) return conv3d(x, weight, bias, geometry);
+  const ConvOptions<N> options = function_options<N>(options_);
+  if constexpr (N == 1) return conv1d(x, weight, bias, options);
+  if constexpr (N == 2) return conv2d(x, weight, bias, options);
+  if constexpr (N == 3) return conv3d(x, weight, bias, options);
 }
 
 template <int N>
 ConvTranspose<N>::ConvTranspose(const Options& given) : options_(given) {
-  const std::string layer = concat("ConvTranspose", N, 'd');
-  check_options(layer, given);
-  for (int i = 0; i < N; ++i)
-    check(given.output_padding[i] >= 0 && given.output_padding[i] < std::max(given.stride[i], given.dilation[i]),
-          layer.c_str(), "output_padding must be smaller than stride or dilation and not negative, got output_padding ",
-          given.output_padding, ", stride ", given.stride, ", dilation ", given.dilation);
+  check_options<N>(concat("ConvTranspose", N, 'd'), given);
   make_parameters<N>(weight, bias, given.in_channels, given.out_channels / given.groups, given.kernel_size,
                      given.out_channels, given.bias);
 }
 
 namespace {
 
-template <int N, class Options>
-Tensor transposed(const Tensor& x, const Tensor& weight, const Tensor& bias, const Options& options,
-                  std::optional<Extent<N>> output_size) {
-  const ConvTransposeOptions<N> geometry{.stride = options.stride,
-                                         .padding = options.padding,
-                                         .output_padding = output_size ? Extent<N>(0) : options.output_padding,
-                                         .groups = options.groups,
-                                         .dilation = options.dilation,
-                                         .output_size = output_size};
-  if constexpr (N == 1) return conv_transpose1d(x, weight, bias, geometry);
-  if constexpr (N == 2) return conv_transpose2d(x, weight, bias, geometry);
-  if constexpr (N == 3) return conv_transpose3d(x, weight, bias, geometry);
+template <int N>
+Tensor transposed(const Tensor& x, const Tensor& weight, const Tensor& bias, const ConvTransposeOptions<N>& options) {
+  if constexpr (N == 1) return conv_transpose1d(x, weight, bias, options);
+  if constexpr (N == 2) return conv_transpose2d(x, weight, bias, options);
+  if constexpr (N == 3) return conv_transpose3d(x, weight, bias, options);
 }
 
 }  // namespace
 
 template <int N>
 Tensor ConvTranspose<N>::forward(const Tensor& x) const {
-  return transposed<N>(x, weight, bias, options_, std::nullopt);
+  return transposed<N>(x, weight, bias, function_options<N>(options_));
 }
 
 template <int N>
 Tensor ConvTranspose<N>::forward(const Tensor& x, const Extent<N>& output_size) const {
-  return transposed<N>(x, weight, bias, options_, output_size);
+  ConvTransposeOptions<N> options = function_options<N>(options_);
+  options.output_size = output_size;
+  return transposed<N>(x, weight, bias, options);
 }
 
 template class Conv<1>;

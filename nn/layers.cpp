@@ -31,9 +31,13 @@ Softplus::Softplus(double beta, double threshold) : beta_(beta), threshold_(thre
 
 Dropout::Dropout(double p) : p_(p) { check(p >= 0 && p <= 1, "Dropout", "p must lie in [0, 1], got ", p); }
 
-Upsample::Upsample(const InterpolateOptions& given) : options_(given) {
-  check(given.size.has_value() != given.scale_factor.has_value(), "Upsample",
-        "needs exactly one of size and scale_factor");
+Flatten::Flatten(int64_t start_axis, int64_t end_axis) : start_axis_(start_axis), end_axis_(end_axis) {
+  for (int64_t axis : {start_axis, end_axis})
+    check(axis >= -kMaxRank && axis < kMaxRank, "Flatten", "axes must lie in [", -kMaxRank, ", ", kMaxRank, "), got ",
+          start_axis, " and ", end_axis);
+  // One that counts from the other end depends on the input.
+  check((start_axis < 0) != (end_axis < 0) || start_axis <= end_axis, "Flatten", "start_axis ", start_axis,
+        " comes after end_axis ", end_axis);
 }
 
 }  // namespace voxgrad::nn

@@ -69,7 +69,7 @@ class Dropout : public Layer {
 
 class MaxPool3d : public Layer {
  public:
-  explicit MaxPool3d(const MaxPoolOptions& given) : options_(given) {}
+  explicit MaxPool3d(const MaxPoolOptions& given) : options_(given) { given.validate("MaxPool3d"); }
   Tensor forward(const Tensor& x) const override { return max_pool3d(x, options_); }
 
  private:
@@ -78,7 +78,7 @@ class MaxPool3d : public Layer {
 
 class AvgPool3d : public Layer {
  public:
-  explicit AvgPool3d(const AvgPoolOptions& given) : options_(given) {}
+  explicit AvgPool3d(const AvgPoolOptions& given) : options_(given) { given.validate("AvgPool3d"); }
   Tensor forward(const Tensor& x) const override { return avg_pool3d(x, options_); }
 
  private:
@@ -88,7 +88,7 @@ class AvgPool3d : public Layer {
 /// Upsample{{.scale_factor = 2, .mode = InterpolateMode::trilinear}}
 class Upsample : public Layer {
  public:
-  explicit Upsample(const InterpolateOptions& given);
+  explicit Upsample(const InterpolateOptions& given) : options_(given) { given.validate("Upsample"); }
   Tensor forward(const Tensor& x) const override { return interpolate(x, options_); }
 
  private:
@@ -98,7 +98,7 @@ class Upsample : public Layer {
 /// Makes the axes start .. end one; by default all but the batch.
 class Flatten : public Layer {
  public:
-  explicit Flatten(int64_t start_axis = 1, int64_t end_axis = -1) : start_axis_(start_axis), end_axis_(end_axis) {}
+  explicit Flatten(int64_t start_axis = 1, int64_t end_axis = -1);
   Tensor forward(const Tensor& x) const override { return x.flatten(start_axis_, end_axis_); }
 
  private:

@@ -24,8 +24,8 @@ GroupNorm::GroupNorm(int64_t num_groups, int64_t num_channels, const GroupNormOp
 }
 
 Tensor GroupNorm::forward(const Tensor& x) const {
-  check(x.dim() >= 2 && x.size(1) == num_channels_, "GroupNorm", "expects (N, ", num_channels_, ", ...), got ",
-        x.shape());
+  check(x.defined() && x.dim() >= 2 && x.size(1) == num_channels_, "GroupNorm", "expects (N, ", num_channels_,
+        ", ...), got ", describe(x));
   return group_norm(x, num_groups_, weight, bias, options_.eps);
 }
 
@@ -39,8 +39,8 @@ InstanceNorm3d::InstanceNorm3d(int64_t num_features, const InstanceNormOptions& 
 }
 
 Tensor InstanceNorm3d::forward(const Tensor& x) const {
-  check(x.dim() == 5 && x.size(1) == num_features_, "InstanceNorm3d", "expects (N, ", num_features_, ", D, H, W), got ",
-        x.shape());
+  check(x.defined() && x.dim() == 5 && x.size(1) == num_features_, "InstanceNorm3d", "expects (N, ", num_features_,
+        ", D, H, W), got ", describe(x));
   return instance_norm(x, weight, bias, options_.eps);
 }
 

@@ -37,6 +37,12 @@ inline void check_integer_constants(const char* op, const Tensor& tensor, std::i
           "an integer tensor takes integer constants, got ", constant, " for ", describe(tensor));
 }
 
+/// Options stay far beyond any volume, and small enough for products with positions to fit in 64 bits.
+inline void check_extent(const char* op, const char* what, const Dims& values, int64_t least) {
+  for (int64_t value : values)
+    check(value >= least && value < int64_t{1} << 31, op, what, " must lie in [", least, ", 2^31), got ", values);
+}
+
 inline void check_finite(const char* op, const char* what, double value) {
   check(std::isfinite(value), op, what, " must be finite, got ", value);
 }

@@ -15,24 +15,10 @@
 #include "ops/kernels.h"
 #include "ops/reduce.h"
 #include "ops/shape.h"
+#include "ops/volume.h"
 
 namespace voxgrad {
 namespace {
-
-Triple spatial_size(const Tensor& t) { return {t.size(2), t.size(3), t.size(4)}; }
-
-/// A result (N, channels, size...) that lies in memory as `like` does.
-Tensor empty_volume(const Tensor& like, int64_t channels, const Triple& size) {
-  const Shape shape{like.size(0), channels, size[0], size[1], size[2]};
-  const bool last = like.suggest_memory_format() == MemoryFormat::channels_last;
-  return empty_strided(shape, last ? channels_last_strides(shape) : contiguous_strides(shape), like.options());
-}
-
-std::optional<View> optional_view(const Tensor& t) {
-  return t.defined() ? std::optional<View>(t.view_in()) : std::nullopt;
-}
-
-bool wants_grad(const Tensor& t) { return t.defined() && t.requires_grad(); }
 
 Saved saved_if(bool needed, const Tensor& t) { return needed ? Saved(t) : Saved(); }
 
@@ -46,10 +32,9 @@ Tensor convolve_weight(const Tensor& x, const Tensor& y, const Triple& size, con
 
 Tensor convolve(const Tensor& x, const Tensor& weight, const Tensor& bias, const Triple& size,
                 const ConvGeometry& geometry) {
-  Tensor y = empty_volume(x, weight.size(0), size);
+  Tensor y = empty_volume(x, weight.size(0), size, x.dtype());
   const auto bias_view = optional_view(bias);
-  kernels(x.device())
-      .conv_forward(y.view_out(), x.view_in(), weight.view_in(), bias_view ? &*bias_view : nullptr, geometry);
+  kernels(x.device()).conv_forward(y.view_out(), x.view_in(), weight.view_in(), pointer(bias_view), geometry);
   const bool dx = wants_grad(x), dw = wants_grad(weight), db = wants_grad(bias);
   return record("conv", y, {x, weight, bias},
                 [=, x_saved = saved_if(dw, x), w_saved = saved_if(dx, weight), x_size = spatial_size(x),
@@ -62,10 +47,9 @@ Tensor convolve(const Tensor& x, const Tensor& weight, const Tensor& bias, const
 
 Tensor convolve_transposed(const Tensor& y, const Tensor& weight, const Tensor& bias, const Triple& size,
                            const ConvGeometry& geometry) {
-  Tensor x = empty_volume(y, weight.size(1) * geometry.groups, size);
+  Tensor x = empty_volume(y, weight.size(1) * geometry.groups, size, y.dtype());
   const auto bias_view = optional_view(bias);
-  kernels(y.device())
-      .conv_backward_data(x.view_out(), y.view_in(), weight.view_in(), bias_view ? &*bias_view : nullptr, geometry);
+  kernels(y.device()).conv_backward_data(x.view_out(), y.view_in(), weight.view_in(), pointer(bias_view), geometry);
   const bool dy = wants_grad(y), dw = wants_grad(weight), db = wants_grad(bias);
   return record("conv_transpose", x, {y, weight, bias},
                 [=, y_saved = saved_if(dw, y), w_saved = saved_if(dy, weight), y_size = spatial_size(y),
@@ -91,8 +75,6 @@ Tensor convolve_weight(const Tensor& x, const Tensor& y, const Triple& size, con
 
 // ---- what a caller asked for: the options of any number of axes, and the checks
 
-// Far beyond any volume, and small enough for products with positions to stay within 64 bits.
-constexpr int64_t kMaxOption = int64_t{1} << 31;
 constexpr int64_t kMaxSize = int64_t{1} << 62;
 
 struct Request {
@@ -116,19 +98,15 @@ struct Operands {
 
 void check_options(const Request& r) {
   check(r.groups > 0, r.op, "groups must be positive, got ", r.groups);
-  for (int64_t i = 0; i < r.axes(); ++i) {
-    check(r.stride[i] > 0 && r.stride[i] < kMaxOption, r.op, "stride must be positive (and below 2^31), got ",
-          r.stride);
-    check(r.dilation[i] > 0 && r.dilation[i] < kMaxOption, r.op, "dilation must be positive (and below 2^31), got ",
-          r.dilation);
-    check(r.padding[i] >= 0 && r.padding[i] < kMaxOption, r.op, "padding must not be negative (and below 2^31), got ",
-          r.padding);
-    if (!r.transposed || r.output_size) continue;
-    check(r.output_padding[i] >= 0, r.op, "output_padding must not be negative, got ", r.output_padding);
+  check_extent(r.op, "stride", r.stride, 1);
+  check_extent(r.op, "dilation", r.dilation, 1);
+  check_extent(r.op, "padding", r.padding, 0);
+  if (!r.transposed || r.output_size) return;
+  check_extent(r.op, "output_padding", r.output_padding, 0);
+  for (int64_t i = 0; i < r.axes(); ++i)
     check(r.output_padding[i] < std::max(r.stride[i], r.dilation[i]), r.op,
           "output_padding must be smaller than stride or dilation, got output_padding ", r.output_padding, ", stride ",
           r.stride, ", dilation ", r.dilation);
-  }
 }
 
 int64_t output_channels(const Request& r, const Tensor& weight) {
@@ -224,42 +202,56 @@ Tensor run(const Request& r, const Tensor& input, const Tensor& weight, const Te
 }
 
 template <int N>
-Tensor conv(const char* op, const Tensor& x, const Tensor& weight, const Tensor& bias, const ConvOptions<N>& o) {
-  return run({op, Dims(o.stride.values), Dims(o.padding.values), Dims(o.dilation.values), o.groups}, x, weight, bias);
+Request request(const char* op, const ConvOptions<N>& o) {
+  return {op, Dims(o.stride.values), Dims(o.padding.values), Dims(o.dilation.values), o.groups};
 }
 
 template <int N>
-Tensor conv_transpose(const char* op, const Tensor& x, const Tensor& weight, const Tensor& bias,
-                      const ConvTransposeOptions<N>& o) {
-  Request request{op, Dims(o.stride.values), Dims(o.padding.values), Dims(o.dilation.values), o.groups, true};
-  request.output_padding = Dims(o.output_padding.values);
-  if (o.output_size) request.output_size = Dims(o.output_size->values);
-  return run(request, x, weight, bias);
+Request request(const char* op, const ConvTransposeOptions<N>& o) {
+  Request r{op, Dims(o.stride.values), Dims(o.padding.values), Dims(o.dilation.values), o.groups, true};
+  r.output_padding = Dims(o.output_padding.values);
+  if (o.output_size) r.output_size = Dims(o.output_size->values);
+  return r;
 }
 
 }  // namespace
 
+template <int N>
+void ConvOptions<N>::validate(const char* op) const {
+  check_options(request(op, *this));
+}
+template <int N>
+void ConvTransposeOptions<N>::validate(const char* op) const {
+  check_options(request(op, *this));
+}
+template struct ConvOptions<1>;
+template struct ConvOptions<2>;
+template struct ConvOptions<3>;
+template struct ConvTransposeOptions<1>;
+template struct ConvTransposeOptions<2>;
+template struct ConvTransposeOptions<3>;
+
 Tensor conv3d(const Tensor& x, const Tensor& weight, const Tensor& bias, const ConvOptions<3>& options) {
-  return conv("conv3d", x, weight, bias, options);
+  return run(request("conv3d", options), x, weight, bias);
 }
 Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias, const ConvOptions<2>& options) {
-  return conv("conv2d", x, weight, bias, options);
+  return run(request("conv2d", options), x, weight, bias);
 }
 Tensor conv1d(const Tensor& x, const Tensor& weight, const Tensor& bias, const ConvOptions<1>& options) {
-  return conv("conv1d", x, weight, bias, options);
+  return run(request("conv1d", options), x, weight, bias);
 }
 
 Tensor conv_transpose3d(const Tensor& x, const Tensor& weight, const Tensor& bias,
                         const ConvTransposeOptions<3>& options) {
-  return conv_transpose("conv_transpose3d", x, weight, bias, options);
+  return run(request("conv_transpose3d", options), x, weight, bias);
 }
 Tensor conv_transpose2d(const Tensor& x, const Tensor& weight, const Tensor& bias,
                         const ConvTransposeOptions<2>& options) {
-  return conv_transpose("conv_transpose2d", x, weight, bias, options);
+  return run(request("conv_transpose2d", options), x, weight, bias);
 }
 Tensor conv_transpose1d(const Tensor& x, const Tensor& weight, const Tensor& bias,
                         const ConvTransposeOptions<1>& options) {
-  return conv_transpose("conv_transpose1d", x, weight, bias, options);
+  return run(request("conv_transpose1d", options), x, weight, bias);
 }
 
 }  // namespace voxgrad

@@ -1,5 +1,17 @@
-// Convolutions: forward convolution, its transpose, and the weight gradient: a family that is closed
-// under differentiation.
+// Convolutions: forward convolution, its transpose, and the weight gradient: a family that is closed under
+// differentiation.
+//
+// For all functions here:
+// - f32 and f64, one dtype and one device for all operands. The input may lack its batch axis; the result then does.
+// - The result is contiguous, or channels-last where the input is.
+// - Gradients in the input, the weight and the bias, of any order.
+// - They throw Error for operands that do not fit (rank, channels, groups, dtype, device), for an empty axis other than
+//   the batch, for options out of range (stride, dilation and padding end below 2^31), and for a result without voxels
+//   or beyond 64 bits.
+// - A tensor may have more than 2^31 elements. The CUDA kernels refuse, with an Error, axes that with padding, stride
+// and
+//   dilation reach beyond 2^30 positions, and 2^31 or more weights for one channel.
+// - Beside the operands the CPU takes less than 64 MB.
 #pragma once
 
 #include <optional>
@@ -15,6 +27,9 @@ struct ConvOptions {
   Extent<N> padding{0};
   Extent<N> dilation{1};
   int64_t groups = 1;
+
+  /// Throws Error, with `op` in front, for what fits no input. The functions below do this first.
+  void validate(const char* op) const;
 };
 
 template <int N>
@@ -26,11 +41,14 @@ struct ConvTransposeOptions {
   Extent<N> dilation{1};
   /// Spatial size of the result; chooses output_padding. The sizes that can be had are named by the error.
   std::optional<Extent<N>> output_size{};
+
+  /// As ConvOptions'.
+  void validate(const char* op) const;
 };
 
 /// Cross-correlation. x (N, Cin, D, H, W), weight (Cout, Cin / groups, kD, kH, kW), bias (Cout) or undefined;
-/// result (N, Cout, D', H', W') with D' = (D + 2 padding - dilation (kD - 1) - 1) / stride + 1.
-/// f32 and f64. Throws Error for wrong ranks, channels, groups, dtypes, devices, or an empty result.
+/// result (N, Cout, D', H', W') with D' = (D + 2 padding - dilation (kD - 1) - 1) / stride + 1, rounded down.
+/// conv2d and conv1d: the same without D, and without D and H.
 Tensor conv3d(const Tensor& x, const Tensor& weight, const Tensor& bias = {}, const ConvOptions<3>& options = {});
 Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias = {}, const ConvOptions<2>& options = {});
 Tensor conv1d(const Tensor& x, const Tensor& weight, const Tensor& bias = {}, const ConvOptions<1>& options = {});
@@ -38,7 +56,7 @@ Tensor conv1d(const Tensor& x, const Tensor& weight, const Tensor& bias = {}, co
 /// Transposed convolution: the gradient of conv3d in its input. x (N, Cin, D, H, W),
 /// weight (Cin, Cout / groups, kD, kH, kW), bias (Cout) or undefined; result (N, Cout, D', H', W') with
 /// D' = (D - 1) stride - 2 padding + dilation (kD - 1) + output_padding + 1.
-/// Throws as conv3d, and if output_padding is not smaller than stride or dilation.
+/// Throws also if output_padding is not smaller than stride or dilation, or if output_size cannot be had.
 Tensor conv_transpose3d(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
                         const ConvTransposeOptions<3>& options = {});
 Tensor conv_transpose2d(const Tensor& x, const Tensor& weight, const Tensor& bias = {},

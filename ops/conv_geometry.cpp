@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
+#include <utility>
 
 #include "core/error.h"
 
@@ -40,6 +42,12 @@ int64_t ConvGather::steps() const {
   return most;
 }
 
+bool ConvGather::covers_all() const {
+  int64_t covered = 0;
+  for (const ConvPhase& phase : phases) covered += phase.count;
+  return covered == out_size;
+}
+
 ConvGather gather_forward(const ConvAxis& axis) {
   ConvGather gather{axis.x_size, axis.y_size, axis.stride, 1, {}};
   if (axis.y_size <= 0) return gather;
@@ -51,14 +59,14 @@ ConvGather gather_forward(const ConvAxis& axis) {
 
 ConvGather gather_transposed(const ConvAxis& axis) {
   ConvGather gather{axis.y_size, axis.x_size, 1, axis.stride, {}};
-  for (int64_t first = 0; first < std::min(axis.stride, axis.x_size); ++first) {
-    ConvPhase phase{first, ceil_div(axis.x_size - first, axis.stride), {}};
-    for (int64_t k = 0; k < axis.kernel; ++k) {
-      const int64_t distance = first + axis.padding - k * axis.dilation;
-      if (modulo(distance, axis.stride) == 0) phase.taps.push_back({k, floor_div(distance, axis.stride)});
-    }
-    gather.phases.push_back(std::move(phase));
+  std::map<int64_t, std::vector<ConvTap>> taps;  // by the phase's first output
+  for (int64_t k = 0; k < axis.kernel; ++k) {
+    const int64_t meets_zero = k * axis.dilation - axis.padding;  // the output that meets input 0
+    const int64_t first = modulo(meets_zero, axis.stride);
+    if (first < axis.x_size) taps[first].push_back({k, (first - meets_zero) / axis.stride});
   }
+  for (auto& [first, found] : taps)
+    gather.phases.push_back({first, ceil_div(axis.x_size - first, axis.stride), std::move(found)});
   return gather;
 }
 

@@ -1,13 +1,14 @@
-// The geometry of convolutions, one axis at a time, in the one place that operators and kernels share.
+// The geometry of convolutions, one axis at a time: output sizes for the operators, and the gather form from which the
+// CPU kernels work. (The CUDA kernels work from the first formula below.)
 //
 // Along an axis a convolution ties position i of x, position o of y and tap k together where
 //   i + padding = o * stride + k * dilation.
 // conv_forward writes the o and reads the i; conv_backward_data (conv_transpose) writes the i and reads the o.
 // Seen from what is written, both are the same thing: a few phases, in each of which evenly spaced outputs read
-// evenly spaced inputs, tap by tap. A forward convolution has one phase. A transposed one has `stride` of them, the
-// residues of (i + padding) modulo the stride; with g = gcd(stride, dilation), a residue that g does not divide meets
-// no tap at all, and any other meets every (stride / g)-th one and steps by dilation / g. Each tap belongs to exactly
-// one phase: no multiplication is wasted.
+// evenly spaced inputs, tap by tap. A forward convolution has one phase. A transposed one has one for each
+// residue of (i + padding) modulo the stride that meets a tap; with g = gcd(stride, dilation), a residue that g does
+// not divide meets none, and any other can meet every (stride / g)-th one and steps by dilation / g. Each tap belongs
+// to exactly one phase: no multiplication is wasted.
 #pragma once
 
 #include <cstdint>
@@ -47,8 +48,9 @@ struct ConvPhase {
   std::vector<ConvTap> taps;
 };
 
-/// How the outputs of one axis are gathered from its inputs. The phases cover every output exactly once; those
-/// without outputs are left out.
+/// How the outputs of one axis are gathered from its inputs. No output belongs to two phases, and every phase has
+/// outputs and taps: there are never more of them than taps, however large the stride. Outputs of no phase are empty
+/// sums.
 struct ConvGather {
   int64_t in_size = 0;
   int64_t out_size = 0;
@@ -58,12 +60,14 @@ struct ConvGather {
 
   /// The largest count of a phase.
   int64_t steps() const;
+  /// Whether every output belongs to a phase.
+  bool covers_all() const;
 };
 
 /// y from x: one phase, in_step = stride.
 ConvGather gather_forward(const ConvAxis& axis);
 
-/// x from y: `stride` phases, out_step = stride.
+/// x from y: a phase for each residue modulo the stride that meets a tap, out_step = stride.
 ConvGather gather_transposed(const ConvAxis& axis);
 
 /// The q in [begin, end), within [0, count), whose inputs q * in_step + offset lie in [0, in_size); empty (begin ==

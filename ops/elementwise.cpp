@@ -7,6 +7,7 @@
 #include "ops/create.h"
 #include "ops/kernels.h"
 #include "ops/reduce.h"
+#include "ops/scalar_ops.h"
 #include "ops/shape.h"
 
 namespace voxgrad {
@@ -265,7 +266,6 @@ Tensor activation_grad(BinaryOp op, const char* name, const Tensor& g, const Ten
 Tensor sigmoid_slope(const Tensor& g, const Tensor& y, double, double) { return g * affine(y, -2, 1); }
 Tensor tanh_slope(const Tensor& g, const Tensor& y, double, double) { return g * affine(y, -2, 0); }
 Tensor gelu_slope(const Tensor& g, const Tensor& x, double, double) {
-  constexpr double kInvSqrtTwoPi = 0.39894228040143267794;
   return g * kInvSqrtTwoPi * exp(x * x * -0.5) * (2.0 - x * x);
 }
 Tensor silu_slope(const Tensor& g, const Tensor& x, double, double) {

@@ -17,6 +17,7 @@
 #include "core/device.h"
 #include "core/random.h"
 #include "core/view.h"
+#include "ops/optim.h"
 
 namespace voxgrad {
 
@@ -106,21 +107,6 @@ struct Resample {
   int64_t kernel = 1, stride = 1, padding = 0;
 };
 
-/// Options of an optimizer's step; what each member means is PyTorch's definition.
-struct SgdStep {
-  double lr, momentum, dampening, weight_decay;
-  bool nesterov, maximize, first;  // first: the momentum buffer starts as the gradient
-};
-struct AdamStep {
-  double lr, beta1, beta2, eps, weight_decay;
-  bool decoupled, amsgrad, maximize;  // decoupled weight decay: AdamW
-  int64_t step;                       // 1 for the first
-};
-struct RmspropStep {
-  double lr, alpha, eps, weight_decay, momentum;
-  bool centered, maximize;
-};
-
 struct Kernels {
   // ---- elementwise
   /// out = in converted to out's dtype; any pair of dtypes. Floats to integers truncate; to bool, x != 0.
@@ -181,7 +167,7 @@ struct Kernels {
   /// out is zero, then out[.., index[.., i, ..], ..] += in[.., i, ..] in the order of i.
   void (*scatter_add)(const View& out, const View& in, const View& index, int axis);
 
-  // ---- optimizers, in place on contiguous f32 or f64 of one shape; unused buffers are null
+  // ---- optimizers (options: ops/optim.h), in place on contiguous f32 or f64 of one shape; unused buffers are null
   void (*sgd)(const View& param, const View& grad, const View* momentum, const SgdStep& step);
   void (*adam)(const View& param, const View& grad, const View& exp_avg, const View& exp_avg_sq,
                const View* max_exp_avg_sq, const AdamStep& step);

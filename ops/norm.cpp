@@ -4,19 +4,16 @@
 // instead, from the same formula.
 #include "ops/norm.h"
 
-#include <optional>
-
 #include "core/autograd.h"
 #include "ops/checks.h"
 #include "ops/elementwise.h"
 #include "ops/kernels.h"
 #include "ops/reduce.h"
 #include "ops/shape.h"
+#include "ops/volume.h"
 
 namespace voxgrad {
 namespace {
-
-bool wants_grad(const Tensor& t) { return t.defined() && t.requires_grad(); }
 
 bool is_channels_last(const Tensor& x) { return x.suggest_memory_format() == MemoryFormat::channels_last; }
 
@@ -34,10 +31,6 @@ View as_rows(const Tensor& x, View view) {
     view.stride[i] = stride[i];
   }
   return view;
-}
-
-std::optional<View> optional_view(const Tensor& t) {
-  return t.defined() ? std::optional<View>(t.view_in()) : std::nullopt;
 }
 
 struct Wanted {
@@ -81,9 +74,8 @@ Tensors fused_gradients(const Tensor& grad, const Tensor& x, const Tensor& mean,
   if (wanted.bias) allocate(grads[2], dbias);
   const auto gamma = optional_view(weight);
   kernels(x.device())
-      .group_norm_backward(as_rows(x, dx.view_out()), dweight ? &*dweight : nullptr, dbias ? &*dbias : nullptr,
-                           as_rows(x, dy.view_in()), as_rows(x, x.view_in()), mean.view_in(), rstd.view_in(),
-                           gamma ? &*gamma : nullptr);
+      .group_norm_backward(as_rows(x, dx.view_out()), pointer(dweight), pointer(dbias), as_rows(x, dy.view_in()),
+                           as_rows(x, x.view_in()), mean.view_in(), rstd.view_in(), pointer(gamma));
   return grads;
 }
 
@@ -103,8 +95,8 @@ Tensor normalise(const char* op, const Tensor& input, int64_t groups, const Tens
   const Tensor mean = empty({x.size(0), groups}, x.options()), rstd = empty_like(mean);
   const auto gamma = optional_view(weight), beta = optional_view(bias);
   kernels(x.device())
-      .group_norm(as_rows(x, y.view_out()), mean.view_out(), rstd.view_out(), as_rows(x, x.view_in()),
-                  gamma ? &*gamma : nullptr, beta ? &*beta : nullptr, eps);
+      .group_norm(as_rows(x, y.view_out()), mean.view_out(), rstd.view_out(), as_rows(x, x.view_in()), pointer(gamma),
+                  pointer(beta), eps);
   const Wanted wanted{x.requires_grad(), wants_grad(weight), wants_grad(bias)};
   return record(op, y, {x, weight, bias},
                 [=, x = Saved(x), mean = Saved(mean), rstd = Saved(rstd), weight = Saved(weight)](const Tensor& grad) {

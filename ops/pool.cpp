@@ -11,20 +11,12 @@
 #include "ops/elementwise.h"
 #include "ops/kernels.h"
 #include "ops/shape.h"
+#include "ops/volume.h"
 
 namespace voxgrad {
 namespace {
 
 constexpr int kFirstSpatial = 2;
-
-Triple spatial_size(const Tensor& x) { return {x.size(2), x.size(3), x.size(4)}; }
-
-Tensor empty_sized(const Tensor& like, const Shape& shape, DType dtype) {
-  const bool last = like.suggest_memory_format() == MemoryFormat::channels_last;
-  return empty_strided(shape, last ? channels_last_strides(shape) : contiguous_strides(shape), {dtype, like.device()});
-}
-
-Shape with_size(const Tensor& x, const Triple& size) { return {x.size(0), x.size(1), size[0], size[1], size[2]}; }
 
 /// Runs `map` on x with a batch axis, which an unbatched (C, D, H, W) is given for the time.
 template <class Map>
@@ -39,9 +31,9 @@ Tensor batched(const char* op, const Tensor& x, Map map) {
 
 /// The linear map along `axis` to `size` outputs, or its transpose (where `size` is that of the map's input).
 Tensor resample(const Tensor& x, int64_t axis, const Resample& map, int64_t size, bool transposed = false) {
-  Shape shape = x.shape();
-  shape[axis] = size;
-  const Tensor y = empty_sized(x, shape, x.dtype());
+  Triple sizes = spatial_size(x);
+  sizes[static_cast<int>(axis) - kFirstSpatial] = size;
+  const Tensor y = empty_volume(x, x.size(1), sizes, x.dtype());
   kernels(x.device()).resample(y.view_out(), x.view_in(), static_cast<int>(axis), map, transposed);
   return record("resample", y, {x}, [=, n = x.size(axis)](const Tensor& grad) {
     return Tensors{resample(grad, axis, map, n, !transposed)};
@@ -56,15 +48,12 @@ struct Windows {
 };
 
 void check_windows(const char* op, const Windows& w) {
-  constexpr int64_t kLimit = int64_t{1} << 31;  // products of two stay within 64 bits
-  const auto inside = [](int64_t value, int64_t least) { return value >= least && value < kLimit; };
-  for (int i = 0; i < 3; ++i) {
-    check(inside(w.kernel_size[i], 1), op, "kernel_size must be positive and below 2^31, got ", w.kernel_size);
-    check(inside(w.stride[i], 1), op, "stride must be positive and below 2^31, got ", w.stride);
-    check(inside(w.dilation[i], 1), op, "dilation must be positive and below 2^31, got ", w.dilation);
+  check_extent(op, "kernel_size", Dims(w.kernel_size.values), 1);
+  check_extent(op, "stride", Dims(w.stride.values), 1);
+  check_extent(op, "dilation", Dims(w.dilation.values), 1);
+  for (int i = 0; i < 3; ++i)
     check(w.padding[i] >= 0 && w.padding[i] <= w.kernel_size[i] / 2, op,
           "padding must lie between 0 and half of kernel_size ", w.kernel_size, ", got ", w.padding);
-  }
 }
 
 /// Dilated windows can step over a small input altogether and would have no maximum.
@@ -96,7 +85,7 @@ Triple pooled_size(const char* op, const Windows& w, const Tensor& x) {
 
 /// Zeros of `size`, with the values of `y` added at `indices`.
 Tensor max_unpool(const Tensor& y, const Tensor& indices, const Triple& size, const PoolGeometry& geometry) {
-  const Tensor x = empty_sized(y, with_size(y, size), y.dtype());
+  const Tensor x = empty_volume(y, y.size(1), size, y.dtype());
   kernels(y.device()).max_pool_backward(x.view_out(), y.view_in(), indices.view_in(), geometry);
   return record("max_unpool", x, {y}, [indices = Saved(indices), shape = y.shape()](const Tensor& grad) {
     return Tensors{reshape(gather(flatten(grad, 2), 2, flatten(indices(), 2)), shape)};
@@ -104,8 +93,8 @@ Tensor max_unpool(const Tensor& y, const Tensor& indices, const Triple& size, co
 }
 
 MaxPoolResult max_pool(const Tensor& x, const Windows& w) {
-  const Shape shape = with_size(x, pooled_size("max_pool3d", w, x));
-  const Tensor y = empty_sized(x, shape, x.dtype()), indices = empty_sized(x, shape, i64);
+  const Triple pooled = pooled_size("max_pool3d", w, x);
+  const Tensor y = empty_volume(x, x.size(1), pooled, x.dtype()), indices = empty_volume(x, x.size(1), pooled, i64);
   const PoolGeometry geometry{w.kernel_size, w.stride, w.padding, w.dilation};
   kernels(x.device()).max_pool(y.view_out(), indices.view_out(), x.view_in(), geometry);
   record("max_pool3d", y, {x}, [indices = Saved(indices), size = spatial_size(x), geometry](const Tensor& grad) {
@@ -147,7 +136,7 @@ Triple interpolated_size(const Tensor& x, const InterpolateOptions& options) {
   if (options.size) return *options.size;
   Triple size(0);
   for (int i = 0; i < 3; ++i) {
-    const double exact = std::floor(static_cast<double>(x.size(i + kFirstSpatial)) * *options.scale_factor);
+    const double exact = std::floor(static_cast<double>(x.size(i + kFirstSpatial)) * (*options.scale_factor)[i]);
     check(exact < 9e18, "interpolate", "scale_factor ", *options.scale_factor, " makes input ", x.shape(),
           " too large");
     size[i] = static_cast<int64_t>(exact);
@@ -156,16 +145,46 @@ Triple interpolated_size(const Tensor& x, const InterpolateOptions& options) {
 }
 
 /// Input positions to an output step, as PyTorch has it.
-double step_of(const InterpolateOptions& options, bool align_corners, int64_t in, int64_t out) {
-  if (align_corners) return out > 1 ? static_cast<double>(in - 1) / static_cast<double>(out - 1) : 0;
-  return options.scale_factor ? 1 / *options.scale_factor : static_cast<double>(in) / static_cast<double>(out);
+double step_of(const InterpolateOptions& options, int axis, int64_t in, int64_t out) {
+  if (options.align_corners) return out > 1 ? static_cast<double>(in - 1) / static_cast<double>(out - 1) : 0;
+  return options.scale_factor ? 1 / (*options.scale_factor)[axis] : static_cast<double>(in) / static_cast<double>(out);
+}
+
+Windows windows_of(const MaxPoolOptions& o) {
+  return {o.kernel_size, o.stride.value_or(o.kernel_size), o.padding, o.dilation, o.ceil_mode};
+}
+
+Windows windows_of(const AvgPoolOptions& o) {
+  return {o.kernel_size, o.stride.value_or(o.kernel_size), o.padding, Triple(1), o.ceil_mode};
 }
 
 }  // namespace
 
-MaxPoolResult max_pool3d_with_indices(const Tensor& x, const MaxPoolOptions& o) {
-  const Windows windows{o.kernel_size, o.stride.value_or(o.kernel_size), o.padding, o.dilation, o.ceil_mode};
-  check_windows("max_pool3d", windows);
+void MaxPoolOptions::validate(const char* op) const { check_windows(op, windows_of(*this)); }
+
+void AvgPoolOptions::validate(const char* op) const {
+  check_windows(op, windows_of(*this));
+  check(!divisor_override || *divisor_override != 0, op, "divisor_override must not be zero");
+}
+
+void InterpolateOptions::validate(const char* op) const {
+  check(size.has_value() != scale_factor.has_value(), op, "exactly one of size and scale_factor must be given");
+  check(mode == InterpolateMode::trilinear || !align_corners, op, "align_corners is for trilinear mode only");
+  for (int i = 0; i < 3; ++i) {
+    check(!size || (*size)[i] > 0, op, "size must be positive, got ", size.value_or(0));
+    check(!scale_factor || (std::isfinite((*scale_factor)[i]) && (*scale_factor)[i] > 0), op,
+          "scale_factor must be finite and positive, got ", scale_factor.value_or(0));
+  }
+}
+
+std::ostream& operator<<(std::ostream& out, const ScaleFactor& s) {
+  if (s[0] == s[1] && s[1] == s[2]) return out << s[0];
+  return out << '[' << s[0] << ", " << s[1] << ", " << s[2] << ']';
+}
+
+MaxPoolResult max_pool3d_with_indices(const Tensor& x, const MaxPoolOptions& options) {
+  options.validate("max_pool3d");
+  const Windows windows = windows_of(options);
   Tensor indices;
   const Tensor output = batched("max_pool3d", x, [&](const Tensor& volume) {
     MaxPoolResult result = max_pool(volume, windows);
@@ -178,23 +197,16 @@ MaxPoolResult max_pool3d_with_indices(const Tensor& x, const MaxPoolOptions& o) 
 Tensor max_pool3d(const Tensor& x, const MaxPoolOptions& options) { return max_pool3d_with_indices(x, options).output; }
 
 Tensor avg_pool3d(const Tensor& x, const AvgPoolOptions& o) {
-  const Windows windows{o.kernel_size, o.stride.value_or(o.kernel_size), o.padding, Triple(1), o.ceil_mode};
-  check_windows("avg_pool3d", windows);
-  check(!o.divisor_override || *o.divisor_override != 0, "avg_pool3d", "divisor_override must not be zero");
+  o.validate("avg_pool3d");
   return batched("avg_pool3d", x, [&](const Tensor& volume) {
-    return average(volume, windows, o.count_include_pad, o.divisor_override);
+    return average(volume, windows_of(o), o.count_include_pad, o.divisor_override);
   });
 }
 
 Tensor interpolate(const Tensor& x, const InterpolateOptions& options) {
   constexpr const char* kOp = "interpolate";
-  check(options.size.has_value() != options.scale_factor.has_value(), kOp,
-        "exactly one of size and scale_factor must be given");
+  options.validate(kOp);
   const bool linear = options.mode == InterpolateMode::trilinear;
-  check(linear || !options.align_corners, kOp, "align_corners is for trilinear mode only");
-  if (options.scale_factor)
-    check(std::isfinite(*options.scale_factor) && *options.scale_factor > 0, kOp,
-          "scale_factor must be finite and positive, got ", *options.scale_factor);
   return batched(kOp, x, [&](const Tensor& volume) {
     const Triple size = interpolated_size(volume, options);
     for (int i = 0; i < 3; ++i)
@@ -205,7 +217,7 @@ Tensor interpolate(const Tensor& x, const InterpolateOptions& options) {
       const int64_t axis = i + kFirstSpatial, in = volume.size(axis);
       const Resample map{.mode = linear ? Resample::Mode::linear : Resample::Mode::nearest,
                          .align_corners = options.align_corners,
-                         .scale = step_of(options, options.align_corners, in, size[i])};
+                         .scale = step_of(options, i, in, size[i])};
       if (in != size[i]) y = resample(y, axis, map, size[i]);
     }
     return y.is_same(volume) ? volume.clone() : y;

@@ -1,8 +1,8 @@
 // Pooling and resampling of (N, C, D, H, W).
 #pragma once
 
+#include <array>
 #include <optional>
-#include <string>
 
 #include "core/tensor.h"
 
@@ -14,6 +14,9 @@ struct MaxPoolOptions {
   Triple padding{0};               ///< at most half of kernel_size
   Triple dilation{1};
   bool ceil_mode = false;
+
+  /// Throws Error, with `op` in front, for what fits no input. The functions below do this first.
+  void validate(const char* op) const;
 };
 struct AvgPoolOptions {
   Triple kernel_size;
@@ -22,6 +25,8 @@ struct AvgPoolOptions {
   bool ceil_mode = false;
   bool count_include_pad = true;
   std::optional<int64_t> divisor_override{};
+
+  void validate(const char* op) const;
 };
 
 Tensor max_pool3d(const Tensor& x, const MaxPoolOptions& options);
@@ -33,11 +38,22 @@ MaxPoolResult max_pool3d_with_indices(const Tensor& x, const MaxPoolOptions& opt
 Tensor avg_pool3d(const Tensor& x, const AvgPoolOptions& options);
 
 enum class InterpolateMode : uint8_t { nearest, trilinear };
+/// Factors along D, H and W; one number stands for three equal ones.
+struct ScaleFactor {
+  constexpr ScaleFactor(double all) : values{all, all, all} {}
+  constexpr ScaleFactor(double d, double h, double w) : values{d, h, w} {}
+  constexpr double operator[](int axis) const { return values[static_cast<size_t>(axis)]; }
+  std::array<double, 3> values;
+};
+std::ostream& operator<<(std::ostream& out, const ScaleFactor& scale);
+
 struct InterpolateOptions {
-  std::optional<Triple> size{};          ///< exactly one of size and scale_factor
-  std::optional<double> scale_factor{};  ///< of all three axes
+  std::optional<Triple> size{};  ///< exactly one of size and scale_factor
+  std::optional<ScaleFactor> scale_factor{};
   InterpolateMode mode = InterpolateMode::nearest;
   bool align_corners = false;  ///< trilinear only
+
+  void validate(const char* op) const;
 };
 /// PyTorch's interpolate, with recompute_scale_factor left at its default: a given scale_factor is used as it is.
 /// An axis whose size stays is left as it is, whatever the scale_factor (PyTorch's trilinear mode on the CPU).

@@ -16,6 +16,7 @@ namespace voxgrad::data {
 namespace {
 
 constexpr const char* kOp = "data::Loader";
+constexpr int64_t kLastEpoch = int64_t{1} << 62;  // nobody counts from here to an overflow
 
 Tensor stack_samples(const Tensors& tensors, const char* what) {
   for (const Tensor& tensor : tensors) {
@@ -157,9 +158,9 @@ int64_t Loader::size() const {
 int64_t Loader::epoch() const { return position_.epoch; }
 
 void Loader::set_epoch(int64_t epoch) {
-  check(epoch >= 0, kOp, "the epoch must not be negative, got ", epoch);
+  check(epoch >= 0 && epoch <= kLastEpoch, kOp, "the epoch must lie in [0, 2^62], got ", epoch);
   position_ = {epoch, 0};
-  running_ = false;
+  running_ = nullptr;
 }
 
 Loader::Iterator::Iterator(Loader& loader) : loader_(&loader) {
@@ -173,22 +174,23 @@ Loader::Iterator::Iterator(Loader& loader) : loader_(&loader) {
           loader.dataset_.size());
   epoch_ = std::make_shared<Epoch>(loader.dataset_, loader.options_, std::move(order), position.epoch, position.batch,
                                    loader.size());
-  loader.running_ = true;
+  loader.running_ = epoch_.get();
   ++*this;
 }
 
 Loader::Iterator& Loader::Iterator::operator++() {
-  Position& position = loader_->position_;
+  const bool current = loader_->running_ == epoch_.get();  // set_epoch() may have been called in this loop
+  batch_ = {};                                             // its memory can serve the next one
   if (epoch_->finished()) {
-    position = {epoch_->number() + 1, 0};
-    loader_->running_ = false;
-    batch_ = {};
+    if (current) {
+      loader_->position_ = {epoch_->number() + 1, 0};
+      loader_->running_ = nullptr;
+    }
     epoch_.reset();
     return *this;
   }
-  batch_ = {};  // its memory can serve the next one
+  if (current) ++loader_->position_.batch;
   batch_ = epoch_->next();
-  ++position.batch;
   return *this;
 }
 
@@ -222,8 +224,8 @@ Loader::Position Loader::read_state(const TensorMap& state) const {
   check(seed == options_.seed && batch_size == options_.batch_size && samples == sampler_->size(), kOp,
         "the state has seed ", seed, ", batch size ", batch_size, " and ", samples, " samples; this loader has seed ",
         options_.seed, ", batch size ", options_.batch_size, " and ", sampler_->size(), " samples");
-  check(position.epoch >= 0 && position.batch >= 0 && position.batch <= size(), kOp, "the state is at batch ",
-        position.batch, " of epoch ", position.epoch, "; an epoch has ", size(), " batches");
+  check(position.epoch >= 0 && position.epoch <= kLastEpoch && position.batch >= 0 && position.batch <= size(), kOp,
+        "the state is at batch ", position.batch, " of epoch ", position.epoch, "; an epoch has ", size(), " batches");
   return position;
 }
 
@@ -231,7 +233,7 @@ void Loader::check_state_dict(const TensorMap& state) const { read_state(state);
 
 void Loader::load_state_dict(const TensorMap& state) {
   position_ = read_state(state);
-  running_ = false;
+  running_ = nullptr;
 }
 
 }  // namespace voxgrad::data

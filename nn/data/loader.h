@@ -25,7 +25,8 @@ struct LoaderOptions {
 };
 
 /// `for (auto [x, y] : loader)` is one epoch; the next loop is the next epoch, with another order and other
-/// random numbers. What a worker throws is thrown at its batch; leaving the loop early ends the workers.
+/// random numbers. What a worker throws is thrown at its batch, which counts as handed out; leaving the loop early ends
+/// the workers.
 /// One loop at a time.
 class Loader {
  public:
@@ -39,7 +40,7 @@ class Loader {
   int64_t size() const;
   /// The number of the epoch that is running or was left early, else of the next one.
   int64_t epoch() const;
-  /// Makes the next loop epoch number `epoch`, from its start.
+  /// Makes the next loop epoch number `epoch`, from its start. Throws unless it lies in [0, 2^62].
   void set_epoch(int64_t epoch);
 
   /// The position: batches handed out so far count as done. Loaded into a loader with the same dataset and
@@ -87,8 +88,9 @@ class Loader {
   const Dataset& dataset_;
   LoaderOptions options_;
   std::shared_ptr<const Sampler> sampler_;
-  Position position_;     ///< what comes next
-  bool running_ = false;  ///< a loop has begun at position_.epoch; the one after it starts another
+  Position position_;  ///< what comes next
+  /// The loop that moves position_; null when the next one is to begin there.
+  const Epoch* running_ = nullptr;
 };
 
 }  // namespace voxgrad::data

@@ -1,11 +1,10 @@
 #include "nn/data/sampler.h"
 
 #include <numeric>
-#include <utility>
 
 #include "core/error.h"
-#include "core/random.h"
 #include "nn/data/seed.h"
+#include "ops/create.h"
 
 namespace voxgrad::data {
 
@@ -24,11 +23,8 @@ RandomSampler::RandomSampler(int64_t size, uint64_t seed) : size_(size), seed_(s
 }
 
 std::vector<int64_t> RandomSampler::order(int64_t epoch) const {
-  std::vector<int64_t> indices = SequentialSampler(size_).order(epoch);
   Generator random(derived_seed(seed_, epoch, kOrderStream));
-  for (size_t i = indices.size(); i > 1; --i)  // Fisher and Yates
-    std::swap(indices[i - 1], indices[static_cast<size_t>(random.next_below(static_cast<int64_t>(i)))]);
-  return indices;
+  return randperm(size_, &random).to_vector<int64_t>();
 }
 
 }  // namespace voxgrad::data

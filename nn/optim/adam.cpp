@@ -42,11 +42,11 @@ nn::Fields AdamOptions::fields() { return fields_of(*this); }
 nn::Fields AdamWOptions::fields() { return fields_of(*this); }
 
 void Adam::update(size_t group, const Update& u) {
-  u.kernels.adam(u.param, u.grad, *u.buffer[0], *u.buffer[1], u.buffer[2], step_of(options(group), false, u.step));
+  adam_step(u.params, u.grads, u.buffers[0], u.buffers[1], u.buffers[2], step_of(options(group), false, u.step));
 }
 
 void AdamW::update(size_t group, const Update& u) {
-  u.kernels.adam(u.param, u.grad, *u.buffer[0], *u.buffer[1], u.buffer[2], step_of(options(group), true, u.step));
+  adam_step(u.params, u.grads, u.buffers[0], u.buffers[1], u.buffers[2], step_of(options(group), true, u.step));
 }
 
 }  // namespace voxgrad::optim

@@ -11,10 +11,20 @@
 namespace voxgrad::optim {
 namespace {
 
-Tensors gradients(const Tensors& params) {
+/// Those that have elements; all of them can be written to.
+Tensors gradients(const char* op, const Tensors& params) {
   Tensors grads;
-  for (const Tensor& param : params)
-    if (const Tensor grad = param.grad(); grad.defined() && grad.numel() > 0) grads.push_back(grad);
+  for (size_t i = 0; i < params.size(); ++i) {
+    check(params[i].defined(), op, "parameter ", i, " is undefined");
+    const Tensor grad = params[i].grad();
+    if (!grad.defined() || grad.numel() == 0) continue;
+    check(grad.dtype() == f32 || grad.dtype() == f64, op, "gradients must be f32 or f64, that of parameter ", i, " is ",
+          describe(grad));
+    for (int64_t axis = 0; axis < grad.dim(); ++axis)
+      check(grad.strides()[axis] != 0 || grad.size(axis) == 1, op, "the gradient of parameter ", i,
+            " is an expanded view: ", describe(grad));
+    grads.push_back(grad);
+  }
   return grads;
 }
 
@@ -31,7 +41,7 @@ Tensor clip_grad_norm_(const Tensors& params, double max_norm, const ClipOptions
         max_norm);
   check(options.norm_type > 0, "clip_grad_norm_", "norm_type must be positive, got ", options.norm_type);
   NoGradGuard no_grad;
-  const Tensors grads = gradients(params);
+  const Tensors grads = gradients("clip_grad_norm_", params);
   if (grads.empty()) return zeros({});
   const TensorOptions common = grads[0].options();
   Tensors norms;
@@ -49,7 +59,7 @@ void clip_grad_value_(const Tensors& params, double clip_value) {
   check(std::isfinite(clip_value) && clip_value >= 0, "clip_grad_value_",
         "clip_value must be finite and at least 0, got ", clip_value);
   NoGradGuard no_grad;
-  for (const Tensor& grad : gradients(params)) grad.copy_(clamp(grad, -clip_value, clip_value));
+  for (const Tensor& grad : gradients("clip_grad_value_", params)) grad.copy_(clamp(grad, -clip_value, clip_value));
 }
 
 }  // namespace voxgrad::optim

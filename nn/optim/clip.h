@@ -14,10 +14,11 @@ struct ClipOptions {
 /// max_norm / (norm + 1e-6) where that is below 1, as in PyTorch. Returns the norm before that, a tensor without
 /// axes on the first gradient's device; nothing waits for it. Parameters without a gradient do not count; if none
 /// has one, the norm is 0.
-/// Throws unless max_norm >= 0 is finite.
+/// Throws, before anything is changed, unless max_norm >= 0 is finite, all of `params` are defined, and their gradients
+/// are f32 or f64 and no expanded views.
 Tensor clip_grad_norm_(const Tensors& params, double max_norm, const ClipOptions& options = {});
 
-/// Limits every element of every gradient to [-clip_value, clip_value], in place.
+/// Limits every element of every gradient to [-clip_value, clip_value], in place. Throws as clip_grad_norm_ does.
 void clip_grad_value_(const Tensors& params, double clip_value);
 
 }  // namespace voxgrad::optim

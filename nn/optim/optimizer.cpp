@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <set>
 
 #include "core/autograd.h"
@@ -45,29 +46,26 @@ void Optimizer::check_gradients() const {
   }
 }
 
-void Optimizer::update_slot(Slot& slot) {
-  const Tensor grad = slot.param.grad().contiguous();
-  const BufferSpecs specs = buffers(slot.group);
-  std::array<View, kMaxBuffers> views;
-  Update u{.kernels = kernels(slot.param.device()),
-           .param = slot.param.view_out(),
-           .grad = grad.view_in(),
-           .buffer = {},
-           .step = ++slot.step};
-  for (size_t i = 0; i < specs.size(); ++i) {
-    if (!specs[i].used) continue;
-    if (!slot.buffers[i].defined()) slot.buffers[i] = zeros(slot.param.shape(), slot.param.options());
-    views[i] = slot.buffers[i].view_out();
-    u.buffer[i] = &views[i];
-  }
-  update(slot.group, u);
-}
-
 void Optimizer::step() {
   check_gradients();
-  NoGradGuard no_grad;
+  std::map<std::pair<size_t, int64_t>, Update> updates;  // by group and step
+  for (Slot& slot : slots_) {
+    const Tensor grad = slot.param.grad();
+    if (!grad.defined()) continue;
+    Update& u = updates[{slot.group, slot.step + 1}];
+    u.step = slot.step + 1;
+    u.params.push_back(slot.param);
+    u.grads.push_back(grad);
+    const BufferSpecs specs = buffers(slot.group);
+    for (size_t i = 0; i < specs.size(); ++i) {
+      if (!specs[i].used) continue;
+      if (!slot.buffers[i].defined()) slot.buffers[i] = zeros(slot.param.shape(), slot.param.options());
+      u.buffers[i].push_back(slot.buffers[i]);
+    }
+  }
+  for (const auto& [key, u] : updates) update(key.first, u);
   for (Slot& slot : slots_)
-    if (slot.param.grad().defined()) update_slot(slot);
+    if (slot.param.grad().defined()) ++slot.step;
 }
 
 void Optimizer::zero_grad() const {

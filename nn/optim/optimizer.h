@@ -1,4 +1,4 @@
-// Optimizers: what all of them share. The steps themselves are kernels (ops/kernels.h).
+// Optimizers: what all of them share. The steps themselves are in ops/optim.h.
 #pragma once
 
 #include <array>
@@ -9,7 +9,7 @@
 
 #include "core/safetensors.h"
 #include "nn/fields.h"
-#include "ops/kernels.h"
+#include "ops/optim.h"
 
 namespace voxgrad::optim {
 
@@ -58,12 +58,11 @@ class Optimizer {
   void load_state_dict(const TensorMap& state);
 
  protected:
-  /// One parameter's share of a step.
+  /// The parameters of a group that are at the same step.
   struct Update {
-    const Kernels& kernels;
-    View param, grad;
-    std::array<const View*, kMaxBuffers> buffer;  ///< in the order of the specs; null where not used
-    int64_t step;                                 ///< 1 for the first, whose buffers are zero
+    int64_t step = 0;  ///< 1 for the first, whose buffers are zero
+    Tensors params, grads;
+    std::array<Tensors, kMaxBuffers> buffers;  ///< in the order of the specs; empty where not used
   };
 
   Optimizer(const char* name, const std::vector<Tensors>& groups);
@@ -90,7 +89,6 @@ class Optimizer {
   };
 
   void check_gradients() const;
-  void update_slot(Slot& slot);
   /// Checks all of `state`; with `loaded`, also fills a copy of the slots from it.
   void read_state(const TensorMap& state, std::vector<Slot>* loaded);
 

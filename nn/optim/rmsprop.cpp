@@ -19,14 +19,14 @@ nn::Fields RmspropOptions::fields() {
 
 void RMSprop::update(size_t group, const Update& u) {
   const RmspropOptions& o = options(group);
-  u.kernels.rmsprop(u.param, u.grad, *u.buffer[0], u.buffer[1], u.buffer[2],
-                    {.lr = o.lr,
-                     .alpha = o.alpha,
-                     .eps = o.eps,
-                     .weight_decay = o.weight_decay,
-                     .momentum = o.momentum,
-                     .centered = o.centered,
-                     .maximize = o.maximize});
+  rmsprop_step(u.params, u.grads, u.buffers[0], u.buffers[1], u.buffers[2],
+               {.lr = o.lr,
+                .alpha = o.alpha,
+                .eps = o.eps,
+                .weight_decay = o.weight_decay,
+                .momentum = o.momentum,
+                .centered = o.centered,
+                .maximize = o.maximize});
 }
 
 }  // namespace voxgrad::optim

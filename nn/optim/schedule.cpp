@@ -37,17 +37,20 @@ void Schedule::check_state_dict(const TensorMap& state) const {
 
 void Schedule::load_state_dict(const TensorMap& state) { read_state(state, true); }
 
+constexpr int64_t kMostSteps = int64_t{1} << 62;  // nobody counts from here to an overflow
+
 StepSchedule::StepSchedule(const char* name, Optimizer& optimizer) : Schedule(name, optimizer) {
   for (size_t group = 0; group < optimizer.num_groups(); ++group) initial_.push_back(optimizer.lr(group));
 }
 
-void StepSchedule::apply() {
-  for (size_t group = 0; group < initial_.size(); ++group) optimizer().set_lr(group, lr_at(steps_, initial_[group]));
-}
-
-void StepSchedule::step() {
-  ++steps_;
-  apply();
+void StepSchedule::set_steps(int64_t steps) {
+  std::vector<double> rates;
+  for (double initial : initial_) {
+    rates.push_back(lr_at(steps, initial));
+    check_not_negative(name(), {{"the learning rate", rates.back()}});
+  }
+  for (size_t group = 0; group < rates.size(); ++group) optimizer().set_lr(group, rates[group]);
+  steps_ = steps;
 }
 
 nn::Fields StepSchedule::fields() {
@@ -59,14 +62,14 @@ nn::Fields StepSchedule::fields() {
 
 bool StepSchedule::fields_are_valid() const {
   const auto valid = [](double lr) { return std::isfinite(lr) && lr >= 0; };
-  return steps_ >= 0 && std::all_of(initial_.begin(), initial_.end(), valid);
+  return steps_ >= 0 && steps_ <= kMostSteps && std::all_of(initial_.begin(), initial_.end(), valid);
 }
 
 StepLR::StepLR(Optimizer& optimizer, const StepLROptions& options)
     : StepSchedule("StepLR", optimizer), options_(options) {
   check(options.step_size > 0, name(), "step_size must be positive, got ", options.step_size);
   check_not_negative(name(), {{"gamma", options.gamma}});
-  apply();
+  set_steps(0);
 }
 
 double StepLR::lr_at(int64_t steps, double initial) const {
@@ -80,7 +83,7 @@ LinearLR::LinearLR(Optimizer& optimizer, const LinearLROptions& options)
   check(options.end_factor >= 0 && options.end_factor <= 1, name(), "end_factor must lie in [0, 1], got ",
         options.end_factor);
   check(options.total_iters > 0, name(), "total_iters must be positive, got ", options.total_iters);
-  apply();
+  set_steps(0);
 }
 
 namespace {
@@ -104,7 +107,7 @@ CosineAnnealingLR::CosineAnnealingLR(Optimizer& optimizer, const CosineAnnealing
   check(options.warmup_start_factor > 0 && options.warmup_start_factor <= 1, name(),
         "warmup_start_factor must lie in (0, 1], got ", options.warmup_start_factor);
   check_not_negative(name(), {{"eta_min", options.eta_min}});
-  apply();
+  set_steps(0);
 }
 
 double CosineAnnealingLR::lr_at(int64_t steps, double initial) const {

@@ -41,16 +41,17 @@ class Schedule {
 /// as found when the schedule was made, times or towards what the function says.
 class StepSchedule : public Schedule {
  public:
-  /// Counts one step (an epoch or a batch, as the caller likes) and sets the learning rates.
-  void step();
+  /// Counts one step (an epoch or a batch, as the caller likes) and sets the learning rates. Throws, before anything is
+  /// changed, if one would not be finite or be negative.
+  void step() { set_steps(steps_ + 1); }
   int64_t steps() const { return steps_; }
 
  protected:
   StepSchedule(const char* name, Optimizer& optimizer);
   /// The learning rate after `steps` steps, from the initial one.
   virtual double lr_at(int64_t steps, double initial) const = 0;
-  /// For the constructors of derived classes: sets the learning rates for step 0.
-  void apply();
+  /// Sets the learning rates for this number of steps; constructors of derived classes do, for 0.
+  void set_steps(int64_t steps);
   nn::Fields fields() override;
   bool fields_are_valid() const override;
 

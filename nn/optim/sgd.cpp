@@ -22,14 +22,14 @@ nn::Fields SgdOptions::fields() {
 
 void SGD::update(size_t group, const Update& u) {
   const SgdOptions& o = options(group);
-  u.kernels.sgd(u.param, u.grad, u.buffer[0],
-                {.lr = o.lr,
-                 .momentum = o.momentum,
-                 .dampening = o.dampening,
-                 .weight_decay = o.weight_decay,
-                 .nesterov = o.nesterov,
-                 .maximize = o.maximize,
-                 .first = u.step == 1});
+  sgd_step(u.params, u.grads, u.buffers[0],
+           {.lr = o.lr,
+            .momentum = o.momentum,
+            .dampening = o.dampening,
+            .weight_decay = o.weight_decay,
+            .nesterov = o.nesterov,
+            .maximize = o.maximize,
+            .first = u.step == 1});
 }
 
 }  // namespace voxgrad::optim

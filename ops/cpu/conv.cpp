@@ -35,6 +35,7 @@ struct Problem {
   Triple weight_stride{0};
   const T* bias = nullptr;
   int64_t bias_stride = 0;
+  bool adds = false;  ///< to what is in `out`, in place of the bias
 
   int64_t in_channels() const { return in.channels / groups; }
   int64_t out_channels() const { return out.channels / groups; }
@@ -57,8 +58,8 @@ struct Phase3 {
   int64_t taps_before = 0;
 };
 
-/// The phases of the three axes in all combinations, numbered with w fastest. A large stride has a great many:
-/// they are never listed.
+/// The phases of the three axes in all combinations, numbered with w fastest. They are never
+/// listed: there are as many as taps.
 class Phases {
  public:
   explicit Phases(const Gather3& gather) : gather_(gather) {
@@ -111,12 +112,28 @@ class Convolution {
     layout_ = {tiling_.windows[2].slots * channels_per_unit_, tiling_.windows[2].slots, 1};
   }
 
+  /// All units, in passes whose packed weights fit in kWeightBytes.
   void run() {
-    const std::vector<std::vector<Unit<T>>> passes = plan_passes();
-    int64_t most = 0;
-    for (const std::vector<Unit<T>>& units : passes) most = std::max(most, units.back().end());
-    const Workspace<T> weights(most);
-    for (const std::vector<Unit<T>>& units : passes) run_pass(units, weights.data());
+    int64_t columns = 0;
+    for (const ColumnBlock<T>& block : blocks_) columns += block.family->columns;
+    const int64_t limit = kWeightBytes / item();
+    const Workspace<T> weights(std::min(limit, p_.groups * p_.in_channels() * phases_.taps() * columns));
+    std::vector<Unit<T>> pass;
+    for (int64_t group = 0; group < p_.groups; ++group)
+      for (int64_t first = 0; first < p_.in_channels(); first += channels_per_unit_) {
+        const int64_t channels = std::min(channels_per_unit_, p_.in_channels() - first);
+        for (const ColumnBlock<T>& block : blocks_) {
+          Unit<T> unit{group, first, channels, block, 0, phases_.taps() * channels * block.family->columns};
+          if (!pass.empty()) unit.weights = pass.back().end();
+          if (unit.end() > limit) {
+            run_pass(pass, weights.data());
+            pass.clear();
+            unit.weights = 0;
+          }
+          pass.push_back(unit);
+        }
+      }
+    run_pass(pass, weights.data());
   }
 
  private:
@@ -134,29 +151,6 @@ class Convolution {
     const int64_t weights = std::max<int64_t>(1, phases_.taps()) * columns * item();
     const int64_t most = std::min({kPanelBytes / panel, kTileBytes / (slots * item()), kWeightBytes / weights});
     return even_piece(p_.in_channels(), std::max<int64_t>(1, most));
-  }
-
-  /// All units, in groups whose packed weights fit in kWeightBytes.
-  std::vector<std::vector<Unit<T>>> plan_passes() const {
-    std::vector<std::vector<Unit<T>>> passes;
-    for (int64_t group = 0; group < p_.groups; ++group) {
-      // A group without input channels still writes its bias.
-      int64_t first = 0;
-      do {
-        const int64_t channels = std::min(channels_per_unit_, p_.in_channels() - first);
-        for (const ColumnBlock<T>& block : blocks_) {
-          Unit<T> unit{group, first, channels, block, 0, phases_.taps() * channels * block.family->columns};
-          if (!passes.empty()) unit.weights = passes.back().back().end();
-          if (passes.empty() || unit.end() * item() > kWeightBytes) {
-            passes.emplace_back();
-            unit.weights = 0;
-          }
-          passes.back().push_back(unit);
-        }
-        first += channels;
-      } while (first < p_.in_channels());
-    }
-    return passes;
   }
 
   /// All outputs of these units, whose weights are packed first.
@@ -277,7 +271,7 @@ class Convolution {
   void store(const Unit<T>& unit, const T* sums, int64_t rows, T* out, int64_t out_step) const {
     const int64_t columns = unit.block.family->columns;
     const int64_t channel_stride = p_.out.channel_stride;
-    const bool adds = unit.first_channel > 0;
+    const bool adds = p_.adds || unit.first_channel > 0;
     const T* bias = p_.bias ? p_.bias + (unit.group * p_.out_channels() + unit.block.first) * p_.bias_stride : nullptr;
     if (channel_stride < out_step) {
       for (int64_t m = 0; m < rows; ++m)
@@ -307,6 +301,17 @@ class Convolution {
   PackedLayout layout_;
 };
 
+/// Every output's bias, or zero.
+template <class T>
+void fill_bias(const View& out, const View* bias) {
+  T zero{0};
+  View values = out;
+  values.data = bias ? bias->data : &zero;
+  std::fill_n(values.stride, values.rank, 0);
+  if (bias) values.stride[1] = bias->stride[0];
+  copy(out, values);
+}
+
 /// `transposed`: out is x and in is y; the weight is (y channels, x channels / groups, ...) either way.
 void convolve(const char* op, bool transposed, const View& out, const View& in, const View& w, const View* bias,
               const ConvGeometry& geometry) {
@@ -314,21 +319,28 @@ void convolve(const char* op, bool transposed, const View& out, const View& in, 
     if (out.numel() == 0) return;
     Problem<T> problem{.out = Volume<T>(out), .in = Volume<const T>(in), .gather = {}};
     const View &x = transposed ? out : in, &y = transposed ? in : out;
-    for (int axis = 0; axis < 3; ++axis) {
-      const ConvAxis a{x.size[axis + 2],      y.size[axis + 2],       w.size[axis + 2],
-                       geometry.stride[axis], geometry.padding[axis], geometry.dilation[axis]};
-      problem.gather[static_cast<size_t>(axis)] = transposed ? gather_transposed(a) : gather_forward(a);
-      problem.kernel[axis] = w.size[axis + 2];
-      problem.weight_stride[axis] = w.stride[axis + 2];
-    }
     problem.groups = geometry.groups;
-    problem.weight = w.as<const T>();
     problem.weight_group_stride = w.size[0] / geometry.groups * w.stride[0];
     problem.weight_out_stride = w.stride[transposed ? 1 : 0];
     problem.weight_in_stride = w.stride[transposed ? 0 : 1];
     problem.bias = bias ? bias->as<const T>() : nullptr;
     problem.bias_stride = bias ? bias->stride[0] : 0;
-    Convolution<T>(problem).run();
+    for_each_kernel_piece(w, geometry, [&](const View& piece, const ConvGeometry& g) {
+      bool covered = true;
+      for (int axis = 0; axis < 3; ++axis) {
+        const ConvAxis a{x.size[axis + 2], y.size[axis + 2], piece.size[axis + 2],
+                         g.stride[axis],   g.padding[axis],  g.dilation[axis]};
+        ConvGather& gather = problem.gather[static_cast<size_t>(axis)];
+        gather = transposed ? gather_transposed(a) : gather_forward(a);
+        covered = covered && gather.covers_all();
+        problem.kernel[axis] = piece.size[axis + 2];
+        problem.weight_stride[axis] = piece.stride[axis + 2];
+      }
+      problem.weight = piece.as<const T>();
+      if (!covered && !problem.adds) fill_bias<T>(out, bias);
+      Convolution<T>(problem).run();
+      problem.adds = true;
+    });
   });
 }
 

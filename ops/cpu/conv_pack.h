@@ -6,6 +6,7 @@
 #include <array>
 #include <cstdint>
 #include <cstdlib>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <new>
@@ -14,6 +15,7 @@
 #include "core/view.h"
 #include "ops/conv_geometry.h"
 #include "ops/cpu/conv_tile.h"
+#include "ops/kernels.h"
 
 namespace voxgrad::cpu {
 
@@ -35,6 +37,11 @@ class Workspace {
   };
   std::unique_ptr<T[], Free> data_;
 };
+
+/// Calls body(piece of the weight, geometry that puts its taps where they were) for pieces of few enough taps for
+/// everything that is kept for each tap to stay within a few megabytes. Nearly always that is the weight itself.
+void for_each_kernel_piece(const View& w, const ConvGeometry& geometry,
+                           const std::function<void(const View&, const ConvGeometry&)>& body);
 
 /// The inputs that `length` consecutive steps of an axis read, as slots: step q (counted from the first) and tap k
 /// find theirs in slot q + base[k]. Each input has one slot, and gaps between dilated taps have none.

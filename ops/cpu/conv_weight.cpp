@@ -279,7 +279,9 @@ class WeightGradient {
 
 void conv_backward_weight(const View& w, const View& x, const View& y, const ConvGeometry& geometry) {
   dispatch<float, double>(w.dtype, "conv_backward_weight", "CPU", [&]<class T>() {
-    if (w.numel() > 0) WeightGradient<T>(w, x, y, geometry).run();
+    if (w.numel() == 0) return;
+    for_each_kernel_piece(w, geometry,
+                          [&](const View& piece, const ConvGeometry& g) { WeightGradient<T>(piece, x, y, g).run(); });
   });
 }
 

@@ -157,6 +157,41 @@ TEST(Loader, ErrorsSurfaceAtTheirBatch) {
   }
 }
 
+TEST(Loader, ABatchThatFailedIsBehindThePosition) {
+  std::atomic<bool> fails = true;
+  const FunctionDataset dataset(6, [&](int64_t index, Generator&) -> Sample {
+    if (index == 2 && fails) throw std::out_of_range("sample 2");
+    return {full({}, static_cast<double>(index)), {}};
+  });
+  for (int workers : {0, 2}) {
+    fails = true;
+    Loader loader(dataset, {.num_workers = workers});
+    auto batch = loader.begin();
+    ++batch;
+    EXPECT_THROW(++batch, std::out_of_range);
+    ++batch;  // one can go on
+    EXPECT_EQ(batch->input.item(), 3);
+    fails = false;
+    Loader resumed(dataset, {});
+    resumed.load_state_dict(loader.state_dict());
+    EXPECT_EQ(resumed.begin()->input.item(), 4);
+  }
+}
+
+TEST(Loader, EpochsCanBeSetInALoop) {
+  const data::TensorDataset dataset(arange(0, 4));
+  Loader loader(dataset, {});
+  for (auto [x, y] : loader)
+    if (x.item() == 1) loader.set_epoch(7);
+  EXPECT_EQ(loader.epoch(), 7);
+  EXPECT_EQ(loader.begin()->input.item(), 0);
+  loader.set_epoch(int64_t{1} << 62);
+  for (auto batch = loader.begin(); batch != loader.end();) ++batch;
+  EXPECT_EQ(loader.epoch(), (int64_t{1} << 62) + 1);
+  EXPECT_ERROR(loader.set_epoch(INT64_MAX), "data::Loader: the epoch must lie in [0, 2^62], got 9223372036854775807");
+  EXPECT_ERROR(loader.set_epoch(-1), "the epoch must lie in [0, 2^62], got -1");
+}
+
 TEST(Loader, LeavingEarlyJoinsTheWorkers) {
   const FunctionDataset dataset = noisy(64);
   Loader loader(dataset, {.batch_size = 2, .shuffle = true, .num_workers = 3});
@@ -213,13 +248,14 @@ TEST(Loader, RefusesBadOptionsAndBatches) {
   const data::TensorDataset dataset(zeros({4, 2}));
   EXPECT_ERROR(Loader(dataset, {.batch_size = 0}), "data::Loader: batch_size must be positive, got 0");
   EXPECT_ERROR(Loader(dataset, {.num_workers = -1}), "data::Loader: num_workers must lie in [0, 1024], got -1");
-  EXPECT_ERROR(Loader(dataset, {.prefetch_factor = 0}), "data::Loader: prefetch_factor must lie in");
+  for (int64_t factor : {0, (1 << 20) + 1})
+    EXPECT_ERROR(Loader(dataset, {.prefetch_factor = factor}), "data::Loader: prefetch_factor must lie in [1, 2^20]");
+  EXPECT_EQ(Loader(dataset, {.num_workers = 1, .prefetch_factor = 1 << 20}).size(), 4);
   auto sampler = std::make_shared<data::SequentialSampler>(9);
   EXPECT_ERROR(Loader(dataset, {.shuffle = true, .sampler = sampler}), "shuffle and sampler exclude each other");
   Loader outside(dataset, {.sampler = sampler});
   EXPECT_ERROR(outside.begin(), "data::Loader: the sampler gave index 4 for a dataset of 4");
   Loader loader(dataset);
-  EXPECT_ERROR(loader.set_epoch(-1), "the epoch must not be negative");
   Loader seeded(dataset, {.seed = 3});
   EXPECT_ERROR(loader.load_state_dict(seeded.state_dict()), "data::Loader: the state has seed 3");
   TensorMap beyond = loader.state_dict();

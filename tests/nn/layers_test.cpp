@@ -178,11 +178,11 @@ TEST(Layers, RefuseBadOptions) {
                "Conv3d: in_channels and out_channels must be positive, got 0 and 1");
   EXPECT_ERROR(Conv2d({.in_channels = 4, .out_channels = 6, .kernel_size = 1, .groups = 4}),
                "Conv2d: groups = 4 does not divide 4 input and 6 output channels");
-  EXPECT_ERROR(Conv3d({.in_channels = 1, .out_channels = 1}), "Conv3d: kernel_size must be at least 1, got [0, 0, 0]");
+  EXPECT_ERROR(Conv3d({.in_channels = 1, .out_channels = 1}), "Conv3d: kernel_size must be positive, got [0, 0, 0]");
   EXPECT_ERROR(Conv1d({.in_channels = 1, .out_channels = 1, .kernel_size = 1, .stride = 0}),
-               "Conv1d: stride must be at least 1");
+               "Conv1d: stride must lie in [1, 2^31), got [0]");
   EXPECT_ERROR(Conv3d({.in_channels = 1, .out_channels = 1, .kernel_size = 1, .padding = {0, -1, 0}}),
-               "Conv3d: padding must be at least 0, got [0, -1, 0]");
+               "Conv3d: padding must lie in [0, 2^31), got [0, -1, 0]");
   EXPECT_ERROR(ConvTranspose3d({.in_channels = 1, .out_channels = 1, .kernel_size = 3, .output_padding = 1}),
                "ConvTranspose3d: output_padding must be smaller than stride or dilation");
   EXPECT_ERROR(GroupNorm(3, 8), "GroupNorm: num_groups = 3 does not divide num_channels = 8");
@@ -196,7 +196,33 @@ TEST(Layers, RefuseBadOptions) {
   EXPECT_ERROR(Dropout(std::nan("")), "Dropout: p must lie in [0, 1]");
   EXPECT_ERROR(LeakyReLU(INFINITY), "LeakyReLU: negative_slope must be finite");
   EXPECT_ERROR(Softplus(0.0), "Softplus: needs finite beta other than 0");
-  EXPECT_ERROR(Upsample({}), "Upsample: needs exactly one of size and scale_factor");
+}
+
+TEST(Layers, PoolingRefusesBadOptions) {
+  using namespace nn;
+  EXPECT_ERROR(MaxPool3d({.kernel_size = -1}), "MaxPool3d: kernel_size must lie in [1, 2^31), got [-1, -1, -1]");
+  EXPECT_ERROR(MaxPool3d({.kernel_size = 2, .stride = -1}), "MaxPool3d: stride must lie in [1, 2^31)");
+  EXPECT_ERROR(MaxPool3d({.kernel_size = 2, .padding = -1}), "MaxPool3d: padding must lie between 0 and half");
+  EXPECT_ERROR(MaxPool3d({.kernel_size = 2, .dilation = -1}), "MaxPool3d: dilation must lie in [1, 2^31)");
+  EXPECT_ERROR(AvgPool3d({.kernel_size = {1, 0, 1}}), "AvgPool3d: kernel_size must lie in [1, 2^31), got [1, 0, 1]");
+  EXPECT_ERROR(AvgPool3d({.kernel_size = 3, .padding = 2}), "AvgPool3d: padding must lie between 0 and half");
+  EXPECT_ERROR(AvgPool3d({.kernel_size = 1, .divisor_override = 0}), "AvgPool3d: divisor_override must not be zero");
+  EXPECT_ERROR(Upsample({}), "Upsample: exactly one of size and scale_factor must be given");
+  EXPECT_ERROR(Upsample({.size = 0}), "Upsample: size must be positive, got [0, 0, 0]");
+  EXPECT_ERROR(Upsample({.scale_factor = -2}), "Upsample: scale_factor must be finite and positive, got -2");
+  EXPECT_ERROR(Upsample({.size = 4, .align_corners = true}), "Upsample: align_corners is for trilinear mode only");
+  EXPECT_ERROR(Flatten(2, 1), "Flatten: start_axis 2 comes after end_axis 1");
+  EXPECT_ERROR(Flatten(-1, -2), "Flatten: start_axis -1 comes after end_axis -2");
+  EXPECT_ERROR(Flatten(0, 8), "Flatten: axes must lie in [-8, 8), got 0 and 8");
+}
+
+TEST(Layers, RefuseUndefinedInputs) {
+  EXPECT_ERROR(nn::GroupNorm(2, 8)(Tensor()), "GroupNorm: expects (N, 8, ...), got undefined");
+  EXPECT_ERROR(nn::InstanceNorm3d(2)(Tensor()), "InstanceNorm3d: expects (N, 2, D, H, W), got undefined");
+  for (const auto& [name, make_layer] : layers()) {
+    if (name.starts_with("group_norm") || name.starts_with("instance_norm")) continue;
+    EXPECT_ERROR((*make_layer())(Tensor()), "input is undefined");
+  }
 }
 
 // ---- initial distributions

@@ -290,6 +290,21 @@ TEST(Clip, RefusesNonfiniteNormsIfAsked) {
   EXPECT_ERROR(optim::clip_grad_norm_({a}, 1, {.norm_type = 0}), "clip_grad_norm_: norm_type must be positive");
 }
 
+TEST(Clip, NothingChangesWhenOneGradientCannotBeClipped) {
+  const Tensor a = zeros({2}), b = zeros({2}), half = zeros({2}, {.dtype = bf16});
+  a.set_grad(tensor({3, 4}));
+  b.set_grad(full({}, 2).expand({2}));
+  half.set_grad(ones({2}, {.dtype = bf16}));
+  const auto norm = [](const Tensors& params) { optim::clip_grad_norm_(params, 1); };
+  const auto value = [](const Tensors& params) { optim::clip_grad_value_(params, 1); };
+  EXPECT_ERROR(norm({a, b}), "clip_grad_norm_: the gradient of parameter 1 is an expanded view: [2] f32 on cpu");
+  EXPECT_ERROR(value({a, b}), "clip_grad_value_: the gradient of parameter 1 is an expanded view: [2] f32 on cpu");
+  EXPECT_ERROR(norm({a, half}), "clip_grad_norm_: gradients must be f32 or f64, that of parameter 1 is [2] bf16");
+  EXPECT_ERROR(norm({a, Tensor()}), "clip_grad_norm_: parameter 1 is undefined");
+  EXPECT_ERROR(value({Tensor()}), "clip_grad_value_: parameter 0 is undefined");
+  EXPECT_EQ(a.grad().to_vector(), (std::vector<double>{3, 4}));
+}
+
 TEST(Clip, Values) {
   const Tensor a = zeros({3});
   a.set_grad(tensor({-5, 0.25, 7}));

@@ -126,6 +126,15 @@ TEST(Schedule, RefusesBadOptions) {
   EXPECT_EQ(o.lr(), 1e-3);
 }
 
+TEST(Schedule, AStepThatThrowsChangesNothing) {
+  SGD optimizer({{{zeros({1})}, {.lr = 1}}, {{zeros({1})}, {.lr = 1e10}}});
+  StepLR schedule(optimizer, {.gamma = 1e300});
+  EXPECT_ERROR(schedule.step(), "StepLR: the learning rate must be finite and at least 0, got inf");
+  EXPECT_EQ(schedule.steps(), 0);
+  EXPECT_EQ(optimizer.lr(0), 1);
+  EXPECT_EQ(optimizer.lr(1), 1e10);
+}
+
 TEST(Schedule, LoadingRefusesWhatDoesNotFit) {
   SGD one({zeros({1})}, {.lr = 1}), two = make_optimizer();
   StepLR schedule(one, {.step_size = 1}), wide(two, {.step_size = 1});

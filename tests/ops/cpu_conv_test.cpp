@@ -264,6 +264,7 @@ std::vector<Case> cases() {
       transposed(1, 2, 2, {3, 3, 3}, 3, {.stride = 1, .padding = 1}),
       transposed(1, 3, 2, {1, 1, 1}, {2, 1, 3}, {.stride = {1, 4, 2}}, {0, 3, 1}),
       transposed(1, 2, 2, {6, 7, 8}, 1, {.stride = 3, .padding = 4}),  // crops beyond the kernel
+      transposed(1, 2, 3, {2, 1, 2}, {1, 3, 2}, {.stride = {3, 1, 5000}, .padding = {0, 1, 20}}),
   };
 }
 
@@ -323,6 +324,15 @@ TEST_F(CpuConv, ManyTiles) {
        {convolution(1, 3, 2, {20, 70, 90}, 3, {.padding = 1}), transposed(1, 700, 3, {2, 3, 5}, 3, {.stride = 2}),
         convolution(1, 700, 2, {4, 4, 4}, 3, {.padding = 1}), convolution(1, 70, 64, 10, 10)})
     Family<float>(c, Layout::contiguous, 4).expect_exact(Layout::contiguous);
+}
+
+// Kernels of so many taps that they are taken in pieces.
+TEST_F(CpuConv, LongKernels) {
+  for (const Case& c :
+       {convolution(1, 3, 2, {1, 1, 40000}, {1, 1, 40000}, {.padding = {0, 0, 2}}),
+        convolution(1, 1, 2, {1, 500, 300}, {1, 250, 300}, {.stride = {1, 3, 1}, .dilation = {1, 2, 1}}),
+        transposed(1, 2, 1, {1, 2, 3}, {1, 301, 300}, {.stride = {1, 400, 2}, .padding = {0, 7, 0}})})
+    Family<float>(c, Layout::contiguous, 8).expect_exact(Layout::contiguous);
 }
 
 TEST_F(CpuConv, BitsDoNotDependOnThreads) {

@@ -1,6 +1,7 @@
 // Elementwise operators, activations, comparisons, copies and creation.
 #include <cmath>
 #include <limits>
+#include <span>
 
 #include "ops/create.h"
 #include "ops/elementwise.h"
@@ -28,7 +29,18 @@ struct Unary {
 double sigmoid_of(double x) { return 1 / (1 + std::exp(-x)); }
 double gelu_of(double x) { return x * 0.5 * std::erfc(-x / std::sqrt(2.0)); }
 
-void add_unary(std::vector<OpCase>& cases) {
+void add_unary(std::vector<OpCase>& cases, std::span<const Unary> table) {
+  for (const Unary& u : table) {
+    OpCase c{u.name, [f = u.function](const Tensors& t) { return f(t[0]); }, {{{2, 3, 4}, u.domain}}};
+    c.reference = [f = u.formula](const Arrays& a) { return reference::map(a[0], f); };
+    c.edges = kUnaryEdges;
+    c.differentiable = u.differentiable;
+    c.keeps_layout = u.differentiable && c.name != "contiguous";
+    cases.push_back(c);
+  }
+}
+
+void add_functions(std::vector<OpCase>& cases) {
   const Unary table[] = {
       {"neg", neg, [](double x) { return -x; }},
       {"abs", abs, [](double x) { return std::fabs(x); }, Domain::away},
@@ -68,6 +80,12 @@ void add_unary(std::vector<OpCase>& cases) {
       {"pow_1", [](const Tensor& x) { return pow(x, 1); }, [](double x) { return x; }},
       {"pow_half", [](const Tensor& x) { return pow(x, -0.5); }, [](double x) { return 1 / std::sqrt(x); },
        Domain::positive},
+  };
+  add_unary(cases, table);
+}
+
+void add_numbers_and_conversions(std::vector<OpCase>& cases) {
+  const Unary table[] = {
       {"plus_number", [](const Tensor& x) { return x + 1.5; }, [](double x) { return x + 1.5; }},
       {"minus_number", [](const Tensor& x) { return x - 1.5; }, [](double x) { return x - 1.5; }},
       {"times_number", [](const Tensor& x) { return x * 1.5; }, [](double x) { return x * 1.5; }},
@@ -98,14 +116,7 @@ void add_unary(std::vector<OpCase>& cases) {
       {"ones", [](const Tensor& x) { return ones(x.shape(), x.options()); }, [](double) { return 1.0; }, Domain::any,
        false},
   };
-  for (const Unary& u : table) {
-    OpCase c{u.name, [f = u.function](const Tensors& t) { return f(t[0]); }, {{{2, 3, 4}, u.domain}}};
-    c.reference = [f = u.formula](const Arrays& a) { return reference::map(a[0], f); };
-    c.edges = kUnaryEdges;
-    c.differentiable = u.differentiable;
-    c.keeps_layout = u.differentiable && c.name != "contiguous";
-    cases.push_back(c);
-  }
+  add_unary(cases, table);
 }
 
 struct Binary {
@@ -181,7 +192,9 @@ void add_others(std::vector<OpCase>& cases) {
                    [](const Tensors& t) { return t[0] * t[0]; },
                    {{{5}, Domain::ties}},
                    [](const Arrays& a) { return reference::map(a[0], [](double x) { return x * x; }); }});
+}
 
+void add_creations(std::vector<OpCase>& cases) {
   const auto created = [&](const char* name, Function function, Reference expected) {
     OpCase c{name, std::move(function), {{{4, 3}}}, std::move(expected)};
     c.differentiable = false;
@@ -241,9 +254,11 @@ void add_others(std::vector<OpCase>& cases) {
 }  // namespace
 
 void add_elementwise_cases(std::vector<OpCase>& cases) {
-  add_unary(cases);
+  add_functions(cases);
+  add_numbers_and_conversions(cases);
   add_binary(cases);
   add_others(cases);
+  add_creations(cases);
 }
 
 }  // namespace voxgrad::optest

@@ -57,6 +57,9 @@ void add_reductions(std::vector<OpCase>& cases) {
       if (r.takes_nothing) c.edges.push_back({{0, 3, 2, 0}});
       cases.push_back(c);
     }
+}
+
+void add_other_reductions(std::vector<OpCase>& cases) {
   cases.push_back({"sum_to",
                    [](const Tensors& t) {
                      return sum_to(t[0], {3, 1});
@@ -85,7 +88,9 @@ void add_reductions(std::vector<OpCase>& cases) {
                [](const Arrays& a) { return reference::reduce(a[0], {0}, false, largest); }};
   whole.differentiable = false;
   cases.push_back(whole);
+}
 
+void add_softmax(std::vector<OpCase>& cases) {
   for (const bool logarithm : {false, true})
     for (const int64_t axis : {0, 1, -1}) {
       OpCase c{std::string(logarithm ? "log_softmax" : "softmax") + (axis < 0 ? "_last"
@@ -144,6 +149,17 @@ void add_linalg(std::vector<OpCase>& cases) {
       {"linear_batched", [](const Tensors& t) { return linear(t[0], t[1]); }, {{{2, 2, 3}}, {{4, 3}}}, with_bias});
 }
 
+struct LossForm {
+  const char* suffix;
+  Reduction reduction;
+
+  Array reduced(const Array& losses) const {
+    if (reduction == Reduction::none) return losses;
+    return reference::reduce(losses, {}, false, reduction == Reduction::sum ? reference::sum : reference::mean);
+  }
+};
+constexpr LossForm kLossForms[] = {{"_mean", Reduction::mean}, {"_sum", Reduction::sum}, {"_none", Reduction::none}};
+
 void add_losses(std::vector<OpCase>& cases) {
   struct Loss {
     const char* name;
@@ -170,37 +186,30 @@ void add_losses(std::vector<OpCase>& cases) {
        },
        Domain::any, Domain::unit},
   };
-  struct Form {
-    const char* suffix;
-    Reduction reduction;
-  };
-  const Form forms[] = {{"_mean", Reduction::mean}, {"_sum", Reduction::sum}, {"_none", Reduction::none}};
-  const auto reduced = [](const Array& losses, Reduction reduction) {
-    if (reduction == Reduction::none) return losses;
-    return reference::reduce(losses, {}, false, reduction == Reduction::sum ? reference::sum : reference::mean);
-  };
-  for (const Form& form : forms) {
+  for (const LossForm& form : kLossForms)
     for (const Loss& loss : table) {
       OpCase c{std::string(loss.name) + form.suffix,
                [=](const Tensors& t) { return loss.function(t[0], t[1], form.reduction); },
                {{{2, 3, 2}, loss.input}, {{2, 3, 2}, loss.target}}};
-      c.reference = [=](const Arrays& a) { return reduced(reference::map(a[0], a[1], loss.formula), form.reduction); };
+      c.reference = [=](const Arrays& a) { return form.reduced(reference::map(a[0], a[1], loss.formula)); };
       c.edges = {{{1, 1}, {1, 1}}, {Shape{}, Shape{}}};
       if (form.reduction != Reduction::mean) c.edges.push_back({{0, 2}, {0, 2}});
       cases.push_back(c);
     }
+}
+
+void add_cross_entropy(std::vector<OpCase>& cases) {
+  for (const LossForm& form : kLossForms) {
     OpCase c{std::string("cross_entropy") + form.suffix,
              [=](const Tensors& t) { return cross_entropy(t[0], t[1], form.reduction); },
              {{{2, 3, 2, 2}}, {{2, 2, 2}, Domain::index, 3}}};
     c.reference = [=](const Arrays& a) {
       const Array logs = reference::softmax(a[0], 1, true);
-      return reduced(reference::build(a[1].shape,
-                                      [&](const Dims& i) {
-                                        Dims at = i;
-                                        at.insert(1, static_cast<int64_t>(a[1](i)));
-                                        return -logs(at);
-                                      }),
-                     form.reduction);
+      return form.reduced(reference::build(a[1].shape, [&](const Dims& i) {
+        Dims at = i;
+        at.insert(1, static_cast<int64_t>(a[1](i)));
+        return -logs(at);
+      }));
     };
     c.edges = {{{2, 3}, {2}}, {{1, 3, 1}, {1, 1}}};
     if (form.reduction != Reduction::mean) c.edges.push_back({{0, 3, 2}, {0, 2}});
@@ -212,8 +221,11 @@ void add_losses(std::vector<OpCase>& cases) {
 
 void add_reduction_cases(std::vector<OpCase>& cases) {
   add_reductions(cases);
+  add_other_reductions(cases);
+  add_softmax(cases);
   add_linalg(cases);
   add_losses(cases);
+  add_cross_entropy(cases);
 }
 
 }  // namespace voxgrad::optest

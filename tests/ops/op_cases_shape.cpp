@@ -125,6 +125,9 @@ void add_parts(std::vector<OpCase>& cases) {
         const bool inside = i[0] >= 1 && i[1] < 3;
         return inside ? a[0]({i[0] - 1, i[1] + 1}) : 0.0;
       }));
+}
+
+void add_joins(std::vector<OpCase>& cases) {
   cases.push_back(picked(
       "cat",
       [](const Tensors& t) {
@@ -183,6 +186,7 @@ void add_indexing(std::vector<OpCase>& cases) {
 void add_shape_cases(std::vector<OpCase>& cases) {
   add_views(cases);
   add_parts(cases);
+  add_joins(cases);
   add_indexing(cases);
 }
 

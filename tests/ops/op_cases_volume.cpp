@@ -133,12 +133,14 @@ void add_interpolations(std::vector<OpCase>& cases) {
       {"nearest_down", {.size = Triple{1, 2, 2}}},
       {"nearest_scale", {.scale_factor = 1.7}},
       {"nearest_half", {.scale_factor = 0.5}},
+      {"nearest_scales", {.scale_factor = ScaleFactor(2, 1, 1.7)}},
       {"trilinear_size", {.size = Triple{5, 3, 2}, .mode = kTrilinear}},
       {"trilinear_x2", {.scale_factor = 2, .mode = kTrilinear}},
       {"trilinear_scale", {.scale_factor = 1.7, .mode = kTrilinear}},
       {"trilinear_down", {.size = Triple{1, 2, 2}, .mode = kTrilinear}},
       {"trilinear_same", {.size = Triple{2, 3, 4}, .mode = kTrilinear}},
       {"trilinear_scale_rounded_away", {.scale_factor = 1.3, .mode = kTrilinear}},
+      {"trilinear_scales", {.scale_factor = ScaleFactor(1, 2.5, 1.3), .mode = kTrilinear}},
       {"trilinear_half", {.scale_factor = 0.6, .mode = kTrilinear}},
       {"trilinear_aligned", {.size = Triple{3, 1, 7}, .mode = kTrilinear, .align_corners = true}},
       {"trilinear_aligned_scale", {.scale_factor = 1.7, .mode = kTrilinear, .align_corners = true}},
@@ -149,7 +151,7 @@ void add_interpolations(std::vector<OpCase>& cases) {
              {{{1, 2, 2, 3, 4}}}};
     c.reference = [o = options](const Arrays& a) { return reference::interpolate(a[0], o); };
     c.edges = {{{0, 2, 2, 3, 4}}};
-    if (options.size || *options.scale_factor >= 1) c.edges.push_back({{1, 1, 1, 1, 1}});
+    if (options.size || (*options.scale_factor)[0] >= 1) c.edges.push_back({{1, 1, 1, 1, 1}});
     c.keeps_layout = true;
     cases.push_back(c);
   }

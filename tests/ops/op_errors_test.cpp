@@ -29,7 +29,7 @@ constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 Tensor floats(const Shape& shape) { return zeros(shape); }
 Tensor whole(const Shape& shape) { return zeros(shape, {.dtype = i64}); }
 
-TEST(OpErrors, Convolutions) {
+TEST(OpErrors, ConvolutionChannels) {
   const Tensor x = floats({2, 32, 8, 8, 8});
   const BadCall table[] = {
       {[&] {
@@ -49,6 +49,13 @@ TEST(OpErrors, Convolutions) {
          conv_transpose3d(x, floats({32, 8, 3, 3, 3}), {}, {.groups = 3});
        },
        "groups 3 do not divide the 32"},
+  };
+  for (const BadCall& bad : table) EXPECT_ERROR(bad.call(), bad.message);
+}
+
+TEST(OpErrors, ConvolutionOptions) {
+  const Tensor x = floats({2, 32, 8, 8, 8});
+  const BadCall table[] = {
       {[&] {
          conv3d(x, floats({8, 32, 3, 3, 3}), {}, {.groups = 0});
        },
@@ -56,19 +63,26 @@ TEST(OpErrors, Convolutions) {
       {[&] {
          conv3d(x, floats({8, 32, 3, 3, 3}), {}, {.stride = 0});
        },
-       "stride must be positive"},
+       "stride must lie in [1, 2^31), got "},
       {[&] {
          conv3d(x, floats({8, 32, 3, 3, 3}), {}, {.padding = -1});
        },
-       "padding must not be negative"},
+       "padding must lie in [0, 2^31), got "},
       {[&] {
          conv3d(x, floats({8, 32, 3, 3, 3}), {}, {.dilation = {1, 0, 1}});
        },
-       "dilation must be positive"},
+       "dilation must lie in [1, 2^31), got "},
       {[&] {
          conv3d(x, floats({8, 32, 9, 1, 1}));
        },
        "the dilated kernel is larger than the padded input"},
+  };
+  for (const BadCall& bad : table) EXPECT_ERROR(bad.call(), bad.message);
+}
+
+TEST(OpErrors, ConvolutionOperands) {
+  const Tensor x = floats({2, 32, 8, 8, 8});
+  const BadCall table[] = {
       {[&] {
          conv3d(x, floats({8, 32, 3, 3}));
        },
@@ -94,6 +108,13 @@ TEST(OpErrors, Convolutions) {
        },
        "has no CPU kernel for f16"},
       {[&] { conv3d(Tensor(), x); }, "conv3d: input is undefined"},
+  };
+  for (const BadCall& bad : table) EXPECT_ERROR(bad.call(), bad.message);
+}
+
+TEST(OpErrors, TransposedConvolutions) {
+  const Tensor x = floats({2, 32, 8, 8, 8});
+  const BadCall table[] = {
       {[&] {
          conv_transpose3d(x, floats({32, 8, 3, 3, 3}), {}, {.stride = 2, .output_padding = 2});
        },
@@ -101,7 +122,7 @@ TEST(OpErrors, Convolutions) {
       {[&] {
          conv_transpose3d(x, floats({32, 8, 3, 3, 3}), {}, {.output_padding = -1});
        },
-       "output_padding must not be negative"},
+       "output_padding must lie in [0, 2^31), got "},
       {[&] {
          conv_transpose3d(x, floats({32, 8, 1, 1, 1}), {}, {.padding = 4});
        },
@@ -223,6 +244,10 @@ TEST(OpErrors, NormsPoolsAndLosses) {
   const BadCall table[] = {
       {[&] { group_norm(x, 4); }, "group_norm: num_groups 4 does not divide the 6 channels"},
       {[&] { group_norm(x, 0); }, "num_groups 0"},
+      {[&] {
+         group_norm(floats({2, 0, 3}), 1);
+       },
+       "num_groups 1 does not divide the 0 channels of input [2, 0, 3]"},
       {[&] { group_norm(x, 3, floats({5})); }, "weight must have shape [6]"},
       {[&] { group_norm(x, 3, {}, {}, -1); }, "eps must be finite and not negative"},
       {[&] {
@@ -232,7 +257,7 @@ TEST(OpErrors, NormsPoolsAndLosses) {
       {[&] { instance_norm(floats({3})); }, "input must be (N, C, spatial...)"},
       {[&] { max_pool3d(x, {.kernel_size = 2, .padding = 2}); },
        "max_pool3d: padding must lie between 0 and half of kernel_size"},
-      {[&] { max_pool3d(x, {.kernel_size = 0}); }, "max_pool3d: kernel_size must be positive"},
+      {[&] { max_pool3d(x, {.kernel_size = 0}); }, "max_pool3d: kernel_size must lie in [1, 2^31), got [0, 0, 0]"},
       {[&] { max_pool3d(x, {.kernel_size = 9}); }, "is larger than the padded input"},
       {[&] {
          max_pool3d(floats({1, 1, 2, 4, 4}), {.kernel_size = 2, .padding = 1, .dilation = 3});
@@ -242,12 +267,15 @@ TEST(OpErrors, NormsPoolsAndLosses) {
          max_pool3d(floats({2, 0, 4, 4, 4}), {.kernel_size = 2});
        },
        "input has an empty axis other than the batch"},
-      {[&] { avg_pool3d(x, {.kernel_size = 2, .stride = 0}); }, "avg_pool3d: stride must be positive"},
+      {[&] { avg_pool3d(x, {.kernel_size = 2, .stride = 0}); },
+       "avg_pool3d: stride must lie in [1, 2^31), got [0, 0, 0]"},
       {[&] { avg_pool3d(x, {.kernel_size = 2, .divisor_override = 0}); }, "divisor_override must not be zero"},
       {[&] { interpolate(x, {}); }, "exactly one of size and scale_factor"},
       {[&] { interpolate(x, {.size = 4, .scale_factor = 2.0}); }, "exactly one of size and scale_factor"},
       {[&] { interpolate(x, {.scale_factor = kNan}); }, "scale_factor must be finite and positive"},
-      {[&] { interpolate(x, {.size = 0}); }, "at least one voxel along each axis"},
+      {[&] { interpolate(x, {.scale_factor = ScaleFactor(1, 0, 2)}); }, "must be finite and positive, got [1, 0, 2]"},
+      {[&] { interpolate(x, {.size = Triple(2, 0, 2)}); }, "interpolate: size must be positive, got [2, 0, 2]"},
+      {[&] { interpolate(x, {.scale_factor = 0.1}); }, "at least one voxel along each axis"},
       {[&] { interpolate(x, {.size = 4, .align_corners = true}); }, "align_corners is for trilinear mode only"},
       {[&] {
          interpolate(floats({2, 2}), {.size = 2});

@@ -29,6 +29,8 @@ FUNCTIONS = {
     "nearest_scale": (VOLUME, lambda x: F.interpolate(x, scale_factor=1.7)),
     "trilinear_size": (VOLUME, lambda x: F.interpolate(x, size=(7, 3, 10), mode="trilinear")),
     "trilinear_scale": (VOLUME, lambda x: F.interpolate(x, scale_factor=1.7, mode="trilinear")),
+    "nearest_scales": (VOLUME, lambda x: F.interpolate(x, scale_factor=(2, 1, 1.7))),
+    "trilinear_scales": (VOLUME, lambda x: F.interpolate(x, scale_factor=(1, 2.5, 1.3), mode="trilinear")),
     "trilinear_same_size": (VOLUME, lambda x: F.interpolate(x, scale_factor=1.1, mode="trilinear")),
     "trilinear_aligned": (VOLUME, lambda x: F.interpolate(x, size=(7, 1, 10), mode="trilinear", align_corners=True)),
     "max_pool": (VOLUME, lambda x: F.max_pool3d(x, (3, 2, 2), (2, 1, 3), (1, 0, 1), (1, 2, 1), True)),

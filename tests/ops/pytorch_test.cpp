@@ -55,6 +55,8 @@ std::vector<Function> functions() {
       interpolated("nearest_scale", {.scale_factor = 1.7}),
       interpolated("trilinear_size", {.size = Triple{7, 3, 10}, .mode = kTrilinear}),
       interpolated("trilinear_scale", {.scale_factor = 1.7, .mode = kTrilinear}),
+      interpolated("nearest_scales", {.scale_factor = ScaleFactor(2, 1, 1.7)}),
+      interpolated("trilinear_scales", {.scale_factor = ScaleFactor(1, 2.5, 1.3), .mode = kTrilinear}),
       interpolated("trilinear_same_size", {.scale_factor = 1.1, .mode = kTrilinear}),
       interpolated("trilinear_aligned", {.size = Triple{7, 1, 10}, .mode = kTrilinear, .align_corners = true}),
       {"max_pool", volume,

@@ -291,9 +291,9 @@ Array interpolate(const Array& x, const InterpolateOptions& o) {
   double step[3];
   for (int i = 0; i < 3; ++i) {
     const auto in = static_cast<double>(x.size(i + 2));
-    size[i] = o.size ? (*o.size)[i] : static_cast<int64_t>(std::floor(in * *o.scale_factor));
+    size[i] = o.size ? (*o.size)[i] : static_cast<int64_t>(std::floor(in * (*o.scale_factor)[i]));
     const auto out = static_cast<double>(size[i]);
-    step[i] = o.scale_factor ? 1 / *o.scale_factor : in / out;
+    step[i] = o.scale_factor ? 1 / (*o.scale_factor)[i] : in / out;
     if (o.align_corners) step[i] = size[i] > 1 ? (in - 1) / (out - 1) : 0;
     if (in == out) step[i] = 1;  // also where a scale factor was rounded away
   }

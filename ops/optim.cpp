@@ -1,0 +1,92 @@
+#include "ops/optim.h"
+
+#include "core/autograd.h"
+#include "ops/checks.h"
+#include "ops/kernels.h"
+#include "ops/volume.h"
+
+namespace voxgrad {
+namespace {
+
+using TensorSpan = std::span<const Tensor>;
+
+/// The gradients or one state of all parameters.
+struct List {
+  const char* what;
+  TensorSpan tensors;
+  bool used = true, written = true;
+};
+
+void check_lists(const char* op, TensorSpan params, std::initializer_list<List> lists) {
+  for (size_t i = 0; i < params.size(); ++i) {
+    check(params[i].defined(), op, "parameter ", i, " is undefined");
+    check(params[i].dtype() == f32 || params[i].dtype() == f64, op, "parameters must be f32 or f64, parameter ", i,
+          " is ", describe(params[i]));
+    check(params[i].is_contiguous(), op, "parameter ", i, " is not contiguous: ", describe(params[i]));
+  }
+  for (const List& list : lists) {
+    const size_t expected = list.used ? params.size() : 0;
+    check(list.tensors.size() == expected, op, "expected ", expected, ' ', list.what, ", got ", list.tensors.size());
+    for (size_t i = 0; i < expected; ++i) {
+      const Tensor &param = params[i], &tensor = list.tensors[i];
+      const bool fits = tensor.defined() && tensor.shape() == param.shape() && tensor.dtype() == param.dtype() &&
+                        tensor.device() == param.device() && (!list.written || tensor.is_contiguous());
+      check(fits, op, "parameter ", i, " is ", describe(param), ", its entry in ", list.what, " is ", describe(tensor),
+            list.written && tensor.defined() && !tensor.is_contiguous() ? ", not contiguous" : "");
+    }
+  }
+}
+
+/// Calls step(kernels, parameter, gradient, i) for every parameter.
+template <class F>
+void for_each_param(TensorSpan params, TensorSpan grads, F step) {
+  NoGradGuard no_grad;
+  for (size_t i = 0; i < params.size(); ++i) {
+    const Tensor grad = grads[i].contiguous();
+    step(kernels(params[i].device()), params[i].view_out(), grad.view_in(), i);
+  }
+}
+
+std::optional<View> state_view(TensorSpan list, size_t i) {
+  return list.empty() ? std::nullopt : std::optional<View>(list[i].view_out());
+}
+
+}  // namespace
+
+void sgd_step(TensorSpan params, TensorSpan grads, TensorSpan momentum_buffers, const SgdStep& step) {
+  check_lists("sgd_step", params,
+              {{.what = "gradients", .tensors = grads, .written = false},
+               {.what = "momentum_buffers", .tensors = momentum_buffers, .used = step.momentum != 0}});
+  for_each_param(params, grads, [&](const Kernels& device, const View& param, const View& grad, size_t i) {
+    const auto buffer = state_view(momentum_buffers, i);
+    device.sgd(param, grad, pointer(buffer), step);
+  });
+}
+
+void adam_step(TensorSpan params, TensorSpan grads, TensorSpan exp_avgs, TensorSpan exp_avg_sqs,
+               TensorSpan max_exp_avg_sqs, const AdamStep& step) {
+  check_lists("adam_step", params,
+              {{.what = "gradients", .tensors = grads, .written = false},
+               {.what = "exp_avgs", .tensors = exp_avgs},
+               {.what = "exp_avg_sqs", .tensors = exp_avg_sqs},
+               {.what = "max_exp_avg_sqs", .tensors = max_exp_avg_sqs, .used = step.amsgrad}});
+  for_each_param(params, grads, [&](const Kernels& device, const View& param, const View& grad, size_t i) {
+    const auto most = state_view(max_exp_avg_sqs, i);
+    device.adam(param, grad, exp_avgs[i].view_out(), exp_avg_sqs[i].view_out(), pointer(most), step);
+  });
+}
+
+void rmsprop_step(TensorSpan params, TensorSpan grads, TensorSpan square_avgs, TensorSpan momentum_buffers,
+                  TensorSpan grad_avgs, const RmspropStep& step) {
+  check_lists("rmsprop_step", params,
+              {{.what = "gradients", .tensors = grads, .written = false},
+               {.what = "square_avgs", .tensors = square_avgs},
+               {.what = "momentum_buffers", .tensors = momentum_buffers, .used = step.momentum != 0},
+               {.what = "grad_avgs", .tensors = grad_avgs, .used = step.centered}});
+  for_each_param(params, grads, [&](const Kernels& device, const View& param, const View& grad, size_t i) {
+    const auto buffer = state_view(momentum_buffers, i), average = state_view(grad_avgs, i);
+    device.rmsprop(param, grad, square_avgs[i].view_out(), pointer(buffer), pointer(average), step);
+  });
+}
+
+}  // namespace voxgrad

@@ -1,0 +1,44 @@
+"""Writes the files that pytorch_model_test.cpp reads, with PyTorch and the safetensors package:
+
+    python3 pytorch_model.py
+
+pytorch_model.safetensors is a model's state_dict, pytorch_model_results.safetensors an input, the model's output for
+it, and the gradients of the output's squares, summed, in the input and in every parameter.
+"""
+import pathlib
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = nn.ConvTranspose3d(4, 6, (4, 3, 2), stride=(2, 2, 1), padding=(1, 0, 1), output_padding=(0, 1, 0), groups=2)
+        self.norm = nn.GroupNorm(3, 6)
+        self.body = nn.Sequential(nn.ReLU(), nn.Conv3d(6, 4, 3, padding=1, bias=False), nn.InstanceNorm3d(4, affine=True),
+                                  nn.Sequential(nn.SiLU(), nn.Conv3d(4, 2, 1)))
+        self.head = nn.Linear(6, 3)
+        self.head_norm = nn.LayerNorm(3)
+        self.register_buffer("steps", torch.tensor(7))
+
+    def forward(self, x):
+        return self.head_norm(self.head(self.body(self.norm(self.up(x)))))
+
+
+torch.manual_seed(0)
+model = Model()
+for name, parameter in model.named_parameters():  # affine parameters start as ones and zeros: make them count
+    if "norm" in name or name.startswith("body.2"):
+        nn.init.normal_(parameter, 0.5)
+x = torch.randn(2, 4, 3, 4, 7, requires_grad=True)
+y = model(x)
+y.square().sum().backward()
+results = {"input": x, "output": y, "grad.input": x.grad}
+results |= {f"grad.{name}": parameter.grad for name, parameter in model.named_parameters()}
+
+folder = pathlib.Path(__file__).parent
+save_file(model.state_dict(), folder / "pytorch_model.safetensors", {"format": "pt"})
+save_file({name: value.detach().contiguous() for name, value in results.items()},
+          folder / "pytorch_model_results.safetensors")

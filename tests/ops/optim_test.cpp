@@ -1,0 +1,75 @@
+// Optimizer steps on lists of parameters. Their values over many steps are compared with PyTorch's in tests/nn.
+#include "ops/optim.h"
+
+#include <cmath>
+
+#include "core/autograd.h"
+#include "ops/create.h"
+#include "ops/elementwise.h"
+#include "ops/reduce.h"
+#include "tests/support.h"
+
+namespace voxgrad {
+namespace {
+
+TEST(OptimSteps, TakeListsOfAnyShapesDtypesAndDevices) {
+  Tensors params, grads, squares;
+  for (Device device : devices())
+    for (DType dtype : {f32, f64}) {
+      const TensorOptions options{.dtype = dtype, .device = device};
+      for (const Shape& shape : {Shape{}, Shape{3}, Shape{2, 0}, Shape{2, 5}}) {
+        params.push_back(full(shape, 1, options).requires_grad_());
+        grads.push_back(full(shape, 0.5, options));
+        squares.push_back(zeros(shape, options));
+      }
+    }
+  sgd_step(params, grads, {}, {.lr = 0.5});
+  rmsprop_step(params, grads, squares, {}, {}, {.lr = 0.25, .alpha = 0.75, .eps = 0});
+  for (const Tensor& param : params)
+    for (double value : param.to_vector()) EXPECT_DOUBLE_EQ(value, 0.75 - 0.25 * 0.5 / std::sqrt(0.25 * 0.25));
+  sgd_step({}, {}, {}, {.lr = 1});
+}
+
+TEST(OptimSteps, GradientsMayHaveAnyStrides) {
+  const Tensors params{zeros({2, 3})}, grads{arange(0, 6).reshape({3, 2}).transpose(0, 1)};
+  const Tensors first{zeros({2, 3})}, second{zeros({2, 3})};
+  sgd_step(params, grads, {}, {.lr = 1});
+  EXPECT_EQ(params[0].to_vector(), (std::vector<double>{0, -2, -4, -1, -3, -5}));
+  adam_step(params, grads, first, second, {}, {.lr = 1, .beta1 = 0.5, .beta2 = 0, .eps = 1});
+  EXPECT_FLOAT_EQ(params[0].at<float>({1, 2}), -5 - 5.0F / 6);
+  EXPECT_EQ(first[0].at({1, 2}), 2.5);
+  EXPECT_EQ(second[0].at({0, 1}), 4);
+}
+
+TEST(OptimSteps, WritesAreSeenByAutograd) {
+  const Tensors params{ones({2}, {.requires_grad = true})}, grads{ones({2})};
+  const Tensor loss = sum(params[0] * params[0]);
+  sgd_step(params, grads, {}, {.lr = 1});
+  EXPECT_ERROR(loss.backward(), "written");
+}
+
+TEST(OptimSteps, RefuseListsThatDoNotFitAndChangeNothing) {
+  const Tensors params{ones({2}), ones({3})}, grads{ones({2}), ones({3})}, narrow{ones({2}), ones({4})};
+  const Tensors wrong_dtype{ones({2}), ones({3}, {.dtype = f64})}, undefined{ones({2}), Tensor()};
+  const Tensors halves{ones({2}, {.dtype = bf16})}, columns{ones({2, 2}).transpose(0, 1)}, square{ones({2, 2})};
+  EXPECT_ERROR(sgd_step(params, Tensors{ones({2})}, {}, {.lr = 1}), "sgd_step: expected 2 gradients, got 1");
+  EXPECT_ERROR(sgd_step(params, narrow, {}, {.lr = 1}),
+               "sgd_step: parameter 1 is [3] f32 on cpu, its entry in gradients is [4] f32 on cpu");
+  EXPECT_ERROR(sgd_step(params, wrong_dtype, {}, {.lr = 1}), "its entry in gradients is [3] f64 on cpu");
+  EXPECT_ERROR(sgd_step(params, undefined, {}, {.lr = 1}), "its entry in gradients is undefined");
+  EXPECT_ERROR(sgd_step(undefined, grads, {}, {.lr = 1}), "sgd_step: parameter 1 is undefined");
+  EXPECT_ERROR(sgd_step(halves, halves, {}, {.lr = 1}), "parameters must be f32 or f64, parameter 0 is [2] bf16");
+  EXPECT_ERROR(sgd_step(columns, square, {}, {.lr = 1}), "sgd_step: parameter 0 is not contiguous: [2, 2] f32");
+  EXPECT_ERROR(sgd_step(params, grads, {}, {.momentum = 0.5}), "sgd_step: expected 2 momentum_buffers, got 0");
+  EXPECT_ERROR(sgd_step(params, grads, grads, {.lr = 1}), "sgd_step: expected 0 momentum_buffers, got 2");
+  EXPECT_ERROR(sgd_step(square, square, columns, {.momentum = 0.5}),
+               "its entry in momentum_buffers is [2, 2] f32 on cpu, not");
+  EXPECT_ERROR(adam_step(params, grads, grads, grads, {}, {.amsgrad = true}),
+               "adam_step: expected 2 max_exp_avg_sqs, got 0");
+  EXPECT_ERROR(rmsprop_step(params, grads, narrow, {}, {}, {}), "its entry in square_avgs is [4] f32 on cpu");
+  for (const Tensor& param : params)
+    for (double value : param.to_vector()) EXPECT_EQ(value, 1);
+}
+
+}  // namespace
+}  // namespace voxgrad
