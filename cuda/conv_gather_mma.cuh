@@ -178,7 +178,6 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) gather_mma(cons
   constexpr int kBuffer = Tile::kStepTaps * Tile::kSlab, kStepTaps = Tile::kStepTaps;
   constexpr int kStageTaps = 4;                 // taps that are multiplied while a voxel is on its way
   constexpr int kAhead = kParts == 1 ? 1 : 0;  // taps whose fragments are loaded early; three products take longer
-  constexpr int kUnroll = kAhead ? kStepTaps : 1;
   extern __shared__ uint4 dynamic_shared[];
   char* const a_bytes = reinterpret_cast<char*>(dynamic_shared);
   uint32_t* const b_ring = reinterpret_cast<uint32_t*>(a_bytes + Tile::kUpper - Tile::kRing);
@@ -298,14 +297,22 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) gather_mma(cons
           }
         };
         if (kAhead > 0) load_fragments(0);
-#pragma unroll kUnroll
-        for (int j = 0; j < kStepTaps; ++j) {
-          if (!kFull && j >= count) break;
+        const auto multiply_tap = [&](int j) {
           if (kFull && j % kStageTaps == 0 && round < rounds) load_voxel(voxel, round);
           if (j + kAhead < kStepTaps && (kFull || j + kAhead < count)) load_fragments(j + kAhead);
           Arithmetic::multiply(sum, a_fragment[j % (kAhead + 1)], b_fragment[j % (kAhead + 1)]);
           if (kFull && (j % kStageTaps == kStageTaps - 1 || j + 1 == kStepTaps) && round < rounds)
             store_voxel(voxel, round++, a_buffer - a_now);
+        };
+        if constexpr (kAhead > 0) {
+#pragma unroll
+          for (int j = 0; j < kStepTaps; ++j) {
+            if (!kFull && j >= count) break;
+            multiply_tap(j);
+          }
+        } else {
+#pragma unroll 1
+          for (int j = 0; j < count; ++j) multiply_tap(j);
         }
       };
       const int last = p.class_begin[number + 1];
