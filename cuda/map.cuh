@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cstdint>
 #include <cstdlib>
 #include <type_traits>
@@ -14,6 +13,7 @@
 #include "core/dtype.h"
 #include "core/view.h"
 #include "cuda/launch.h"
+#include "cuda/vector.cuh"
 
 namespace voxgrad::cuda {
 
@@ -128,29 +128,6 @@ struct Pointers {
   void* out;
   const void* in[N > 0 ? N : 1];
 };
-
-template <class T, int width>
-struct alignas(sizeof(T) * width) Vector {
-  T v[width];
-};
-
-/// A type that the GPU loads in one instruction.
-template <size_t bytes>
-using Word = std::conditional_t<
-    bytes == 16, uint4,
-    std::conditional_t<bytes == 8, uint2,
-                       std::conditional_t<bytes == 4, uint32_t, std::conditional_t<bytes == 2, uint16_t, uint8_t>>>>;
-
-/// Left to itself, the compiler loads an array's elements one by one.
-template <class T, int width>
-__device__ Vector<T, width> load_vector(const T* data) {
-  using Loaded = Word<sizeof(T) * width>;
-  return std::bit_cast<Vector<T, width>>(*reinterpret_cast<const Loaded*>(data));
-}
-
-/// Elements of the widest of the types in 16 bytes.
-template <class... Ts>
-inline constexpr int kVectorWidth = 16 / static_cast<int>(std::max({sizeof(Ts)...}));
 
 template <class Out, class... In, class F, size_t... k>
 __device__ void map_one(const F& f, const Pointers<sizeof...(In)>& p, int64_t i, std::index_sequence<k...>) {
