@@ -27,7 +27,9 @@ class LargeTensors : public testing::TestWithParam<Device> {
     if (device.is_cuda() && !cuda::is_available()) GTEST_SKIP() << "no GPU is present";
     if (device.is_cpu() && !std::getenv("VOXGRAD_TEST_LARGE_CPU")) GTEST_SKIP() << "VOXGRAD_TEST_LARGE_CPU is not set";
   }
-  void TearDown() override { memory::empty_cache(device); }
+  void TearDown() override {
+    if (!IsSkipped()) memory::empty_cache(device);
+  }
 
   /// Runs `body`; skips the test when there is no memory left for it.
   template <class Body>
