@@ -2,18 +2,23 @@
 //
 //   ops_bench --benchmark_filter=cuda
 //
-// On a GPU the time is taken by CUDA events around one call (manual time); on the CPU by the wall clock.
+// On a GPU the time is taken by CUDA events around one call, or around a few of an operator that is bound by memory, so
+// that the host's part does not show (manual time); on the CPU by the wall clock.
 // FLOP are the useful ones: 2 * N * Cin * Cout / groups * taps * voxels, the input's for a transposed convolution, the
 // output's for a convolution. Bytes are the least that must move: every input read once, every output written once;
-// group_norm reads all of its inputs twice, first for the sums over a group.
+// group_norm reads all of its inputs twice, first for the sums over a group. of_copy is the rate beside that of a copy
+// of the same tensor in the same run.
 #include <benchmark/benchmark.h>
 
+#include <algorithm>
 #include <chrono>
 #include <functional>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include <voxgrad.h>
 
@@ -22,33 +27,41 @@
 namespace {
 namespace vg = voxgrad;
 
-/// One call of `work`, timed by the device's own clock; seconds.
-double timed(vg::Device device, const std::function<void()>& work) {
+/// A call of `work`, the mean of `calls`, timed by the device's own clock; seconds.
+double timed(vg::Device device, const std::function<void()>& work, int calls = 1) {
   if (device.is_cuda()) {
     vg::cuda::Event start(device.index), stop(device.index);
     start.record();
-    work();
+    for (int call = 0; call < calls; ++call) work();
     stop.record();
-    return stop.elapsed_ms_since(start) * 1e-3;
+    return stop.elapsed_ms_since(start) * 1e-3 / calls;
   }
   const auto start = std::chrono::steady_clock::now();
-  work();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  for (int call = 0; call < calls; ++call) work();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() / calls;
 }
 
 struct Case {
   double flop, bytes;  // of one call
   std::function<void()> work;
+  int calls = 1;      // timed together
+  double copied = 0;  // B/s of a copy, to compare with
 };
 
 void measure(benchmark::State& state, vg::Device device, const std::function<Case()>& make) {
   const Case c = make();
   c.work();  // warms up: code is loaded, the allocator's cache filled
   vg::synchronize(device);
-  for (auto _ : state) state.SetIterationTime(timed(device, c.work));
+  double seconds = 0;
+  for (auto _ : state) {
+    const double time = timed(device, c.work, c.calls);
+    state.SetIterationTime(time);
+    seconds += time;
+  }
   using Counter = benchmark::Counter;
   if (c.flop > 0) state.counters["FLOP/s"] = Counter(c.flop, Counter::kIsIterationInvariantRate);
   state.counters["B/s"] = Counter(c.bytes, Counter::kIsIterationInvariantRate, Counter::kIs1000);
+  if (c.copied > 0) state.counters["of_copy"] = c.bytes * static_cast<double>(state.iterations()) / seconds / c.copied;
 }
 
 void add(const std::string& name, vg::Device device, std::function<Case()> make) {
@@ -152,38 +165,92 @@ void add_convolutions(vg::Device device, bool transposed, std::span<const Convol
                                                    {"/data_gradient", transposed ? forward : data_gradient},
                                                    {"/weight_gradient", weight_gradient}};
   for (const Convolution& c : shapes)
-    for (const auto& [pass, kernel] : passes)
-      add(function + c.name + pass, device, [=, &c] {
+    for (const auto& [pass, run] : passes)
+      add(function + c.name + pass, device, [=, &c, kernel = run] {
         const auto p = std::make_shared<Problem>(c, transposed, device);
         const double flop = 2.0 * static_cast<double>(p->y.numel()) * static_cast<double>(p->w.numel() / p->w.size(0));
         return Case{flop, bytes_of({p->x, p->w, p->y}), [=] { kernel(*p, vg::kernels(device)); }};
       });
 }
 
-void add_elementwise_and_norm(vg::Device device) {
+/// B/s of copying a tensor of `shape`: the median of several runs, measured once for each device.
+double copy_rate(vg::Device device, const vg::Shape& shape, int calls) {
+  static std::map<bool, double> rates;
+  double& rate = rates[device.is_cuda()];
+  if (rate > 0) return rate;
+  const vg::Tensor from = vg::rand(shape, {.device = device}), to = vg::empty_like(from);
+  const auto copy = [&] { vg::kernels(device).copy(to.view_out(), from.view_in()); };
+  copy();
+  std::vector<double> times;
+  for (int run = 0; run < 11; ++run) times.push_back(timed(device, copy, calls));
+  std::sort(times.begin(), times.end());
+  return rate = bytes_of({from, to}) / times[times.size() / 2];
+}
+
+void add_bound_by_memory(vg::Device device) {
   const vg::Shape shape = device.is_cuda() ? vg::Shape{16, 128, 34, 34, 34} : vg::Shape{2, 64, 34, 34, 34};
+  const int calls = device.is_cuda() ? 8 : 1;
   const auto simple = [&](const char* name, int tensors_moved, std::function<vg::Tensor(const vg::Tensor&)> op) {
     add(std::string(name), device, [=] {
       const vg::Tensor x = vg::rand(shape, {.device = device});
-      return Case{0, tensors_moved * bytes_of({x}), [=] {
-                    vg::NoGradGuard no_grad;
-                    op(x);
-                  }};
+      const auto work = [=] {
+        vg::NoGradGuard no_grad;
+        op(x);
+      };
+      return Case{0, tensors_moved * bytes_of({x}), work, calls, copy_rate(device, shape, calls)};
     });
   };
   simple("clone", 2, [](const vg::Tensor& x) { return x.clone(); });
   simple("relu", 2, [](const vg::Tensor& x) { return vg::relu(x); });
   simple("gelu", 2, [](const vg::Tensor& x) { return vg::gelu(x); });
-  simple("add", 3, [](const vg::Tensor& x) { return x + x; });
+  simple("mul_scalar", 2, [](const vg::Tensor& x) { return x * 1.5; });
+  simple("add_bias", 2,
+         [bias = vg::rand({shape[1], 1, 1, 1}, {.device = device})](const vg::Tensor& x) { return x + bias; });
   simple("sum", 1, [](const vg::Tensor& x) { return x.sum(); });
+  simple("sum_rows", 1, [](const vg::Tensor& x) { return x.sum({4}); });
+  simple("sum_volumes", 1, [](const vg::Tensor& x) { return x.sum({2, 3, 4}); });
+  simple("sum_samples", 1, [](const vg::Tensor& x) { return x.sum({0}); });
   simple("sum_per_channel", 1, [](const vg::Tensor& x) { return x.sum({0, 2, 3, 4}); });
+  simple("amax", 1, [](const vg::Tensor& x) { return vg::amax(x); });
   simple("group_norm/forward", 3, [](const vg::Tensor& x) { return vg::group_norm(x, 8); });
-  add("group_norm/forward_backward", device, [=] {
-    const vg::Tensor x = vg::rand(shape, {.device = device, .requires_grad = true});
-    const vg::Tensor gamma = vg::ones({shape[1]}, {.device = device, .requires_grad = true});
-    const vg::Tensor beta = vg::zeros({shape[1]}, {.device = device, .requires_grad = true});
-    const vg::Tensor g = vg::rand(shape, {.device = device});
-    return Case{0, 8 * bytes_of({x}), [=] { vg::grad({vg::group_norm(x, 8, gamma, beta)}, {x, gamma, beta}, {g}); }};
+
+  /// Calls of a kernel on its own: `make` gives the work, from as many random tensors as it moves.
+  const auto kernel = [&](const char* name, int tensors, int moves,
+                          std::function<std::function<void()>(const vg::Tensors&, const vg::Kernels&)> make) {
+    add(std::string(name), device, [=] {
+      vg::Tensors t;
+      for (int i = 0; i < tensors; ++i) t.push_back(vg::rand(shape, {.device = device}));
+      return Case{0, moves * bytes_of({t[0]}), make(t, vg::kernels(device)), calls, copy_rate(device, shape, calls)};
+    });
+  };
+  for (const auto& pair : {std::pair{"add", vg::BinaryOp::add}, std::pair{"relu/backward", vg::BinaryOp::relu_grad},
+                           std::pair{"gelu/backward", vg::BinaryOp::gelu_grad}})
+    kernel(pair.first, 3, 3, [op = pair.second](const vg::Tensors& t, const vg::Kernels& k) {
+      return [=, &k] { k.binary(op, t[0].view_out(), t[1].view_in(), t[2].view_in(), 0, 1); };
+    });
+  kernel("group_norm/backward", 3, 5, [=](const vg::Tensors& t, const vg::Kernels& k) {
+    const vg::Shape rows{shape[0], shape[1], shape[2] * shape[3] * shape[4]};
+    vg::Tensors v;
+    for (const vg::Tensor& volume : t) v.push_back(volume.view(rows));
+    const vg::Tensor mean = vg::full({shape[0], 8}, 0.5, t[0].options()), gamma = vg::ones({shape[1]}, t[0].options());
+    const vg::Tensor dgamma = vg::empty_like(gamma), dbeta = vg::empty_like(gamma);
+    return [=, &k] {
+      const vg::View g = gamma.view_in(), dg = dgamma.view_out(), db = dbeta.view_out();
+      k.group_norm_backward(v[0].view_out(), &dg, &db, v[1].view_in(), v[2].view_in(), mean.view_in(), mean.view_in(),
+                            &g);
+    };
+  });
+  kernel("sgd", 3, 5, [](const vg::Tensors& t, const vg::Kernels& k) {
+    return [=, &k] {
+      const vg::View momentum = t[2].view_out();
+      k.sgd(t[0].view_out(), t[1].view_in(), &momentum, {1e-3, 0.9, 0, 0, false, false, false});
+    };
+  });
+  kernel("adam", 4, 7, [](const vg::Tensors& t, const vg::Kernels& k) {
+    return [=, &k] {
+      const vg::AdamStep step{1e-3, 0.9, 0.999, 1e-8, 0, false, false, false, 3};
+      k.adam(t[0].view_out(), t[1].view_in(), t[2].view_out(), t[3].view_out(), nullptr, step);
+    };
   });
 }
 
@@ -195,7 +262,7 @@ int main(int argc, char** argv) {
     const bool gpu = device.is_cuda();
     add_convolutions(device, true, gpu ? std::span<const Convolution>(kLarge) : kSmall);
     add_convolutions(device, false, gpu ? std::span<const Convolution>(kLargeForward) : kSmallForward);
-    add_elementwise_and_norm(device);
+    add_bound_by_memory(device);
   }
   benchmark::Initialize(&argc, argv);
   if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 2;

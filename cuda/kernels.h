@@ -33,7 +33,7 @@ Signature<&Kernels::matmul> matmul;
 Signature<&Kernels::conv_forward> conv_forward;
 Signature<&Kernels::conv_backward_data> conv_backward_data;
 Signature<&Kernels::conv_backward_weight> conv_backward_weight;
-// normalisation
+// norm.cu, norm_backward.cu
 Signature<&Kernels::group_norm> group_norm;
 Signature<&Kernels::group_norm_backward> group_norm_backward;
 // pooling and resampling

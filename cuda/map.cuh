@@ -1,11 +1,11 @@
 // Loops over views of one shape on the GPU: out[i] = f(in[i]...). The host orders and merges the axes, so that most
-// calls end as one contiguous row, which is read and written 16 bytes at a time; what remains strided turns its
-// index into offsets with 32-bit arithmetic. No launch covers 2^31 strided elements: the host cuts larger views.
+// calls end as one contiguous row, which is read and written 16 bytes at a time; so are the rows of two operands of
+// which one is broadcast. What remains strided turns its index into offsets with 32-bit arithmetic. No launch covers
+// 2^31 strided elements: the host cuts larger views.
 #pragma once
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cstdint>
 #include <cstdlib>
 #include <type_traits>
@@ -14,6 +14,7 @@
 #include "core/dtype.h"
 #include "core/view.h"
 #include "cuda/launch.h"
+#include "cuda/vector.cuh"
 
 namespace voxgrad::cuda {
 
@@ -129,29 +130,6 @@ struct Pointers {
   const void* in[N > 0 ? N : 1];
 };
 
-template <class T, int width>
-struct alignas(sizeof(T) * width) Vector {
-  T v[width];
-};
-
-/// A type that the GPU loads in one instruction.
-template <size_t bytes>
-using Word = std::conditional_t<
-    bytes == 16, uint4,
-    std::conditional_t<bytes == 8, uint2,
-                       std::conditional_t<bytes == 4, uint32_t, std::conditional_t<bytes == 2, uint16_t, uint8_t>>>>;
-
-/// Left to itself, the compiler loads an array's elements one by one.
-template <class T, int width>
-__device__ Vector<T, width> load_vector(const T* data) {
-  using Loaded = Word<sizeof(T) * width>;
-  return std::bit_cast<Vector<T, width>>(*reinterpret_cast<const Loaded*>(data));
-}
-
-/// Elements of the widest of the types in 16 bytes.
-template <class... Ts>
-inline constexpr int kVectorWidth = 16 / static_cast<int>(std::max({sizeof(Ts)...}));
-
 template <class Out, class... In, class F, size_t... k>
 __device__ void map_one(const F& f, const Pointers<sizeof...(In)>& p, int64_t i, std::index_sequence<k...>) {
   static_cast<Out*>(p.out)[i] = static_cast<Out>(f(static_cast<const In*>(p.in[k])[i]...));
@@ -200,6 +178,81 @@ __global__ void __launch_bounds__(kBlock)
   }
 }
 
+/// For operands of one floating type and rows that are contiguous in the output: in an input, a row is contiguous too
+/// or one element, as of a bias that is broadcast over a volume.
+template <size_t N>
+struct Rows {
+  uint32_t length;
+  bool one_element[N];
+  Divider slots;      // vectors that a row may touch, wherever it begins
+  Offsets<N> starts;  // of the rows
+
+  static Nest<N> outer(const Nest<N>& nest) {
+    Nest<N> rest = nest;
+    std::copy(nest.size + 1, nest.size + nest.rank, rest.size);
+    for (int axis = 1; axis < nest.rank; ++axis) std::copy_n(nest.stride[axis], N, rest.stride[axis - 1]);
+    rest.rank = nest.rank - 1;
+    return rest;
+  }
+  Rows(const Nest<N>& nest, int width)
+      : length(static_cast<uint32_t>(nest.size[0])),
+        slots((nest.size[0] + width - 2) / width + 1),
+        starts(outer(nest)) {
+    for (size_t k = 0; k < N; ++k) one_element[k] = nest.stride[0][k] == 0;
+  }
+  static bool suit(const Nest<N>& nest) {
+    constexpr int64_t kShortest = 64;
+    return nest.size[0] >= kShortest && nest.stride[0][0] == 1 &&
+           std::all_of(nest.stride[0], nest.stride[0] + N, [](int64_t s) { return s == 0 || s == 1; });
+  }
+};
+
+/// Elements [first, first + width) of a row, as one vector if they are `whole` and aligned; those outside are left.
+template <int width, class T>
+__device__ Vector<T, width> load_slot(const T* row, bool one_element, int first, bool whole, uint32_t length) {
+  if (!one_element && whole && reinterpret_cast<uintptr_t>(row + first) % sizeof(Vector<T, width>) == 0)
+    return load_vector<T, width>(row + first);
+  Vector<T, width> x{};
+#pragma unroll
+  for (int j = 0; j < width; ++j)
+    if (one_element || static_cast<uint32_t>(first + j) < length) x.v[j] = row[one_element ? 0 : first + j];
+  return x;
+}
+
+template <class F, class T>
+__global__ void __launch_bounds__(kBlock)
+    map_rows(F f, Pointers<2> p, uint32_t count, const __grid_constant__ Rows<3> rows) {
+  constexpr int width = kVectorWidth<T>;
+  for (uint32_t i = blockIdx.x * kBlock + threadIdx.x; i < count; i += gridDim.x * kBlock) {
+    const uint32_t row = rows.slots.divide(i);
+    int64_t start[3];
+    rows.starts.at(row, start);
+    T* out = static_cast<T*>(p.out) + start[0];
+    const auto lead = static_cast<int>(reinterpret_cast<uintptr_t>(out) / sizeof(T) % width);
+    const int first = static_cast<int>(i - row * rows.slots.divisor) * width - lead;
+    if (first >= static_cast<int>(rows.length)) continue;
+    const bool whole = first >= 0 && static_cast<uint32_t>(first) + width <= rows.length;
+    const T *in_x = static_cast<const T*>(p.in[0]) + start[1], *in_y = static_cast<const T*>(p.in[1]) + start[2];
+    const auto x = load_slot<width>(in_x, rows.one_element[1], first, whole, rows.length);
+    const auto y = load_slot<width>(in_y, rows.one_element[2], first, whole, rows.length);
+    Vector<T, width> result;
+#pragma unroll
+    for (int j = 0; j < width; ++j) result.v[j] = f(x.v[j], y.v[j]);
+    if (whole) {
+      store_vector(out + first, result);
+    } else {
+#pragma unroll
+      for (int j = 0; j < width; ++j)
+        if (static_cast<uint32_t>(first + j) < rows.length) out[first + j] = result.v[j];
+    }
+  }
+}
+
+template <class Out, class... In>
+inline constexpr bool kHasRows = false;
+template <class T>
+inline constexpr bool kHasRows<T, T, T> = std::is_floating_point_v<T>;
+
 /// Elements before all of the operands are aligned for vectors; `count` if they never are together.
 template <class Out, class... In>
 int64_t unaligned_head(const Pointers<sizeof...(In)>& p, int64_t count) {
@@ -235,6 +288,13 @@ void map(const char* op, const F& f, const View& out, const Views&... in) {
     size_t k = 1;
     const Pointers<sizeof...(In)> p{out.as<Out>() + base[0], {in.template as<In>() + base[k++]...}};
     const auto part_count = static_cast<uint32_t>(part.numel());
+    if constexpr (kHasRows<Out, In...>)
+      if (Rows<views>::suit(part)) {
+        const Rows<views> rows(part, kVectorWidth<Out>);
+        const uint32_t slots = part_count / rows.length * rows.slots.divisor;
+        map_rows<F, Out><<<grid_size(slots), kBlock, 0, launch.stream>>>(f, p, slots, rows);
+        return check_launch(op);
+      }
     map_strided<F, Out, In...>
         <<<grid_size(part_count), kBlock, 0, launch.stream>>>(f, p, part_count, Offsets<views>(part));
     check_launch(op);

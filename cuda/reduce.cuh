@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <cstdlib>
 
@@ -33,15 +34,42 @@ struct BlockLayout {
 };
 
 #ifdef __CUDACC__
+/// `value` of lane `source` of this warp; all lanes call together.
+template <class V>
+__device__ V from_lane(const V& value, int source) {
+  static_assert(sizeof(V) % sizeof(uint32_t) == 0);
+  struct Words {
+    uint32_t word[sizeof(V) / sizeof(uint32_t)];
+  };
+  Words words = std::bit_cast<Words>(value);
+  for (uint32_t& word : words.word) word = __shfl_sync(~0u, word, source);
+  return std::bit_cast<V>(words);
+}
+
 /// combine() over the values of a column's reducers, as a tree of fixed shape; every thread of the column gets it.
 /// `shared` has kBlock places. All threads of a block call together.
 template <class V, class Combine>
 __device__ V combine_reducers(V value, const BlockLayout& layout, V* shared, Combine combine) {
-  const int column = layout.column(), reducer = layout.reducer();
+  constexpr int kWarp = 32;
+  const int column = layout.column(), reducer = layout.reducer(), reducers = layout.reducers;
+  if (reducers == 1) return value;
+  if (!layout.columns_adjacent) {
+    // Within warps, then over the warps of the column.
+    const int lane = static_cast<int>(threadIdx.x % kWarp), lanes = min(reducers, kWarp);
+    for (int half = lanes / 2; half > 0; half /= 2) value = combine(value, from_lane(value, (lane + half) % kWarp));
+    if (reducers <= kWarp) return from_lane(value, lane / lanes * lanes);
+    __syncthreads();
+    if (lane == 0) shared[threadIdx.x / kWarp] = value;
+    __syncthreads();
+    const int warps = reducers / kWarp;
+    value = shared[column * warps];
+    for (int warp = 1; warp < warps; ++warp) value = combine(value, shared[column * warps + warp]);
+    return value;
+  }
   __syncthreads();
   shared[reducer * layout.columns + column] = value;
   __syncthreads();
-  for (int half = layout.reducers / 2; half > 0; half /= 2) {
+  for (int half = reducers / 2; half > 0; half /= 2) {
     if (reducer < half) {
       V& mine = shared[reducer * layout.columns + column];
       mine = combine(mine, shared[(reducer + half) * layout.columns + column]);
@@ -93,6 +121,7 @@ struct Axes {
   /// Offset of element `index` in the view whose strides are given, looking at axes from `first` on.
   __device__ int64_t offset(int64_t index, const int64_t (&stride)[kMaxRank], int first = 0) const {
     int64_t result = 0;
+#pragma unroll 1
     for (int axis = first; axis < rank; ++axis) {
       const int64_t rest = axis + 1 < rank ? quotient(index, size[axis]) : 0;
       result += (index - rest * size[axis]) * stride[axis];

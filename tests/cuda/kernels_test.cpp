@@ -54,7 +54,8 @@ struct Twin {
     for (int64_t i = 0; i < cpu.numel(); ++i) {
       state = state * 1664525 + 1013904223;
       const double value = low + (high - low) * (state >> 8) / (1 << 24);
-      cpu.set({i}, dtype == b8 ? state >> 31 : is_floating(dtype) ? value : std::floor(value));
+      const double whole = dtype == u8 ? std::floor(std::abs(value)) : std::floor(value);
+      cpu.set({i}, dtype == b8 ? state >> 31 : is_floating(dtype) ? value : whole);
     }
     gpu = cpu.to(Device::cuda());
   }
@@ -108,6 +109,10 @@ const Geometry kGeometries[] = {
     {"permuted", {6, 5, 7, 1, 4}, {}, {{4, 2, 0, 1, 3}, 1}, {{1, 0, 3, 2, 4}}},
     {"flipped", {6, 5, 7}, {}, {{}, 0, {1, 2}}, {{}, 0, {0}}},
     {"broadcast", {3, 4, 50}, {}, {}, {{}, 0, {}, {0, 2}}},
+    {"a bias for each row", {2, 3, 4, 65}, {}, {}, {{}, 0, {}, {0, 2, 3}}},
+    {"a bias off the 16 bytes", {5, 2, 67}, {.offset = 1}, {.offset = 1}, {{}, 1, {}, {0, 2}}},
+    {"a bias within rows out of step", {5, 130}, {.offset = 3}, {.offset = 1}, {{}, 2, {}, {0}}},
+    {"a scalar for all", {300}, {}, {.offset = 1}, {{}, 0, {}, {0}}},
     {"gaps", {9, 31}, {.gap = 2}, {.gap = 3}, {.gap = 1}},
     {"eight axes", {2, 3, 2, 3, 2, 3, 2, 3}, {}, {{7, 6, 5, 4, 3, 2, 1, 0}}, {{1, 0, 3, 2, 5, 4, 7, 6}}},
     {"empty", {4, 0, 3}, {}, {}, {}},

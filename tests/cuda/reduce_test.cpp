@@ -46,6 +46,35 @@ TEST_F(CudaReduce, AgreesOverAnyAxes) {
   });
 }
 
+TEST_F(CudaReduce, ReadsVectorsFromAnyAlignment) {
+  const struct {
+    Shape shape, kept;
+  } cases[] = {
+      {{100003}, {1}},                 // one row, in ranges
+      {{3, 100001}, {3, 1}},           // rows, in ranges
+      {{7, 40, 41}, {7, 1, 1}},        // a warp to each row
+      {{33, 37}, {33, 1}},             // a few threads to each row
+      {{2, 3, 30, 31}, {1, 3, 1, 1}},  // runs in step with nothing
+      {{5, 3, 9000}, {1, 3, 1}},       // long runs, and ranges that end inside
+      {{9, 4, 130}, {1, 1, 130}},      // columns, single
+      {{9, 4, 132}, {1, 4, 132}},      // columns by vectors, where the base is aligned
+      {{9000, 8}, {1, 8}},             // few columns, in ranges
+      {{3, 1 << 19}, {1, 1 << 19}},    // a thread to each column
+      {{3, (1 << 19) + 1}, {1, (1 << 19) + 1}},
+  };
+  with_seeds(9, [&](Random& random, DType dtype) {
+    for (const auto& c : cases)
+      for (const auto op : {ReduceOp::sum, ReduceOp::amax}) {
+        RandomView in(dtype, c.shape, Layout::contiguous, random), out(dtype, c.kept, Layout::contiguous, random);
+        in.fill(random, -100, 100, false);
+        out.poison();
+        SCOPED_TRACE(concat(c.shape, " to ", c.kept));
+        for (const Device device : kBoth) kernels(device).reduce(op, out.on(device), in.on(device));
+        EXPECT_TRUE(out.same(op == ReduceOp::sum ? rounding(dtype) : 0));
+      }
+  });
+}
+
 TEST_F(CudaReduce, SumsIntegersAndFindsNaN) {
   with_seeds(20, [](Random& random, DType) {
     for (const DType dtype : {i64, i32, u8, b8}) {
@@ -95,37 +124,63 @@ TEST_F(CudaReduce, SoftmaxAgrees) {
   });
 }
 
+/// Both passes on both devices. `start` places all tensors alike, so that vectors can be read.
+void check_group_norm(Random& random, DType dtype, const Shape& shape, int64_t groups, Layout layout, double centre,
+                      bool affine, bool together) {
+  SCOPED_TRACE(concat(shape, ", ", groups, " groups about ", centre));
+  const int64_t batch = shape[0], channels = shape[1];
+  const auto volume = [&, seed = static_cast<unsigned>(random.integer(0, 1000))] {
+    Random same(seed);
+    return RandomView(dtype, shape, layout, together ? same : random);
+  };
+  RandomView x = volume(), dy = volume(), y = volume(), dx = volume();
+  RandomView gamma(dtype, {channels}, Layout::spaced, random), beta(dtype, {channels}, Layout::spaced, random);
+  RandomView mean(dtype, {batch, groups}, Layout::contiguous, random), rstd = RandomView(mean);
+  RandomView dgamma(dtype, {channels}, Layout::contiguous, random), dbeta = RandomView(dgamma);
+  x.fill(random, centre - 2, centre + 2, false);
+  for (RandomView* input : {&dy, &gamma, &beta}) input->fill(random, -2, 2, false);
+  rstd.cpu = rstd.cpu.clone();
+  dbeta.cpu = dbeta.cpu.clone();
+  for (RandomView* output : {&y, &dx, &mean, &rstd, &dgamma, &dbeta}) output->poison();
+  for (const Device device : kBoth) {
+    const View g = gamma.on(device), b = beta.on(device), dg = dgamma.on(device), db = dbeta.on(device);
+    const Kernels& k = kernels(device);
+    k.group_norm(y.on(device), mean.on(device), rstd.on(device), x.on(device), affine ? &g : nullptr,
+                 affine ? &b : nullptr, 1e-5);
+    k.group_norm_backward(dx.on(device), &dg, &db, dy.on(device), x.on(device), mean.on(device), rstd.on(device),
+                          affine ? &g : nullptr);
+  }
+  // The gradients start from mean and rstd as each device rounded them.
+  const double tolerance = rounding(dtype), coarse = centre == 0 ? 5 * tolerance : 2000 * tolerance;
+  for (const RandomView* result : {&y, &mean, &rstd, &dbeta}) EXPECT_TRUE(result->same(2 * tolerance));
+  for (const RandomView* result : {&dx, &dgamma}) EXPECT_TRUE(result->same(coarse));
+}
+
 TEST_F(CudaReduce, GroupNormAgrees) {
   with_seeds(60, [](Random& random, DType dtype) {
     const int64_t groups = random.integer(1, 4), channels = groups * random.integer(1, 9), batch = random.integer(1, 3);
     const int64_t length = random.chance(0.3) ? random.integer(1, 30000) : random.integer(1, 80);
-    const Shape shape{batch, channels, length};
     const auto layout = random.chance(0.5) ? Layout::contiguous : Layout::channels_last;
     const double centre = random.chance(0.3) ? 1000 : 0;  // where E[x^2] - E[x]^2 would lose everything
-    RandomView x(dtype, shape, layout, random), dy(dtype, shape, layout, random);
-    RandomView gamma(dtype, {channels}, Layout::spaced, random), beta(dtype, {channels}, Layout::spaced, random);
-    RandomView y(dtype, shape, layout, random), dx(dtype, shape, layout, random);
-    RandomView mean(dtype, {batch, groups}, Layout::contiguous, random), rstd = RandomView(mean);
-    RandomView dgamma(dtype, {channels}, Layout::contiguous, random), dbeta = RandomView(dgamma);
-    x.fill(random, centre - 2, centre + 2, false);
-    for (RandomView* input : {&dy, &gamma, &beta}) input->fill(random, -2, 2, false);
-    rstd.cpu = rstd.cpu.clone();
-    dbeta.cpu = dbeta.cpu.clone();
-    for (RandomView* output : {&y, &dx, &mean, &rstd, &dgamma, &dbeta}) output->poison();
-    const bool affine = random.chance(0.7);
-    SCOPED_TRACE(concat(shape, ", ", groups, " groups about ", centre));
-    for (const Device device : kBoth) {
-      const View g = gamma.on(device), b = beta.on(device), dg = dgamma.on(device), db = dbeta.on(device);
-      const Kernels& k = kernels(device);
-      k.group_norm(y.on(device), mean.on(device), rstd.on(device), x.on(device), affine ? &g : nullptr,
-                   affine ? &b : nullptr, 1e-5);
-      k.group_norm_backward(dx.on(device), &dg, &db, dy.on(device), x.on(device), mean.on(device), rstd.on(device),
-                            affine ? &g : nullptr);
-    }
-    // The gradients start from mean and rstd as each device rounded them.
-    const double tolerance = rounding(dtype), coarse = centre == 0 ? 5 * tolerance : 2000 * tolerance;
-    for (const RandomView* result : {&y, &mean, &rstd, &dbeta}) EXPECT_TRUE(result->same(2 * tolerance));
-    for (const RandomView* result : {&dx, &dgamma}) EXPECT_TRUE(result->same(coarse));
+    check_group_norm(random, dtype, {batch, channels, length}, groups, layout, centre, random.chance(0.7),
+                     random.chance(0.5));
+  });
+}
+
+TEST_F(CudaReduce, GroupNormOfContiguousSpans) {
+  const struct {
+    Shape shape;
+    int64_t groups;
+  } cases[] = {
+      {{1, 2, 20001}, 1},                                         // a channel ends inside a vector and a range
+      {{2, 6, 5003}, 3},  {{1, 16, 4096}, 2},                     // several ranges to a group
+      {{3, 9, 1}, 1},     {{2, 8, 3}, 2},     {{2, 3, 5}, 1},     // channels shorter than a vector, or hardly longer
+      {{2, 5, 7}, 5},     {{1, 1, 6}, 1},     {{40, 1, 771}, 1},  // spans shorter than a block
+      {{0, 4, 9}, 2},     {{2, 4, 0}, 2},
+  };
+  with_seeds(9, [&](Random& random, DType dtype) {
+    for (const auto& c : cases)
+      check_group_norm(random, dtype, c.shape, c.groups, Layout::contiguous, 0, random.chance(0.7), true);
   });
 }
 

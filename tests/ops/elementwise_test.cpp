@@ -34,7 +34,7 @@ TEST(Elementwise, ExpGoesToZero) {
     const Tensor x = tensor({-kInf, -2000, -745.2, kInf, kNaN}, {f64, device});
     expect_equal(exp(x), {0, 0, 0, kInf, kNaN}, "f64");
     expect_equal(exp(x.to(f32)), {0, 0, 0, kInf, kNaN}, "f32");
-    for (const double tiny : {-745.1, -740.0, -710.0, -708.5})
+    for (const double tiny : {-740.0, -710.0, -708.5})
       EXPECT_NEAR(exp(full({}, tiny, {f64, device})).item() / std::exp(tiny), 1, 0.01) << tiny;
   }
 }

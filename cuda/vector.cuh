@@ -1,0 +1,94 @@
+// 16 bytes at a time: the vectors in which kernels read and write contiguous elements of any alignment.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <type_traits>
+
+namespace voxgrad::cuda {
+
+template <class T, int width>
+struct alignas(sizeof(T) * width) Vector {
+  T v[width];
+};
+
+/// A type that the GPU loads in one instruction.
+template <size_t bytes>
+using Word = std::conditional_t<
+    bytes == 16, uint4,
+    std::conditional_t<bytes == 8, uint2,
+                       std::conditional_t<bytes == 4, uint32_t, std::conditional_t<bytes == 2, uint16_t, uint8_t>>>>;
+
+/// Elements of the widest of the types in 16 bytes.
+template <class... Ts>
+inline constexpr int kVectorWidth = 16 / static_cast<int>(std::max({sizeof(Ts)...}));
+
+#ifdef __CUDACC__
+/// Left to itself, the compiler loads an array's elements one by one.
+template <class T, int width>
+__device__ Vector<T, width> load_vector(const T* data) {
+  using Loaded = Word<sizeof(T) * width>;
+  return std::bit_cast<Vector<T, width>>(*reinterpret_cast<const Loaded*>(data));
+}
+
+template <class T, int width>
+__device__ void store_vector(T* data, const Vector<T, width>& vector) {
+  *reinterpret_cast<Word<sizeof(T) * width>*>(data) = std::bit_cast<Word<sizeof(T) * width>>(vector);
+}
+
+/// Contiguous elements: a few before the first aligned vector, vectors, and a few behind the last.
+template <class T>
+struct Span {
+  static constexpr int kWidth = kVectorWidth<T>;
+  int64_t count, head, vectors;
+
+  __device__ Span(const T* data, int64_t elements) : count(elements) {
+    const auto place = static_cast<int>(reinterpret_cast<uintptr_t>(data) / sizeof(T) % kWidth);
+    head = min(static_cast<int64_t>((kWidth - place) % kWidth), count);
+    vectors = (count - head) / kWidth;
+  }
+  /// Elements that are in no vector, and where the i-th of them is.
+  __device__ int64_t scalars() const { return count - vectors * kWidth; }
+  __device__ int64_t scalar(int64_t i) const { return i < head ? i : i + vectors * kWidth; }
+};
+
+/// Calls f(x), x[k] = data[k][i], for the elements i in [0, count) that fall to `thread` of `threads`, in a fixed
+/// order. The arrays are aligned alike. `kUnroll` vectors of each are on their way at a time; where there are none
+/// left, f gets `neutral` in their place.
+template <int kUnroll, class T, int kArrays, class F>
+__device__ void read_span(const T* const (&data)[kArrays], int64_t count, T neutral, int thread, int threads,
+                          const F& f) {
+  constexpr int width = Span<T>::kWidth;
+  const Span<T> span(data[0], count);
+  for (int64_t v = thread; v < span.vectors; v += kUnroll * threads) {
+    Vector<T, width> loaded[kUnroll][kArrays];
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u)
+#pragma unroll
+      for (int k = 0; k < kArrays; ++k) {
+#pragma unroll
+        for (int j = 0; j < width; ++j) loaded[u][k].v[j] = neutral;
+        const int64_t place = v + u * threads;
+        if (place < span.vectors) loaded[u][k] = load_vector<T, width>(data[k] + span.head + place * width);
+      }
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u)
+#pragma unroll
+      for (int j = 0; j < width; ++j) {
+        T x[kArrays];
+#pragma unroll
+        for (int k = 0; k < kArrays; ++k) x[k] = loaded[u][k].v[j];
+        f(x);
+      }
+  }
+  for (int64_t i = thread; i < span.scalars(); i += threads) {
+    T x[kArrays];
+#pragma unroll
+    for (int k = 0; k < kArrays; ++k) x[k] = data[k][span.scalar(i)];
+    f(x);
+  }
+}
+#endif
+
+}  // namespace voxgrad::cuda

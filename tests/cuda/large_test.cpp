@@ -1,0 +1,221 @@
+// Operators on tensors of more than 2^31 elements, where an index kept in 32 bits goes wrong. The values follow from
+// the position, results are compared on the device, and only numbers come back.
+//
+// On a GPU a test is skipped if the memory does not suffice. On the CPU the tests want up to 50 GB and minutes, and
+// run only if VOXGRAD_TEST_LARGE_CPU is set.
+#include <cmath>
+#include <cstdlib>
+
+#include "core/autograd.h"
+#include "ops/create.h"
+#include "ops/elementwise.h"
+#include "ops/norm.h"
+#include "ops/pool.h"
+#include "ops/reduce.h"
+#include "ops/shape.h"
+#include "tests/support.h"
+
+namespace voxgrad {
+namespace {
+
+constexpr int64_t kRows = 65537, kColumns = 32771;  // the product is a little over 2^31, and both are odd
+constexpr int64_t kEdge = 1292;                     // its cube is over 2^31
+
+class LargeTensors : public testing::TestWithParam<Device> {
+ protected:
+  void SetUp() override {
+    if (device.is_cuda() && !cuda::is_available()) GTEST_SKIP() << "no GPU is present";
+    if (device.is_cpu() && !std::getenv("VOXGRAD_TEST_LARGE_CPU")) GTEST_SKIP() << "VOXGRAD_TEST_LARGE_CPU is not set";
+  }
+  void TearDown() override {
+    if (!IsSkipped()) memory::empty_cache(device);
+  }
+
+  /// Runs `body`; skips the test when there is no memory left for it.
+  template <class Body>
+  void as_memory_allows(const Body& body) {
+    try {
+      body();
+    } catch (const OutOfMemoryError& error) {
+      GTEST_SKIP() << error.what();
+    }
+  }
+  /// 0, 1, ... `size` - 1 along `axis` of `rank`.
+  Tensor ramp(int64_t size, int64_t axis, int64_t rank) const {
+    Shape shape = Dims::filled(rank, 1);
+    shape[axis] = size;
+    return reshape(arange(0, static_cast<double>(size), 1, {.device = device}), shape);
+  }
+  /// -1 in the first half of `axis`, 1 in the second.
+  Tensor halves(int64_t size, int64_t axis, int64_t rank) const {
+    const Tensor upper = ge(ramp(size, axis, rank), full({}, static_cast<double>(size / 2), {.device = device}));
+    return upper.to(f32) * 2 - 1;
+  }
+  /// x[i, j] = i + j / 4, exact in f32.
+  Tensor matrix() const { return ramp(kRows, 0, 2) + ramp(kColumns, 1, 2) * 0.25; }
+  /// x[d, h, w] = d + h + w.
+  Tensor volume(int64_t edge) const { return ramp(edge, 2, 5) + ramp(edge, 3, 5) + ramp(edge, 4, 5); }
+
+  const Device device = GetParam();
+};
+
+void expect_equal(const Tensor& got, const Tensor& expected) {
+  EXPECT_EQ(sum(eq(got, expected)).item<int64_t>(), got.numel());
+}
+void expect_close(const Tensor& got, const Tensor& expected, double tolerance) {
+  EXPECT_LE(amax(abs(got - expected)).item(), tolerance);
+}
+
+double triangle(int64_t n) { return 0.5 * static_cast<double>(n) * static_cast<double>(n - 1); }
+
+TEST_P(LargeTensors, SumOfBytes) {
+  as_memory_allows([&] {
+    const int64_t count = (int64_t{1} << 32) + 17;
+    const Tensor x = full({count}, 1, {.dtype = u8, .device = device});
+    x.set({count - 1}, 3);
+    x.set({int64_t{1} << 31}, 0);
+    EXPECT_EQ(sum(x).item<int64_t>(), count + 1);
+  });
+}
+
+TEST_P(LargeTensors, SumAndExtremaOverAllAndOverAnAxis) {
+  as_memory_allows([&] {
+    const Tensor x = matrix(), rows = ramp(kRows, 0, 1).to(f64), columns = ramp(kColumns, 0, 1).to(f64);
+    const double all = triangle(kRows) * kColumns + 0.25 * triangle(kColumns) * kRows;
+    EXPECT_NEAR(sum(x).item() / all, 1, 1e-6);
+    const Tensor by_row = rows * kColumns + 0.25 * triangle(kColumns);
+    const Tensor by_column = columns * (0.25 * kRows) + triangle(kRows);
+    expect_close(sum(x, {1}).to(f64) / by_row, ones_like(by_row), 1e-6);
+    expect_close(sum(x, {0}).to(f64) / by_column, ones_like(by_column), 1e-6);
+    x.set({kRows - 1, kColumns - 1}, 1e6);
+    x.set({kRows - 1, 5}, -3);
+    EXPECT_EQ(amax(x).item(), 1e6);
+    EXPECT_EQ(amin(x).item(), -3);
+    EXPECT_EQ(amax(x, {0}).at({kColumns - 1}), 1e6);
+    EXPECT_EQ(amin(x, {1}).at({kRows - 1}), -3);
+  });
+}
+
+TEST_P(LargeTensors, GroupNorm) {
+  as_memory_allows([&] {
+    // One group. With s and t = -1, 1 over halves of axes and u = -2, 2 over the channels, x = s + u has mean 0 and
+    // variance 5, and the output's gradient 1 + t + s / 2 has mean 1 and correlates with x through s alone.
+    const int64_t depth = 1023, height = 1026, width = 1024;
+    const Tensor s = halves(width, 4, 5), t = halves(height, 3, 5), u = halves(2, 1, 5) * 2;
+    const Shape shape{1, 2, depth, height, width};
+    const Tensor x = expand(s + u, shape).clone().requires_grad_();
+    const Tensor gamma = ones({2}, {.device = device, .requires_grad = true});
+    const Tensor beta = zeros({2}, {.device = device, .requires_grad = true});
+    const Tensor y = group_norm(x, 1, gamma, beta);
+    const Tensors grads = grad({y}, {x, gamma, beta}, {expand(1 + t + s * 0.5, shape).clone()});
+
+    NoGradGuard no_grad;
+    const double rstd = 1 / std::sqrt(5 + 1e-5), count = static_cast<double>(depth * height * width);
+    expect_close(y.detach(), (s + u) * rstd, 1e-6);
+    expect_close(grads[0], (t + s * 0.5 - (s + u) * (0.5 * rstd * rstd)) * rstd, 1e-6);
+    for (const int64_t c : {0, 1}) {
+      EXPECT_NEAR(grads[1].at({c}) / count, (0.5 + (c ? 2 : -2)) * rstd, 1e-6);
+      EXPECT_NEAR(grads[2].at({c}) / count, 1, 1e-6);
+    }
+  });
+}
+
+TEST_P(LargeTensors, Softmax) {
+  as_memory_allows([&] {
+    const Tensor rows = ramp(kRows, 0, 2) * 1e-4, columns = ramp(kColumns, 1, 2) * 1e-4, x = rows + columns;
+    // The sums of x are rounded; 1e-4 of a value is far above that and far below an index gone wrong.
+    expect_close(softmax(x, 1) / softmax(columns, 1), ones({1, 1}, {.device = device}), 1e-4);
+    expect_close(softmax(x, 0) / softmax(rows, 0), ones({1, 1}, {.device = device}), 1e-4);
+  });
+}
+
+TEST_P(LargeTensors, MaxPool) {
+  as_memory_allows([&] {
+    // Windows of two along the last axis, where x grows by 1.
+    const Tensor x = volume(kEdge).requires_grad_();
+    const auto [y, indices] = max_pool3d_with_indices(x, {.kernel_size = {1, 1, 2}, .stride = Triple(1)});
+    expect_equal(y.detach(), narrow(x.detach(), 4, 0, kEdge - 1) + 1);
+    EXPECT_EQ(indices.at<int64_t>({0, 0, kEdge - 1, kEdge - 1, kEdge - 2}), x.numel() - 1);
+    EXPECT_EQ(indices.at<int64_t>({0, 0, kEdge - 1, 0, 0}), x.numel() - kEdge * kEdge + 1);
+    const Tensor dx = grad({y}, {x}, {ones_like(y)})[0];
+    Tensor expected = full({kEdge}, 1, {.device = device});
+    expected.set({0}, 0);
+    expect_equal(dx, reshape(expected, {1, 1, 1, 1, kEdge}));
+  });
+}
+
+TEST_P(LargeTensors, AvgPool) {
+  as_memory_allows([&] {
+    const Tensor x = volume(kEdge).requires_grad_();
+    const Tensor y = avg_pool3d(x, {.kernel_size = {1, 1, 2}, .stride = Triple(1)});
+    expect_equal(y.detach(), narrow(x.detach(), 4, 0, kEdge - 1) + 0.5);
+    const Tensor dx = grad({y}, {x}, {ones_like(y)})[0];
+    Tensor expected = full({kEdge}, 1, {.device = device});
+    expected.set({0}, 0.5);
+    expected.set({kEdge - 1}, 0.5);
+    expect_equal(dx, reshape(expected, {1, 1, 1, 1, kEdge}));
+  });
+}
+
+TEST_P(LargeTensors, InterpolateNearest) {
+  as_memory_allows([&] {
+    const int64_t half = kEdge / 2;
+    const Tensor x = volume(half).requires_grad_();
+    const Tensor y = interpolate(x, {.scale_factor = 2});
+    expect_equal(reshape(y.detach(), {half, 2, half, 2, half, 2}), reshape(x.detach(), {half, 1, half, 1, half, 1}));
+    expect_equal(grad({y}, {x}, {ones_like(y)})[0], full({1}, 8, {.device = device}));
+  });
+}
+
+TEST_P(LargeTensors, InterpolateTrilinear) {
+  as_memory_allows([&] {
+    // Corner to corner a linear function stays linear: up to more than 2^31 elements, and down from there.
+    const int64_t half = kEdge / 2;
+    const double step = static_cast<double>(half - 1) / static_cast<double>(kEdge - 1);
+    const auto to = [](const Tensor& x, int64_t edge) {
+      return interpolate(x, {.size = Triple(edge), .mode = InterpolateMode::trilinear, .align_corners = true});
+    };
+    const Tensor large = to(volume(half), kEdge);
+    expect_close(large, volume(kEdge) * step, 1e-3);
+    expect_close(to(large, half), volume(half), 1e-3);
+  });
+}
+
+TEST_P(LargeTensors, IndexSelectAndItsGradient) {
+  as_memory_allows([&] {
+    const Tensor x = matrix();
+    for (const int64_t axis : {0, 1}) {
+      const int64_t size = x.size(axis);
+      const Tensor backwards = arange(static_cast<double>(size - 1), -1, -1, {.dtype = i64, .device = device});
+      expect_equal(index_select(x, axis, backwards), flip(x, {axis}));
+    }
+    const Tensor backwards =
+        expand(reshape(arange(kRows - 1, -1, -1, {.dtype = i64, .device = device}), {kRows, 1}), x.shape());
+    expect_equal(scatter_add(x, 0, backwards, kRows), flip(x, {0}));
+  });
+}
+
+TEST_P(LargeTensors, Cat) {
+  as_memory_allows([&] {
+    const Tensor x = matrix();
+    const int64_t upper = 40000, left = 11111;
+    expect_equal(cat({narrow(x, 0, 0, upper), narrow(x, 0, upper, kRows - upper)}, 0), x);
+    expect_equal(cat({narrow(x, 1, 0, left), narrow(x, 1, left, kColumns - left)}, 1), x);
+  });
+}
+
+TEST_P(LargeTensors, PermuteAndConvert) {
+  as_memory_allows([&] {
+    const Tensor x = reshape(volume(kEdge) + ramp(kEdge, 4, 5), {kEdge, kEdge, kEdge});
+    const Tensor turned = permute(x, {2, 0, 1}), copied = turned.contiguous();
+    EXPECT_EQ(copied.at({kEdge - 1, kEdge - 2, kEdge - 3}), 4 * kEdge - 7);
+    expect_equal(copied, turned);
+    expect_equal(copied.to(i32).to(f32), turned);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(On, LargeTensors, testing::Values(Device::cpu(), Device::cuda()),
+                         [](const auto& test) { return test.param.is_cuda() ? "CUDA" : "CPU"; });
+
+}  // namespace
+}  // namespace voxgrad
