@@ -240,17 +240,16 @@ void add_bound_by_memory(vg::Device device) {
                             &g);
     };
   });
-  kernel("sgd", 3, 5, [](const vg::Tensors& t, const vg::Kernels& k) {
-    return [=, &k] {
-      const vg::View momentum = t[2].view_out();
-      k.sgd(t[0].view_out(), t[1].view_in(), &momentum, {1e-3, 0.9, 0, 0, false, false, false});
-    };
+  const auto views = [](const vg::Tensors& t) {
+    vg::StepViews list{t[0].view_out(), t[1].view_in(), {}};
+    for (size_t i = 2; i < t.size(); ++i) list.state[i - 2] = t[i].view_out();
+    return std::vector{list};
+  };
+  kernel("sgd", 3, 5, [=](const vg::Tensors& t, const vg::Kernels& k) {
+    return [=, &k] { k.sgd(views(t), {1e-3, 0.9, 0, 0, false, false, false}); };
   });
-  kernel("adam", 4, 7, [](const vg::Tensors& t, const vg::Kernels& k) {
-    return [=, &k] {
-      const vg::AdamStep step{1e-3, 0.9, 0.999, 1e-8, 0, false, false, false, 3};
-      k.adam(t[0].view_out(), t[1].view_in(), t[2].view_out(), t[3].view_out(), nullptr, step);
-    };
+  kernel("adam", 4, 7, [=](const vg::Tensors& t, const vg::Kernels& k) {
+    return [=, &k] { k.adam(views(t), {1e-3, 0.9, 0.999, 1e-8, 0, false, false, false, 3}); };
   });
 }
 

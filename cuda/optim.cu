@@ -1,4 +1,7 @@
-// The optimizers' steps (ops/optim_step.h), one pass over the parameter and its state.
+// The optimizers' steps (ops/optim_step.h), one pass over the parameters and their state. A launch takes a table of
+// parameters as its argument: a model of some dozens is one launch.
+#include <array>
+
 #include "cuda/kernels.h"
 #include "cuda/map.cuh"
 #include "ops/optim_step.h"
@@ -6,74 +9,143 @@
 namespace voxgrad::cuda::kernel {
 namespace {
 
-template <class Update, class T, class... State>
-__global__ void __launch_bounds__(kBlock)
-    update_elements(Update update, int64_t count, T* param, const T* grad, State*... state) {
-  for (int64_t i = thread_index(); i < count; i += thread_count()) update(param[i], grad[i], state[i]...);
+/// Elements that a block works on.
+constexpr int64_t kPiece = 8192;
+/// Parameters of a launch: the table stays below the 4 KB that the arguments of a kernel may have.
+constexpr int kMostParams = 64;
+
+template <class T, int kStates>
+struct Table {
+  int params = 0;
+  T* param[kMostParams];
+  const T* grad[kMostParams];
+  T* state[kMostParams][kStates > 0 ? kStates : 1];
+  int64_t count[kMostParams];
+  int64_t first_piece[kMostParams + 1] = {0};
+
+  void add(const StepViews& views, const std::array<int, kStates>& states) {
+    param[params] = views.param.as<T>();
+    grad[params] = views.grad.as<const T>();
+    for (size_t k = 0; k < states.size(); ++k) state[params][k] = views.state[states[k]].template as<T>();
+    count[params] = views.param.numel();
+    first_piece[params + 1] = first_piece[params] + (count[params] + kPiece - 1) / kPiece;
+    ++params;
+  }
+};
+static_assert(sizeof(Table<double, 3>) <= 4000);
+
+/// `width` elements of a parameter.
+template <int width, int kStates, class Update, class T>
+__device__ void update_vector(const Update& update, T* param, const T* grad, T* const* state, int64_t at) {
+  using V = Vector<T, width>;
+  V p = load_vector<T, width>(param + at);
+  const V g = load_vector<T, width>(grad + at);
+  V s[kStates > 0 ? kStates : 1];
+#pragma unroll
+  for (int k = 0; k < kStates; ++k) s[k] = load_vector<T, width>(state[k] + at);
+#pragma unroll
+  for (int j = 0; j < width; ++j) {
+    if constexpr (kStates == 0) update(p.v[j], g.v[j]);
+    if constexpr (kStates == 1) update(p.v[j], g.v[j], s[0].v[j]);
+    if constexpr (kStates == 2) update(p.v[j], g.v[j], s[0].v[j], s[1].v[j]);
+    if constexpr (kStates == 3) update(p.v[j], g.v[j], s[0].v[j], s[1].v[j], s[2].v[j]);
+  }
+  store_vector(param + at, p);
+#pragma unroll
+  for (int k = 0; k < kStates; ++k) store_vector(state[k] + at, s[k]);
 }
 
-/// `momentum_buffer` and `grad_avg` may be null.
-template <class T>
-__global__ void __launch_bounds__(kBlock)
-    update_rmsprop(RmspropUpdate<T> update, int64_t count, T* param, const T* grad, T* square_avg, T* momentum_buffer,
-                   T* grad_avg) {
-  for (int64_t i = thread_index(); i < count; i += thread_count())
-    update(param[i], grad[i], square_avg[i], momentum_buffer ? momentum_buffer + i : nullptr,
-           grad_avg ? grad_avg + i : nullptr);
+template <class Update, class T, int kStates>
+__global__ void __launch_bounds__(kBlock) step_kernel(Update update, const __grid_constant__ Table<T, kStates> table) {
+  constexpr int width = kVectorWidth<T>;
+  for (int64_t piece = blockIdx.x; piece < table.first_piece[table.params]; piece += gridDim.x) {
+    int i = 0;
+    while (piece >= table.first_piece[i + 1]) ++i;
+    const int64_t begin = (piece - table.first_piece[i]) * kPiece, end = min(begin + kPiece, table.count[i]);
+    uintptr_t places = reinterpret_cast<uintptr_t>(table.param[i]) | reinterpret_cast<uintptr_t>(table.grad[i]);
+#pragma unroll
+    for (int k = 0; k < kStates; ++k) places |= reinterpret_cast<uintptr_t>(table.state[i][k]);
+    int64_t done = begin;
+    if (places % sizeof(Vector<T, width>) == 0) {
+      done = end - (end - begin) % width;
+      for (int64_t at = begin + threadIdx.x * width; at < done; at += kBlock * width)
+        update_vector<width, kStates>(update, table.param[i], table.grad[i], table.state[i], at);
+    }
+    for (int64_t at = done + threadIdx.x; at < end; at += kBlock)
+      update_vector<1, kStates>(update, table.param[i], table.grad[i], table.state[i], at);
+  }
 }
 
-/// Calls body(launch, element of the param's type) if there is anything to do.
-template <class F>
-void dispatch_step(const char* op, const View& param, const F& body) {
-  dispatch_cuda<float, double>(param.dtype, op, [&]<class T>() {
-    if (param.numel() == 0) return;
-    const Launch launch(param);
-    body.template operator()<T>(launch.stream);
+/// Steps all parameters; states[k]: which of StepViews::state is the update's k-th.
+template <class T, class Update, size_t kStates>
+void step_all(const char* op, std::span<const StepViews> params, const Update& update,
+              const std::array<int, kStates>& states) {
+  using Params = Table<T, static_cast<int>(kStates)>;
+  const Launch launch(params.front().param);
+  Params table;
+  for (size_t i = 0; i < params.size(); ++i) {
+    if (params[i].param.numel() > 0) table.add(params[i], states);
+    if (table.params == 0 || (table.params < kMostParams && i + 1 < params.size())) continue;
+    const unsigned grid = grid_size(table.first_piece[table.params], 1);
+    step_kernel<Update, T, static_cast<int>(kStates)><<<grid, kBlock, 0, launch.stream>>>(update, table);
     check_launch(op);
-  });
+    table = Params();
+  }
 }
 
-template <class T>
-T* pointer_or_null(const View* view) {
-  return view ? view->as<T>() : nullptr;
+/// Calls body(element of the params' type) if there is anything to do.
+template <class F>
+void dispatch_step(const char* op, std::span<const StepViews> params, const F& body) {
+  if (!params.empty()) dispatch_cuda<float, double>(params.front().param.dtype, op, [&]<class T>() { body(T()); });
 }
+
+/// RmspropUpdate with the state that there is, in order.
+template <class T>
+struct RmspropOfState {
+  RmspropUpdate<T> update;
+  bool has_momentum;
+
+  __device__ void operator()(T& param, T grad, T& square) const { update(param, grad, square, nullptr, nullptr); }
+  __device__ void operator()(T& param, T grad, T& square, T& other) const {
+    update(param, grad, square, has_momentum ? &other : nullptr, has_momentum ? nullptr : &other);
+  }
+  __device__ void operator()(T& param, T grad, T& square, T& momentum, T& average) const {
+    update(param, grad, square, &momentum, &average);
+  }
+};
 
 }  // namespace
 
-void sgd(const View& param, const View& grad, const View* momentum, const SgdStep& step) {
-  dispatch_step("sgd", param, [&]<class T>(cudaStream_t stream) {
-    const int64_t count = param.numel();
+void sgd(std::span<const StepViews> params, const SgdStep& step) {
+  dispatch_step("sgd", params, [&]<class T>(T) {
     const SgdUpdate<T> update(step);
-    if (momentum)
-      update_elements<<<grid_size(count), kBlock, 0, stream>>>(update, count, param.as<T>(), grad.as<const T>(),
-                                                               momentum->as<T>());
+    if (step.momentum != 0)
+      step_all<T>("sgd", params, update, std::array{0});
     else
-      update_elements<<<grid_size(count), kBlock, 0, stream>>>(update, count, param.as<T>(), grad.as<const T>());
+      step_all<T>("sgd", params, update, std::array<int, 0>{});
   });
 }
 
-void adam(const View& param, const View& grad, const View& exp_avg, const View& exp_avg_sq, const View* max_exp_avg_sq,
-          const AdamStep& step) {
-  dispatch_step("adam", param, [&]<class T>(cudaStream_t stream) {
-    const int64_t count = param.numel();
+void adam(std::span<const StepViews> params, const AdamStep& step) {
+  dispatch_step("adam", params, [&]<class T>(T) {
     const AdamUpdate<T> update(step);
-    if (max_exp_avg_sq)
-      update_elements<<<grid_size(count), kBlock, 0, stream>>>(update, count, param.as<T>(), grad.as<const T>(),
-                                                               exp_avg.as<T>(), exp_avg_sq.as<T>(),
-                                                               max_exp_avg_sq->as<T>());
+    if (step.amsgrad)
+      step_all<T>("adam", params, update, std::array{0, 1, 2});
     else
-      update_elements<<<grid_size(count), kBlock, 0, stream>>>(update, count, param.as<T>(), grad.as<const T>(),
-                                                               exp_avg.as<T>(), exp_avg_sq.as<T>());
+      step_all<T>("adam", params, update, std::array{0, 1});
   });
 }
 
-void rmsprop(const View& param, const View& grad, const View& square_avg, const View* momentum, const View* grad_avg,
-             const RmspropStep& step) {
-  dispatch_step("rmsprop", param, [&]<class T>(cudaStream_t stream) {
-    const int64_t count = param.numel();
-    update_rmsprop<<<grid_size(count), kBlock, 0, stream>>>(RmspropUpdate<T>(step), count, param.as<T>(),
-                                                            grad.as<const T>(), square_avg.as<T>(),
-                                                            pointer_or_null<T>(momentum), pointer_or_null<T>(grad_avg));
+void rmsprop(std::span<const StepViews> params, const RmspropStep& step) {
+  dispatch_step("rmsprop", params, [&]<class T>(T) {
+    const bool momentum = step.momentum != 0;
+    const RmspropOfState<T> update{RmspropUpdate<T>(step), momentum};
+    if (momentum && step.centered)
+      step_all<T>("rmsprop", params, update, std::array{0, 1, 2});
+    else if (momentum || step.centered)
+      step_all<T>("rmsprop", params, update, std::array{0, momentum ? 1 : 2});
+    else
+      step_all<T>("rmsprop", params, update, std::array{0});
   });
 }
 

@@ -13,6 +13,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "core/device.h"
 #include "core/random.h"
@@ -107,6 +108,12 @@ struct Resample {
   int64_t kernel = 1, stride = 1, padding = 0;
 };
 
+/// A parameter, its gradient and its optimizer's state: contiguous, of one shape.
+struct StepViews {
+  View param, grad;
+  View state[3];
+};
+
 struct Kernels {
   // ---- elementwise
   /// out = in converted to out's dtype; any pair of dtypes. Floats to integers truncate; to bool, x != 0.
@@ -167,12 +174,12 @@ struct Kernels {
   /// out is zero, then out[.., index[.., i, ..], ..] += in[.., i, ..] in the order of i.
   void (*scatter_add)(const View& out, const View& in, const View& index, int axis);
 
-  // ---- optimizers (options: ops/optim.h), in place on contiguous f32 or f64 of one shape; unused buffers are null
-  void (*sgd)(const View& param, const View& grad, const View* momentum, const SgdStep& step);
-  void (*adam)(const View& param, const View& grad, const View& exp_avg, const View& exp_avg_sq,
-               const View* max_exp_avg_sq, const AdamStep& step);
-  void (*rmsprop)(const View& param, const View& grad, const View& square_avg, const View* momentum,
-                  const View* grad_avg, const RmspropStep& step);
+  // ---- optimizers (options: ops/optim.h), in place on lists of one dtype and device. State: sgd (momentum), adam
+  // (exp_avg, exp_avg_sq, max_exp_avg_sq), rmsprop (square_avg, momentum, grad_avg); what the options do not use is
+  // not looked at.
+  void (*sgd)(std::span<const StepViews> params, const SgdStep& step);
+  void (*adam)(std::span<const StepViews> params, const AdamStep& step);
+  void (*rmsprop)(std::span<const StepViews> params, const RmspropStep& step);
 };
 
 const Kernels& cpu_kernels();

@@ -37,18 +37,26 @@ void check_lists(const char* op, TensorSpan params, std::initializer_list<List> 
   }
 }
 
-/// Calls step(kernels, parameter, gradient, i) for every parameter.
+/// Calls step(kernels, list) for every stretch of parameters of one device and dtype; states[k] may be empty.
 template <class F>
-void for_each_param(TensorSpan params, TensorSpan grads, F step) {
+void for_each_list(TensorSpan params, TensorSpan grads, std::initializer_list<TensorSpan> states, F step) {
   NoGradGuard no_grad;
+  Tensors dense;  // gradients, for as long as the kernels are being called
+  std::vector<StepViews> list;
   for (size_t i = 0; i < params.size(); ++i) {
-    const Tensor grad = grads[i].contiguous();
-    step(kernels(params[i].device()), params[i].view_out(), grad.view_in(), i);
+    dense.push_back(grads[i].contiguous());
+    StepViews& views = list.emplace_back(StepViews{params[i].view_out(), dense.back().view_in(), {}});
+    size_t k = 0;
+    for (const TensorSpan& state : states) {
+      if (!state.empty()) views.state[k] = state[i].view_out();
+      ++k;
+    }
+    const bool more = i + 1 < params.size() && params[i + 1].device() == params[i].device() &&
+                      params[i + 1].dtype() == params[i].dtype();
+    if (more) continue;
+    step(kernels(params[i].device()), std::span<const StepViews>(list));
+    list.clear();
   }
-}
-
-std::optional<View> state_view(TensorSpan list, size_t i) {
-  return list.empty() ? std::nullopt : std::optional<View>(list[i].view_out());
 }
 
 }  // namespace
@@ -57,10 +65,7 @@ void sgd_step(TensorSpan params, TensorSpan grads, TensorSpan momentum_buffers, 
   check_lists("sgd_step", params,
               {{.what = "gradients", .tensors = grads, .written = false},
                {.what = "momentum_buffers", .tensors = momentum_buffers, .used = step.momentum != 0}});
-  for_each_param(params, grads, [&](const Kernels& device, const View& param, const View& grad, size_t i) {
-    const auto buffer = state_view(momentum_buffers, i);
-    device.sgd(param, grad, pointer(buffer), step);
-  });
+  for_each_list(params, grads, {momentum_buffers}, [&](const Kernels& device, auto list) { device.sgd(list, step); });
 }
 
 void adam_step(TensorSpan params, TensorSpan grads, TensorSpan exp_avgs, TensorSpan exp_avg_sqs,
@@ -70,10 +75,8 @@ void adam_step(TensorSpan params, TensorSpan grads, TensorSpan exp_avgs, TensorS
                {.what = "exp_avgs", .tensors = exp_avgs},
                {.what = "exp_avg_sqs", .tensors = exp_avg_sqs},
                {.what = "max_exp_avg_sqs", .tensors = max_exp_avg_sqs, .used = step.amsgrad}});
-  for_each_param(params, grads, [&](const Kernels& device, const View& param, const View& grad, size_t i) {
-    const auto most = state_view(max_exp_avg_sqs, i);
-    device.adam(param, grad, exp_avgs[i].view_out(), exp_avg_sqs[i].view_out(), pointer(most), step);
-  });
+  for_each_list(params, grads, {exp_avgs, exp_avg_sqs, max_exp_avg_sqs},
+                [&](const Kernels& device, auto list) { device.adam(list, step); });
 }
 
 void rmsprop_step(TensorSpan params, TensorSpan grads, TensorSpan square_avgs, TensorSpan momentum_buffers,
@@ -83,10 +86,8 @@ void rmsprop_step(TensorSpan params, TensorSpan grads, TensorSpan square_avgs, T
                {.what = "square_avgs", .tensors = square_avgs},
                {.what = "momentum_buffers", .tensors = momentum_buffers, .used = step.momentum != 0},
                {.what = "grad_avgs", .tensors = grad_avgs, .used = step.centered}});
-  for_each_param(params, grads, [&](const Kernels& device, const View& param, const View& grad, size_t i) {
-    const auto buffer = state_view(momentum_buffers, i), average = state_view(grad_avgs, i);
-    device.rmsprop(param, grad, square_avgs[i].view_out(), pointer(buffer), pointer(average), step);
-  });
+  for_each_list(params, grads, {square_avgs, momentum_buffers, grad_avgs},
+                [&](const Kernels& device, auto list) { device.rmsprop(list, step); });
 }
 
 }  // namespace voxgrad

@@ -48,10 +48,8 @@ void gather(const View& out, const View& in, const View& index, int axis);
 void scatter_add(const View& out, const View& in, const View& index, int axis);
 
 // optim.cpp
-void sgd(const View& param, const View& grad, const View* momentum, const SgdStep& step);
-void adam(const View& param, const View& grad, const View& exp_avg, const View& exp_avg_sq, const View* max_exp_avg_sq,
-          const AdamStep& step);
-void rmsprop(const View& param, const View& grad, const View& square_avg, const View* momentum, const View* grad_avg,
-             const RmspropStep& step);
+void sgd(std::span<const StepViews> params, const SgdStep& step);
+void adam(std::span<const StepViews> params, const AdamStep& step);
+void rmsprop(std::span<const StepViews> params, const RmspropStep& step);
 
 }  // namespace voxgrad::cpu

@@ -18,45 +18,47 @@ void for_each_element(const View& param, F step) {
   });
 }
 
-template <class T>
-T* data_of(const View* v) {
-  return v ? v->as<T>() : nullptr;
+/// Calls body(views, element of the params' type) for every parameter.
+template <class F>
+void for_each_param(const char* op, std::span<const StepViews> params, const F& body) {
+  for (const StepViews& views : params)
+    dispatch<float, double>(views.param.dtype, op, "CPU", [&]<class T>() { body(views, T()); });
 }
 
 }  // namespace
 
-void sgd(const View& param, const View& grad, const View* momentum, const SgdStep& step) {
-  dispatch<float, double>(param.dtype, "sgd", "CPU", [&]<class T>() {
+void sgd(std::span<const StepViews> params, const SgdStep& step) {
+  for_each_param("sgd", params, [&]<class T>(const StepViews& views, T) {
     const SgdUpdate<T> update(step);
-    T *p = param.as<T>(), *buffer = data_of<T>(momentum);
-    const T* g = grad.as<const T>();
-    if (buffer)
-      for_each_element(param, [=](int64_t i) { update(p[i], g[i], buffer[i]); });
+    T *p = views.param.as<T>(), *buffer = views.state[0].as<T>();
+    const T* g = views.grad.as<const T>();
+    if (step.momentum != 0)
+      for_each_element(views.param, [=](int64_t i) { update(p[i], g[i], buffer[i]); });
     else
-      for_each_element(param, [=](int64_t i) { update(p[i], g[i]); });
+      for_each_element(views.param, [=](int64_t i) { update(p[i], g[i]); });
   });
 }
 
-void adam(const View& param, const View& grad, const View& exp_avg, const View& exp_avg_sq, const View* max_exp_avg_sq,
-          const AdamStep& step) {
-  dispatch<float, double>(param.dtype, "adam", "CPU", [&]<class T>() {
+void adam(std::span<const StepViews> params, const AdamStep& step) {
+  for_each_param("adam", params, [&]<class T>(const StepViews& views, T) {
     const AdamUpdate<T> update(step);
-    T *p = param.as<T>(), *m = exp_avg.as<T>(), *v = exp_avg_sq.as<T>(), *top = data_of<T>(max_exp_avg_sq);
-    const T* g = grad.as<const T>();
-    if (top)
-      for_each_element(param, [=](int64_t i) { update(p[i], g[i], m[i], v[i], top[i]); });
+    T *p = views.param.as<T>(), *m = views.state[0].as<T>(), *v = views.state[1].as<T>(), *top = views.state[2].as<T>();
+    const T* g = views.grad.as<const T>();
+    if (step.amsgrad)
+      for_each_element(views.param, [=](int64_t i) { update(p[i], g[i], m[i], v[i], top[i]); });
     else
-      for_each_element(param, [=](int64_t i) { update(p[i], g[i], m[i], v[i]); });
+      for_each_element(views.param, [=](int64_t i) { update(p[i], g[i], m[i], v[i]); });
   });
 }
 
-void rmsprop(const View& param, const View& grad, const View& square_avg, const View* momentum, const View* grad_avg,
-             const RmspropStep& step) {
-  dispatch<float, double>(param.dtype, "rmsprop", "CPU", [&]<class T>() {
+void rmsprop(std::span<const StepViews> params, const RmspropStep& step) {
+  for_each_param("rmsprop", params, [&]<class T>(const StepViews& views, T) {
     const RmspropUpdate<T> update(step);
-    T *p = param.as<T>(), *s = square_avg.as<T>(), *buffer = data_of<T>(momentum), *average = data_of<T>(grad_avg);
-    const T* g = grad.as<const T>();
-    for_each_element(param, [=](int64_t i) {
+    T *p = views.param.as<T>(), *s = views.state[0].as<T>();
+    T* buffer = step.momentum != 0 ? views.state[1].as<T>() : nullptr;
+    T* average = step.centered ? views.state[2].as<T>() : nullptr;
+    const T* g = views.grad.as<const T>();
+    for_each_element(views.param, [=](int64_t i) {
       update(p[i], g[i], s[i], buffer ? buffer + i : nullptr, average ? average + i : nullptr);
     });
   });

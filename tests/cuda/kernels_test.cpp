@@ -6,6 +6,7 @@
 #include <cstring>
 #include <iterator>
 #include <limits>
+#include <vector>
 
 #include "core/tensor.h"
 #include "ops/create.h"
@@ -279,32 +280,51 @@ TEST_F(CudaKernels, ScatterAddIsBitEqualForFewAndForManyLines) {
     }
 }
 
-TEST_F(CudaKernels, OptimizerSteps) {
-  for (const DType dtype : {f32, f64})
-    for (const bool flag : {false, true}) {
-      const auto twin = [&](uint32_t seed) { return Twin(dtype, {1003}, {.offset = 1}, seed, 0.1, 2); };
-      const Twin param = twin(1), grad = twin(2), a = twin(3), b = twin(4), c = twin(5);
-      // The square of a mean stays below the mean of the squares, or their difference would be all rounding.
-      const Twin mean(dtype, {1003}, {.offset = 1}, 6, -0.2, 0.2);
-      on_both(
-          "sgd", rounding(dtype),
-          [&](const Kernels& k, const View& p, const View& g, const View& m) {
-            k.sgd(p, g, flag ? &m : nullptr, {0.1, 0.9, 0.2, 0.01, flag, flag, false});
-          },
-          param, grad, a);
-      on_both(
-          "adam", rounding(dtype),
-          [&](const Kernels& k, const View& p, const View& g, const View& u, const View& v, const View& w) {
-            k.adam(p, g, u, v, flag ? &w : nullptr, {0.1, 0.9, 0.99, 1e-8, 0.01, flag, flag, flag, 3});
-          },
-          param, grad, a, b, c);
-      on_both(
-          "rmsprop", rounding(dtype),
-          [&](const Kernels& k, const View& p, const View& g, const View& u, const View& v, const View& w) {
-            k.rmsprop(p, g, u, flag ? &v : nullptr, flag ? &w : nullptr, {0.1, 0.9, 1e-8, 0.01, 0.5, flag, flag});
-          },
-          param, grad, b, c, mean);
+/// Parameters of an optimizer's step with gradient and state, as the kernels' list on either device.
+struct StepTwins {
+  std::vector<std::array<Twin, 5>> params;
+
+  /// One of `count` elements for each, `offset` elements off the alignment of vectors.
+  StepTwins(DType dtype, const std::vector<int64_t>& counts, int64_t offset) {
+    for (const int64_t count : counts) {
+      // The square of a mean (the last) stays below the mean of the squares, or their difference would be all rounding.
+      const auto twin = [&](uint32_t seed, double low, double high) {
+        return Twin(dtype, {count}, {.offset = offset}, seed, low, high);
+      };
+      params.push_back({twin(1, 0.1, 2), twin(2, 0.1, 2), twin(3, 0.1, 2), twin(4, 0.1, 2), twin(5, -0.2, 0.2)});
     }
+  }
+  std::vector<StepViews> on(Device device) const {
+    std::vector<StepViews> list;
+    for (const auto& [param, grad, a, b, c] : params)
+      list.push_back({param.on(device), grad.on(device), {a.on(device), b.on(device), c.on(device)}});
+    return list;
+  }
+};
+
+TEST_F(CudaKernels, OptimizerSteps) {
+  std::vector<int64_t> many = {1003, 0, 1, 8192, 8193, 20001};  // more than a launch takes
+  for (int64_t i = 0; i < 130; ++i) many.push_back(i % 7);
+  const auto run = [&](const char* what, DType dtype, int64_t offset, const auto& step) {
+    const StepTwins twins(dtype, offset == 0 ? many : std::vector<int64_t>{1003}, offset);
+    for (const Device device : {Device::cpu(), Device::cuda()}) step(kernels(device), twins.on(device));
+    for (const auto& param : twins.params)
+      for (const Twin& twin : param) twin.expect_same(rounding(dtype), what);
+  };
+  for (const DType dtype : {f32, f64})
+    for (const int64_t offset : {0, 1})
+      for (const bool flag : {false, true})
+        for (const double momentum : {0.0, 0.9}) {
+          run("sgd", dtype, offset, [&](const Kernels& k, const std::vector<StepViews>& list) {
+            k.sgd(list, {0.1, momentum, 0.2, 0.01, flag, flag, false});
+          });
+          run("adam", dtype, offset, [&](const Kernels& k, const std::vector<StepViews>& list) {
+            k.adam(list, {0.1, 0.9, 0.99, 1e-8, 0.01, flag, flag, flag, 3});
+          });
+          run("rmsprop", dtype, offset, [&](const Kernels& k, const std::vector<StepViews>& list) {
+            k.rmsprop(list, {0.1, 0.9, 1e-8, 0.01, momentum, flag, flag});
+          });
+        }
 }
 
 TEST_F(CudaKernels, MatmulTakesAnyStrides) {

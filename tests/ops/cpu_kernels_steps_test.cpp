@@ -37,6 +37,14 @@ void compare_steps(Kernel kernel, Reference reference) {
         arrays[k], [&](const Dims& i) { return values[k][static_cast<size_t>(i[0])]; }, sizeof(T) == 4 ? 5e-6 : 1e-13);
 }
 
+/// One parameter, its gradient and its state.
+template <class T>
+std::vector<StepViews> list_of(const std::vector<Array<T>>& a) {
+  StepViews views{a[0].view, a[1].view, {}};
+  for (size_t k = 2; k < a.size(); ++k) views.state[k - 2] = a[k].view;
+  return {views};
+}
+
 TEST(CpuKernels, SgdSteps) {
   for_floats([]<class T>() {
     for (int variant = 0; variant < 16; ++variant) {
@@ -51,7 +59,7 @@ TEST(CpuKernels, SgdSteps) {
       compare_steps<T, 1>(
           [&](int step, std::vector<Array<T>>& a) {
             o.first = step == 1;
-            cpu.sgd(a[0].view, a[1].view, o.momentum != 0 ? &a[2].view : nullptr, o);
+            cpu.sgd(list_of(a), o);
           },
           [&](int step, auto at) {
             double g = (o.maximize ? -at(1) : at(1)) + o.weight_decay * at(0);
@@ -80,7 +88,7 @@ TEST(CpuKernels, AdamSteps) {
       compare_steps<T, 3>(
           [&](int step, std::vector<Array<T>>& a) {
             o.step = step;
-            cpu.adam(a[0].view, a[1].view, a[2].view, a[3].view, o.amsgrad ? &a[4].view : nullptr, o);
+            cpu.adam(list_of(a), o);
           },
           [&](int step, auto at) {
             double g = o.maximize ? -at(1) : at(1);
@@ -109,23 +117,19 @@ TEST(CpuKernels, RmspropSteps) {
                           .momentum = variant & 1 ? 0.9 : 0.0,
                           .centered = (variant & 4) != 0,
                           .maximize = (variant & 8) != 0};
-      compare_steps<T, 3>(
-          [&](int, std::vector<Array<T>>& a) {
-            cpu.rmsprop(a[0].view, a[1].view, a[2].view, o.momentum > 0 ? &a[3].view : nullptr,
-                        o.centered ? &a[4].view : nullptr, o);
-          },
-          [&](int, auto at) {
-            const double g = (o.maximize ? -at(1) : at(1)) + o.weight_decay * at(0);
-            at(2) = o.alpha * at(2) + (1 - o.alpha) * g * g;
-            double square = at(2);
-            if (o.centered) {
-              at(4) = o.alpha * at(4) + (1 - o.alpha) * g;
-              square = std::max(0.0, square - at(4) * at(4));
-            }
-            double change = g / (std::sqrt(square) + o.eps);
-            if (o.momentum > 0) change = at(3) = o.momentum * at(3) + change;
-            at(0) -= o.lr * change;
-          });
+      compare_steps<T, 3>([&](int, std::vector<Array<T>>& a) { cpu.rmsprop(list_of(a), o); },
+                          [&](int, auto at) {
+                            const double g = (o.maximize ? -at(1) : at(1)) + o.weight_decay * at(0);
+                            at(2) = o.alpha * at(2) + (1 - o.alpha) * g * g;
+                            double square = at(2);
+                            if (o.centered) {
+                              at(4) = o.alpha * at(4) + (1 - o.alpha) * g;
+                              square = std::max(0.0, square - at(4) * at(4));
+                            }
+                            double change = g / (std::sqrt(square) + o.eps);
+                            if (o.momentum > 0) change = at(3) = o.momentum * at(3) + change;
+                            at(0) -= o.lr * change;
+                          });
     }
   });
 }
@@ -157,16 +161,15 @@ std::vector<char> everything() {
   b.random(-1, 1);
   cpu.matmul(c.view, a.view, b.view);
   for (auto* array : {&mean, &rstd, &dgamma, &dbeta, &dx, &y, &c}) keep(*array);
-  cpu.adam(x.view, y.view, dx.view, y.view, nullptr,
-           {.lr = 0.1,
-            .beta1 = 0.9,
-            .beta2 = 0.99,
-            .eps = 1e-8,
-            .weight_decay = 0,
-            .decoupled = false,
-            .amsgrad = false,
-            .maximize = false,
-            .step = 3});
+  cpu.adam(std::vector{StepViews{x.view, y.view, {dx.view, y.view}}}, {.lr = 0.1,
+                                                                       .beta1 = 0.9,
+                                                                       .beta2 = 0.99,
+                                                                       .eps = 1e-8,
+                                                                       .weight_decay = 0,
+                                                                       .decoupled = false,
+                                                                       .amsgrad = false,
+                                                                       .maximize = false,
+                                                                       .step = 3});
   keep(x);
   return bytes;
 }
