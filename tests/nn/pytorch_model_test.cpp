@@ -64,7 +64,7 @@ TEST(PyTorchModel, ItsFileLoadsAndComputesTheSame) {
     model.load_state_dict(state);
     EXPECT_EQ(model.steps.item<int>(), 7);
     model.to(device);
-    const Tensor x = results.at("input").to(device);
+    const Tensor x = results.at("input").detach().clone().to(device);
     x.requires_grad_();
     const Tensor y = model.forward(x);
     expect_close("output", y, results.at("output"));
