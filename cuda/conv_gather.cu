@@ -39,8 +39,7 @@ void list_taps(GatherMma& p) {
         index /= part[a]->taps;
         offset[a] = row % fold * (p.extent[a].value / fold) + row / fold;
       }
-      p.tap_offset[count++] =
-          ((offset[0] * p.extent[1].value + offset[1]) * p.extent[2].value + offset[2]) * static_cast<int>(sizeof(uint32_t));
+      p.tap_offset[count++] = ((offset[0] * p.extent[1].value + offset[1]) * p.extent[2].value + offset[2]) * 4;
     }
   }
   p.class_begin[p.classes] = count;

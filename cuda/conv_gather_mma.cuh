@@ -25,8 +25,6 @@ namespace voxgrad::cuda {
 /// Words of input channels that are staged at a time.
 inline constexpr int kChunk = 8;
 inline constexpr int kMaxTaps = 1024, kMaxClasses = 64;
-/// Words from one staged word of channels to the next, at most.
-inline constexpr int kMaxPitch = 1064;
 /// The offset of a voxel that is not there.
 inline constexpr int kOutside = INT32_MIN;
 
@@ -50,23 +48,19 @@ struct GatherMma {
   int tap_offset[kMaxTaps];          // bytes from the corner of the staged halo to what the tap reads
 };
 
-template <class Arithmetic_, int kN8_, int kWarpsN_>
+template <class Arithmetic_, int kN8_>
 struct GatherTile {
   using Arithmetic = Arithmetic_;
-  static constexpr int kM16 = 4, kN8 = kN8_, kWarpsM = 4, kWarpsN = kWarpsN_;
-  static constexpr int kThreads = 32 * kWarpsM * kWarpsN;
-  static constexpr int kRows = 16 * kM16 * kWarpsM, kColumns = 8 * kN8 * kWarpsN;
+  static constexpr int kM16 = 4, kN8 = kN8_, kWarps = 4, kThreads = 32 * kWarps;
+  static constexpr int kRows = 16 * kM16 * kWarps, kColumns = 8 * kN8;
   static constexpr int kSlab = kColumns * kChunk * Arithmetic::kParts;  // words of one tap of B
-  static constexpr int kStepTaps = std::clamp(4096 / kSlab, 2, 8), kStages = 3;
+  static constexpr int kStepTaps = kSlab > 256 ? 4 : 8, kStages = 3;
   static constexpr int kAccumulators = 4 * kM16 * kN8;
-  static constexpr int kBlocks =  // a multiprocessor: bounds registers
-      kWarpsN > 1 ? 1 : kAccumulators * Arithmetic::kParts > 64 ? 2 : 3;
-  // Shared memory: words 0 to 3 of both stages of A, the ring of B, then, at a distance that the compiler knows,
-  // words 4 to 7 of A, and the table of offsets.
-  static constexpr int kRing = kStages * kStepTaps * kSlab * 4, kUpper = kRing + 2 * 4 * kMaxPitch * 4;
+  static constexpr int kBlocks = kAccumulators * Arithmetic::kParts > 64 ? 2 : 3;  // a multiprocessor: bounds registers
+  static constexpr int kRing = kStages * kStepTaps * kSlab;  // words
 
   static size_t shared_bytes(const GatherMma& p) {
-    return kUpper + sizeof(uint32_t) * (2 * 4 * p.pitch + p.rounds * kThreads);
+    return sizeof(uint32_t) * (kRing + 2 * kChunk * p.pitch + p.rounds * kThreads);
   }
 };
 
@@ -123,14 +117,9 @@ struct StagedVoxel {
     for (int e = 0; e < Arithmetic::kElements; ++e) x[e] = value[w * Arithmetic::kElements + e];
     return Arithmetic::word(x);
   }
-  /// The upper half of the words lies kUpper words behind the lower one.
-  template <int kUpper>
   __device__ void store(uint32_t* shared, int pitch) const {
 #pragma unroll
-    for (int w = 0; w < kChunk / 2; ++w, shared += pitch) {
-      shared[0] = word(w);
-      shared[kUpper] = word(w + kChunk / 2);
-    }
+    for (int w = 0; w < kChunk; ++w) shared[w * pitch] = word(w);
   }
 };
 
@@ -179,14 +168,13 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) gather_mma(cons
   constexpr int kStageTaps = 4;                 // taps that are multiplied while a voxel is on its way
   constexpr int kAhead = kParts == 1 ? 1 : 0;  // taps whose fragments are loaded early; three products take longer
   extern __shared__ uint4 dynamic_shared[];
-  char* const a_bytes = reinterpret_cast<char*>(dynamic_shared);
-  uint32_t* const b_ring = reinterpret_cast<uint32_t*>(a_bytes + Tile::kUpper - Tile::kRing);
-  const int a_buffer = 4 * p.pitch * static_cast<int>(sizeof(uint32_t));
-  int* const halo = reinterpret_cast<int*>(a_bytes + Tile::kUpper + 2 * a_buffer);
+  uint32_t* const b_ring = reinterpret_cast<uint32_t*>(dynamic_shared);
+  uint32_t* const a_words = b_ring + Tile::kRing;
+  const int a_buffer = kChunk * p.pitch;
+  int* const halo = reinterpret_cast<int*>(a_words + 2 * a_buffer);
 
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
   const int g = lane / 4, t = lane % 4;
-  const int warp_m = warp % Tile::kWarpsM, warp_n = warp / Tile::kWarpsM;
   const GatherPlace place = gather_place(p);
   int phase[3];
   class_parts(p, place.phase, phase);
@@ -213,7 +201,17 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) gather_mma(cons
       const int w = p.extent[2].take(rest);
       if (v < p.halo_voxels) v += w % fold * (p.extent[2].value / fold) + w / fold - w;
     }
-    voxel.template store<Tile::kUpper / 4>(reinterpret_cast<uint32_t*>(a_bytes + buffer) + v, p.pitch);
+    voxel.store(a_words + buffer * a_buffer + v, p.pitch);
+  };
+  const auto stage_voxels = [&](int round, int rounds, int buffer) {  // nothing to hide behind: two at a time
+    for (; round < rounds; round += 2) {
+      StagedVoxel<Arithmetic> voxel[2];
+      const int second = min(round + 1, rounds - 1);
+      load_voxel(voxel[0], round);
+      load_voxel(voxel[1], second);
+      store_voxel(voxel[0], round, buffer);
+      store_voxel(voxel[1], second, buffer);
+    }
   };
 
   // ---- B on its way
@@ -246,39 +244,34 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) gather_mma(cons
   };
   fetch_weights();
   fetch_weights();
-  for (int round = 0; round < p.rounds; round += 2) {
-    StagedVoxel<Arithmetic> voxel[2];
-    const int second = min(round + 1, p.rounds - 1);
-    load_voxel(voxel[0], round);
-    load_voxel(voxel[1], second);
-    store_voxel(voxel[0], round, 0);
-    store_voxel(voxel[1], second, 0);
-  }
+  stage_voxels(0, p.rounds, 0);
 
-  const char* rows[2 * kM16];  // of A: this lane's rows and words
+  const uint32_t upper = 4 * p.pitch * 4;
+  uint32_t rows[2 * kM16];  // of A: shared addresses of this lane's rows and words of channels
 #pragma unroll
   for (int i = 0; i < 2 * kM16; ++i) {
-    int m = warp_m * 16 * kM16 + i * 8 + g;
+    int m = warp * 16 * kM16 + i * 8 + g;
     const bool inside = m < p.box_voxels;
     const int w = p.box[2].take(m), h = p.box[1].take(m);
-    rows[i] = a_bytes + (t * p.pitch + (inside ? (m * p.extent[1].value + h) * p.extent[2].value + w : 0)) * 4;
+    rows[i] = shared_address(a_words + t * p.pitch + (inside ? (m * p.extent[1].value + h) * p.extent[2].value + w : 0));
   }
-  const uint32_t* const columns = b_ring + (warp_n * kN8 * 32 + lane) * 2 * kParts;
+  const uint32_t* const columns = b_ring + lane * 2 * kParts;
 
   Accumulator sum[kM16][kN8] = {};
   int buffer = 0, a_now = 0;
-  for (int number = place.phase; number < last_class; ++number) {
+  for (int number = place.phase; number < last_class; ++number)
     for (int chunk = 0; chunk < p.chunks; ++chunk) {
       const bool more = chunk + 1 < p.chunks || number + 1 < last_class;
       if (more) stage.next(p, place, halo);
       const int rounds = more ? p.rounds : 0;
       int round = 0;
+      const int a_offset = a_now * a_buffer * 4;
       const auto multiply_taps = [&]<bool kFull>(int tap, int count) {
         StagedVoxel<Arithmetic> voxel;
         uint32_t a_fragment[kAhead + 1][kM16][4], b_fragment[kAhead + 1][kN8][2 * kParts];
         const auto load_fragments = [&](int j) {
           const uint32_t* b = columns + buffer * kBuffer + j * Tile::kSlab;
-          const int offset = p.tap_offset[tap + j] + a_now;
+          const uint32_t offset = p.tap_offset[tap + j] + a_offset;
 #pragma unroll
           for (int n = 0; n < kN8; ++n, b += 64 * kParts) {
             if constexpr (kParts == 1)
@@ -287,22 +280,20 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) gather_mma(cons
               *reinterpret_cast<uint4*>(b_fragment[j % (kAhead + 1)][n]) = *reinterpret_cast<const uint4*>(b);
           }
 #pragma unroll
-          for (int m = 0; m < kM16; ++m) {
-            const uint32_t* const low = reinterpret_cast<const uint32_t*>(rows[2 * m] + offset);
-            const uint32_t* const high = reinterpret_cast<const uint32_t*>(rows[2 * m + 1] + offset);
-            a_fragment[j % (kAhead + 1)][m][0] = low[0];
-            a_fragment[j % (kAhead + 1)][m][1] = high[0];
-            a_fragment[j % (kAhead + 1)][m][2] = low[Tile::kUpper / 4];
-            a_fragment[j % (kAhead + 1)][m][3] = high[Tile::kUpper / 4];
-          }
+          for (int m = 0; m < kM16; ++m)
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+              a_fragment[j % (kAhead + 1)][m][i] = load_shared(rows[2 * m + i] + offset);
+              a_fragment[j % (kAhead + 1)][m][i + 2] = load_shared(rows[2 * m + i] + (offset + upper));
+            }
         };
         if (kAhead > 0) load_fragments(0);
         const auto multiply_tap = [&](int j) {
-          if (kFull && j % kStageTaps == 0 && round < rounds) load_voxel(voxel, round);
+          if (j % kStageTaps == 0 && round < rounds) load_voxel(voxel, round);
           if (j + kAhead < kStepTaps && (kFull || j + kAhead < count)) load_fragments(j + kAhead);
           Arithmetic::multiply(sum, a_fragment[j % (kAhead + 1)], b_fragment[j % (kAhead + 1)]);
-          if (kFull && (j % kStageTaps == kStageTaps - 1 || j + 1 == kStepTaps) && round < rounds)
-            store_voxel(voxel, round++, a_buffer - a_now);
+          if ((j % kStageTaps == kStageTaps - 1 || j + 1 == (kFull ? kStepTaps : count)) && round < rounds)
+            store_voxel(voxel, round++, 1 - a_now);
         };
         if constexpr (kAhead > 0) {
 #pragma unroll
@@ -326,17 +317,9 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) gather_mma(cons
           multiply_taps.template operator()<false>(tap, last - tap);
         if (++buffer == Tile::kStages) buffer = 0;
       }
-      for (; round < rounds; round += 2) {  // too few taps to hide them all behind
-        StagedVoxel<Arithmetic> voxel[2];
-        const int second = min(round + 1, rounds - 1);
-        load_voxel(voxel[0], round);
-        load_voxel(voxel[1], second);
-        store_voxel(voxel[0], round, a_buffer - a_now);
-        store_voxel(voxel[1], second, a_buffer - a_now);
-      }
-      a_now = a_buffer - a_now;
+      stage_voxels(round, rounds, 1 - a_now);  // too few taps to hide them all behind
+      a_now = 1 - a_now;
     }
-  }
 
   // ---- results
   Element* const out = static_cast<Element*>(p.out) + place.sample * p.out_stride[0];
@@ -344,7 +327,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) gather_mma(cons
   int64_t offset[2 * kM16];  // -1: not there
 #pragma unroll
   for (int i = 0; i < 2 * kM16; ++i) {
-    int m = warp_m * 16 * kM16 + i * 8 + g;
+    int m = warp * 16 * kM16 + i * 8 + g;
     bool inside = m < p.box_voxels;
     offset[i] = 0;
 #pragma unroll
@@ -360,7 +343,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) gather_mma(cons
   for (int n = 0; n < kN8; ++n)
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
-      const int column = place.column_tile * Tile::kColumns + (warp_n * kN8 + n) * 8 + 2 * t + j;
+      const int column = place.column_tile * Tile::kColumns + n * 8 + 2 * t + j;
       if (column >= p.out_channels) continue;
       const int64_t channel = int64_t{place.group} * p.out_channels + column;
       const float shift = bias ? static_cast<float>(bias[channel * p.bias_stride]) : 0.0f;

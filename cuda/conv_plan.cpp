@@ -9,7 +9,7 @@ namespace {
 
 constexpr int kRows = 256;             // results of a block
 constexpr int kMaxExtent = 1023;       // voxels of a halo along an axis: packed into 10 bits
-constexpr int kMaxHalo = 1063;         // voxels: what shared memory holds of two stages
+constexpr int kMaxHalo = 1100;         // voxels: what shared memory holds of two stages
 constexpr int kMaxTaps = 1024, kMaxClasses = 64;
 constexpr int kChunkWords = 8;
 
@@ -98,8 +98,8 @@ void choose_box(const ConvProblem& p, GatherPlan& plan) {
 int choose_columns(const ConvProblem& p) {
   const bool three = three_products(p);
   int best = 8;
-  for (const int columns : {8, 16, 24, 32, 48, 64, 128}) {
-    if (columns > (three ? 64 : 128)) break;
+  for (const int columns : {8, 16, 24, 32, 48, 64}) {
+    if (three && columns > 32) break;  // the sum of a step stands beside the accumulators
     const auto computed = [&](int64_t c) { return (p.out_channels + c - 1) / c * (c + 12); };  // 12: what a tile costs by itself
     if (computed(columns) < computed(best)) best = columns;
   }
