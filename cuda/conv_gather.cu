@@ -74,10 +74,12 @@ bool gather_on_tensor_cores(const View& out, const View& in, const View& w, cons
   }
   const auto plan = plan_gather(problem);
   if (!plan) return false;
-  double reach = 0;  // of a halo, in elements: offsets in it are 32-bit
-  for (int a = 0; a < 3; ++a)
-    reach += std::abs(static_cast<double>(in.stride[a + 2])) * plan->axis[a].in_step * plan->extent[a];
-  if (reach >= 2147483647.0) return false;
+  double reach = 0;  // of a halo, in elements: offsets in it are 32-bit and not negative
+  for (int a = 0; a < 3; ++a) {
+    if (in.stride[a + 2] < 0) return false;
+    reach += static_cast<double>(in.stride[a + 2]) * plan->axis[a].in_step * plan->extent[a];
+  }
+  if (reach >= (1 << 29)) return false;
 
   GatherMma p{};
   p.in = in.data;
@@ -95,6 +97,7 @@ bool gather_on_tensor_cores(const View& out, const View& in, const View& w, cons
   p.halo_voxels = plan->halo_voxels;
   p.pitch = plan->pitch;
   p.classes = plan->classes;
+  p.merged = plan->merged;
   p.batch = problem.batch;
   bool complete = true;
   p.box_voxels = 1;

@@ -26,7 +26,7 @@ namespace voxgrad::cuda {
 inline constexpr int kChunk = 8;
 inline constexpr int kMaxTaps = 1024, kMaxClasses = 64;
 /// The offset of a voxel that is not there.
-inline constexpr int kOutside = INT32_MIN;
+inline constexpr uint32_t kOutside = UINT32_MAX;
 
 /// What the kernel is told. A class is a part of an axis for each axis: of the results (transposed, where a block has
 /// one class), or of the inputs (forward, where it has them all).
@@ -43,6 +43,7 @@ struct GatherMma {
   Divisor box[3], extent[3];                    // of results; of the halo
   int box_voxels, halo_voxels, rounds, pitch;   // rounds: voxels that a thread stages at most
   int tiles[3], classes;
+  bool merged;  // transposed, and one chunk of channels: a block takes all phases, with one halo for all of them
   AxisParts axis[3];
   int class_begin[kMaxClasses + 1];  // the first of a class's taps
   int tap_offset[kMaxTaps];          // bytes from the corner of the staged halo to what the tap reads
@@ -60,7 +61,7 @@ struct GatherTile {
   static constexpr int kRing = kStages * kStepTaps * kSlab;  // words
 
   static size_t shared_bytes(const GatherMma& p) {
-    return sizeof(uint32_t) * (kRing + 2 * kChunk * p.pitch + p.rounds * kThreads);
+    return sizeof(uint32_t) * (kRing + 2 * kChunk * p.pitch + 2 * p.rounds * kThreads);
   }
 };
 
@@ -80,7 +81,7 @@ __device__ inline GatherPlace gather_place(const GatherMma& p) {
     return static_cast<int>(d);
   };
   place.column_tile = digit(p.column_tiles);
-  place.phase = p.transposed ? digit(p.classes) : 0;
+  place.phase = p.transposed && !p.merged ? digit(p.classes) : 0;
   for (int a = 2; a >= 0; --a) place.q[a] = digit(p.tiles[a]) * p.box[a].value;
   place.group = digit(p.groups);
   place.sample = index;
@@ -97,40 +98,42 @@ __device__ inline void class_parts(const GatherMma& p, int number, int (&part)[3
 /// Input elements of one voxel on their way to shared memory.
 template <class Arithmetic>
 struct StagedVoxel {
-  typename Arithmetic::Element value[kChunk * Arithmetic::kElements];
+  using Element = typename Arithmetic::Element;
+  static constexpr int kChannels = kChunk * Arithmetic::kElements;
+  Element value[kChannels];
 
-  __device__ void load(const typename Arithmetic::Element* at, int64_t stride, int channels, bool inside) {
-    constexpr int kChannels = kChunk * Arithmetic::kElements;
+  /// `base` and `stride` (bytes) are the same for all threads: an address is one addition in uniform registers.
+  __device__ void load(const char* base, int64_t stride, int channels, uint32_t offset) {
+    const bool inside = offset != kOutside;
     if (channels >= kChannels) {
 #pragma unroll
-      for (int c = 0; c < kChannels; ++c, at += stride)
-        value[c] = inside ? *at : typename Arithmetic::Element(0.0f);
+      for (int c = 0; c < kChannels; ++c, base += stride)
+        value[c] = inside ? *reinterpret_cast<const Element*>(base + offset) : Element(0.0f);
     } else {
 #pragma unroll
-      for (int c = 0; c < kChannels; ++c, at += stride)
-        value[c] = inside && c < channels ? *at : typename Arithmetic::Element(0.0f);
+      for (int c = 0; c < kChannels; ++c, base += stride)
+        value[c] = inside && c < channels ? *reinterpret_cast<const Element*>(base + offset) : Element(0.0f);
     }
   }
-  __device__ uint32_t word(int w) const {
-    typename Arithmetic::Element x[Arithmetic::kElements];
+  __device__ void store(uint32_t shared, uint32_t pitch) const {
 #pragma unroll
-    for (int e = 0; e < Arithmetic::kElements; ++e) x[e] = value[w * Arithmetic::kElements + e];
-    return Arithmetic::word(x);
-  }
-  __device__ void store(uint32_t* shared, int pitch) const {
+    for (int w = 0; w < kChunk; ++w, shared += pitch) {
+      Element x[Arithmetic::kElements];
 #pragma unroll
-    for (int w = 0; w < kChunk; ++w) shared[w * pitch] = word(w);
+      for (int e = 0; e < Arithmetic::kElements; ++e) x[e] = value[w * Arithmetic::kElements + e];
+      store_shared(shared, Arithmetic::word(x));
+    }
   }
 };
 
-/// The next stage of A: which class and chunk of channels it is, and where its voxels are. Each thread keeps the
-/// offsets (in elements from the corner) of the voxels that it stages itself.
+/// Where the voxels of a stage of A come from and go to. Each thread keeps, in shared memory, what it needs for the
+/// voxels that it stages itself: bytes from the corner (or kOutside), and words from the staged corner.
 template <int kThreads>
 struct HaloStage {
-  int number, chunk;  // of the class
-  int64_t corner;
+  int number, chunk;  // class, chunk of channels
+  int64_t corner;     // elements
 
-  __device__ void locate(const GatherMma& p, const GatherPlace& place, int* offsets) {
+  __device__ void locate(const GatherMma& p, const GatherPlace& place, uint32_t* offsets, int item_size) {
     int part[3], first[3];
     class_parts(p, number, part);
     corner = 0;
@@ -139,8 +142,7 @@ struct HaloStage {
       first[a] = (place.q[a] + at.low) * p.axis[a].fold * p.axis[a].in_step + at.residue;
       corner += first[a] * p.in_stride[a + 2];
     }
-    for (int round = 0; round < p.rounds; ++round) {
-      const int v = static_cast<int>(threadIdx.x) + round * kThreads;
+    for (int v = static_cast<int>(threadIdx.x); v < p.rounds * kThreads; v += kThreads) {
       int index = v, offset = 0;
       bool inside = v < p.halo_voxels;
       for (int a = 2; a >= 0; --a) {
@@ -148,16 +150,66 @@ struct HaloStage {
         inside &= static_cast<unsigned>(first[a] + step) < static_cast<unsigned>(p.axis[a].in_size);
         offset += step * static_cast<int>(p.in_stride[a + 2]);
       }
-      offsets[v] = inside ? offset : kOutside;
+      offsets[v] = inside ? static_cast<uint32_t>(offset) * item_size : kOutside;
     }
   }
-  __device__ void next(const GatherMma& p, const GatherPlace& place, int* offsets) {
-    if (++chunk < p.chunks) return;
-    chunk = 0;
-    ++number;
-    locate(p, place, offsets);
+  __device__ static void place_words(const GatherMma& p, int* targets) {
+    const int fold = p.axis[2].fold;
+    for (int v = static_cast<int>(threadIdx.x); v < p.rounds * kThreads; v += kThreads) {
+      int target = min(v, p.halo_voxels);  // there is room for one more, which nobody reads
+      if (fold > 1 && v < p.halo_voxels) {  // residues apart, so that neighbouring results read neighbouring words
+        int rest = v;
+        const int w = p.extent[2].take(rest);
+        target += w % fold * (p.extent[2].value / fold) + w / fold - w;
+      }
+      targets[v] = target * static_cast<int>(sizeof(uint32_t));
+    }
   }
 };
+
+/// out = sum + bias of a phase's box.
+template <class Tile>
+__device__ void write_results(const GatherMma& p, const GatherPlace& place, int number,
+                              const Accumulator (&sum)[Tile::kM16][Tile::kN8]) {
+  using Element = typename Tile::Arithmetic::Element;
+  const int lane = static_cast<int>(threadIdx.x) % 32, first_row = static_cast<int>(threadIdx.x) / 32 * 16 * Tile::kM16;
+  int phase[3] = {0, 0, 0};
+  if (p.transposed) class_parts(p, number, phase);
+  const int64_t channel = int64_t{place.group} * p.out_channels + place.column_tile * Tile::kColumns + lane % 4 * 2;
+  Element* rows[2 * Tile::kM16];
+  unsigned inside = 0;  // a bit a row
+#pragma unroll
+  for (int i = 0; i < 2 * Tile::kM16; ++i) {
+    int m = first_row + i * 8 + lane / 4;
+    bool valid = m < p.box_voxels;
+    int64_t offset = place.sample * p.out_stride[0] + channel * p.out_stride[1];
+#pragma unroll
+    for (int a = 2; a >= 0; --a) {
+      const AxisPart& at = p.axis[a].part[phase[a]];
+      const int q = place.q[a] + (a > 0 ? p.box[a].take(m) : m);
+      valid &= q < at.count;
+      offset += (at.first + int64_t{q} * p.axis[a].out_step) * p.out_stride[a + 2];
+    }
+    rows[i] = static_cast<Element*>(p.out) + offset;
+    inside |= static_cast<unsigned>(valid) << i;
+  }
+  const int columns = p.out_channels - place.column_tile * Tile::kColumns - lane % 4 * 2;
+  const float floor = p.relu ? 0.0f : -INFINITY;
+#pragma unroll
+  for (int n = 0; n < Tile::kN8; ++n)
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      if (n * 8 + j >= columns) continue;
+      const int64_t step = (n * 8 + j) * p.out_stride[1];
+      const float shift =
+          p.bias ? static_cast<float>(static_cast<const Element*>(p.bias)[(channel + n * 8 + j) * p.bias_stride]) : 0.0f;
+#pragma unroll
+      for (int i = 0; i < 2 * Tile::kM16; ++i) {
+        const float value = sum[i / 2][n][i % 2 * 2 + j] + shift;
+        if (inside >> i & 1) rows[i][step] = Element(value < floor ? floor : value);  // NaN stays
+      }
+    }
+}
 
 template <class Tile>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) gather_mma(const __grid_constant__ GatherMma p) {
@@ -171,46 +223,49 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) gather_mma(cons
   uint32_t* const b_ring = reinterpret_cast<uint32_t*>(dynamic_shared);
   uint32_t* const a_words = b_ring + Tile::kRing;
   const int a_buffer = kChunk * p.pitch;
-  int* const halo = reinterpret_cast<int*>(a_words + 2 * a_buffer);
+  uint32_t* const offsets = a_words + 2 * a_buffer;
+  int* const targets = reinterpret_cast<int*>(offsets + p.rounds * kThreads);
 
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
   const int g = lane / 4, t = lane % 4;
   const GatherPlace place = gather_place(p);
-  int phase[3];
-  class_parts(p, place.phase, phase);
-  for (int a = 0; a < 3; ++a)  // boxes beyond this phase's results: another phase may have more of them
-    if (place.q[a] >= p.axis[a].part[phase[a]].count) return;
-  const int last_class = p.transposed ? place.phase + 1 : p.classes;
+  if (p.transposed && !p.merged) {  // boxes beyond this phase's results: another phase may have more of them
+    int phase[3];
+    class_parts(p, place.phase, phase);
+    for (int a = 0; a < 3; ++a)
+      if (place.q[a] >= p.axis[a].part[phase[a]].count) return;
+  }
+  const int last_class = p.transposed && !p.merged ? place.phase + 1 : p.classes;
 
   // ---- A on its way
-  const Element* const in = static_cast<const Element*>(p.in) + place.sample * p.in_stride[0] +
-                            place.group * int64_t{p.in_channels} * p.in_stride[1];
+  const char* const in = reinterpret_cast<const char*>(static_cast<const Element*>(p.in) + place.sample * p.in_stride[0] +
+                                                       place.group * int64_t{p.in_channels} * p.in_stride[1]);
+  const int64_t channel_bytes = p.in_stride[1] * static_cast<int64_t>(sizeof(Element));
   HaloStage<kThreads> stage{place.phase, 0, 0};
-  stage.locate(p, place, halo);
+  stage.locate(p, place, offsets, sizeof(Element));
+  stage.place_words(p, targets);
+  const auto next_stage = [&] {
+    if (++stage.chunk < p.chunks) return;
+    stage.chunk = 0;
+    ++stage.number;
+    stage.locate(p, place, offsets, sizeof(Element));
+  };
   const auto load_voxel = [&](StagedVoxel<Arithmetic>& voxel, int round) {
-    const int offset = halo[thread + round * kThreads];
-    const int first = stage.chunk * kChunk * Arithmetic::kElements;
-    voxel.load(in + (stage.corner + first * p.in_stride[1]) + offset, p.in_stride[1], p.in_channels - first,
-               offset != kOutside);
+    const int first = stage.chunk * StagedVoxel<Arithmetic>::kChannels;
+    voxel.load(in + stage.corner * static_cast<int64_t>(sizeof(Element)) + first * channel_bytes, channel_bytes,
+               p.in_channels - first, offsets[thread + round * kThreads]);
   };
   const auto store_voxel = [&](const StagedVoxel<Arithmetic>& voxel, int round, int buffer) {
-    int v = min(thread + round * kThreads, p.halo_voxels);  // there is room for one more, which nobody reads
-    const int fold = p.axis[2].fold;
-    if (fold > 1) {  // residues apart, so that neighbouring results read neighbouring words
-      int rest = v;
-      const int w = p.extent[2].take(rest);
-      if (v < p.halo_voxels) v += w % fold * (p.extent[2].value / fold) + w / fold - w;
-    }
-    voxel.store(a_words + buffer * a_buffer + v, p.pitch);
+    voxel.store(shared_address(a_words + buffer * a_buffer) + targets[thread + round * kThreads], p.pitch * 4);
   };
-  const auto stage_voxels = [&](int round, int rounds, int buffer) {  // nothing to hide behind: two at a time
-    for (; round < rounds; round += 2) {
-      StagedVoxel<Arithmetic> voxel[2];
-      const int second = min(round + 1, rounds - 1);
-      load_voxel(voxel[0], round);
-      load_voxel(voxel[1], second);
-      store_voxel(voxel[0], round, buffer);
-      store_voxel(voxel[1], second, buffer);
+  const auto stage_voxels = [&](int round, int rounds, int buffer) {  // nothing to hide behind: several at a time
+    constexpr int kMany = Arithmetic::kElements == 1 && kN8 != 4 ? 3 : 2;
+    for (; round < rounds; round += kMany) {
+      StagedVoxel<Arithmetic> voxel[kMany];
+#pragma unroll
+      for (int i = 0; i < kMany; ++i) load_voxel(voxel[i], min(round + i, rounds - 1));
+#pragma unroll
+      for (int i = 0; i < kMany; ++i) store_voxel(voxel[i], min(round + i, rounds - 1), buffer);
     }
   };
 
@@ -261,8 +316,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) gather_mma(cons
   int buffer = 0, a_now = 0;
   for (int number = place.phase; number < last_class; ++number)
     for (int chunk = 0; chunk < p.chunks; ++chunk) {
-      const bool more = chunk + 1 < p.chunks || number + 1 < last_class;
-      if (more) stage.next(p, place, halo);
+      const bool more = !p.merged && (chunk + 1 < p.chunks || number + 1 < last_class);
+      if (more) next_stage();
       const int rounds = more ? p.rounds : 0;
       int round = 0;
       const int a_offset = a_now * a_buffer * 4;
@@ -318,41 +373,15 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) gather_mma(cons
         if (++buffer == Tile::kStages) buffer = 0;
       }
       stage_voxels(round, rounds, 1 - a_now);  // too few taps to hide them all behind
-      a_now = 1 - a_now;
-    }
-
-  // ---- results
-  Element* const out = static_cast<Element*>(p.out) + place.sample * p.out_stride[0];
-  const Element* const bias = static_cast<const Element*>(p.bias);
-  int64_t offset[2 * kM16];  // -1: not there
+      if (!p.merged) a_now = 1 - a_now;
+      if (p.merged || !more) {
+        write_results<Tile>(p, place, number, sum);
 #pragma unroll
-  for (int i = 0; i < 2 * kM16; ++i) {
-    int m = warp * 16 * kM16 + i * 8 + g;
-    bool inside = m < p.box_voxels;
-    offset[i] = 0;
+        for (int m = 0; m < kM16; ++m)
 #pragma unroll
-    for (int a = 2; a >= 0; --a) {
-      const AxisPart& at = p.axis[a].part[phase[a]];
-      const int q = place.q[a] + (a > 0 ? p.box[a].take(m) : m);
-      inside &= q < at.count;
-      offset[i] += (at.first + int64_t{q} * p.axis[a].out_step) * p.out_stride[a + 2];
-    }
-    if (!inside) offset[i] = -1;
-  }
+          for (int n = 0; n < kN8; ++n)
 #pragma unroll
-  for (int n = 0; n < kN8; ++n)
-#pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      const int column = place.column_tile * Tile::kColumns + n * 8 + 2 * t + j;
-      if (column >= p.out_channels) continue;
-      const int64_t channel = int64_t{place.group} * p.out_channels + column;
-      const float shift = bias ? static_cast<float>(bias[channel * p.bias_stride]) : 0.0f;
-      Element* const to = out + channel * p.out_stride[1];
-#pragma unroll
-      for (int i = 0; i < 2 * kM16; ++i) {
-        float value = sum[i / 2][n][i % 2 * 2 + j] + shift;
-        if (p.relu) value = value > 0 || value != value ? value : 0.0f;
-        if (offset[i] >= 0) to[offset[i]] = Element(value);
+            for (int i = 0; i < 4; ++i) sum[m][n][i] = 0;
       }
     }
 }
@@ -369,7 +398,7 @@ void launch_gather_tile(GatherMma p, cudaStream_t stream) {
                                   static_cast<int>(bytes)),
              "conv: shared memory");
   const int64_t blocks = p.batch * p.groups * p.column_tiles * p.tiles[0] * p.tiles[1] * p.tiles[2] *
-                         (p.transposed ? p.classes : 1);
+                         (p.transposed && !p.merged ? p.classes : 1);
   gather_mma<Tile><<<static_cast<unsigned>(blocks), Tile::kThreads, bytes, stream>>>(p);
 }
 

@@ -52,6 +52,20 @@ bool choose_axes(const ConvProblem& p, GatherPlan& plan) {
   return plan.classes <= kMaxClasses;
 }
 
+/// One halo for all parts.
+void merge_halos(AxisParts& axis) {
+  int low = axis.part[0].low, high = low + axis.part[0].span;
+  for (int i = 1; i < axis.parts; ++i) {
+    low = std::min(low, axis.part[i].low);
+    high = std::max(high, axis.part[i].low + axis.part[i].span);
+  }
+  for (int i = 0; i < axis.parts; ++i) {
+    axis.part[i].low = low;
+    axis.part[i].span = high - low;
+  }
+  axis.max_span = high - low;
+}
+
 /// Multiprocessor cycles of a box, roughly; nothing if it does not fit.
 std::optional<double> cost(const ConvProblem& p, const GatherPlan& plan, const int (&box)[3]) {
   int halo = 1;
@@ -66,7 +80,7 @@ std::optional<double> cost(const ConvProblem& p, const GatherPlan& plan, const i
   }
   const bool three = three_products(p);
   const double taps = static_cast<double>(plan.axis[0].kernel) * plan.axis[1].kernel * plan.axis[2].kernel;
-  const double stages = plan.classes;  // of the inputs, or blocks of their own
+  const double stages = plan.merged ? 1 : plan.classes;  // of the inputs, or blocks of their own
   // 8 rows that straddle two lines of the box are read at half the rate.
   const double straddling = box[2] % 8 == 0 ? 0 : std::min(1.0, 7.0 / box[2]);
   const double blocks8 = plan.columns / 8;
@@ -180,8 +194,10 @@ bool tile_weight(const ConvProblem& p, WeightPlan& plan) {
     staged += static_cast<double>(c.tiles) * (plan.rows * kBoxWords + blocks * 8 * plan.halo_words);
     plan.classes.push_back(c);
   }
+  // Halves go through registers.
+  plan.buffers = elements == 1 && 2 * plan.shared_bytes <= kWeightShared ? 2 : 1;
   const double products = 16.0 * (plan.rows / 16) * most * 1.46 * (three_products(p) ? 3 : 1);
-  const double of_box = plan.column_tiles * (products + 400) + staged * 0.15;
+  const double of_box = plan.column_tiles * (products + 400) + staged * (plan.buffers == 2 ? 0.15 : 0.3);
   plan.cycles = of_box * static_cast<double>(plan.boxes) * plan.row_tiles * static_cast<double>(p.groups);
   return true;
 }
@@ -242,6 +258,9 @@ std::optional<GatherPlan> plan_gather(const ConvProblem& p) {
   plan.columns = choose_columns(p);
   plan.column_tiles = static_cast<int>((p.out_channels + plan.columns - 1) / plan.columns);
   plan.chunks = static_cast<int>((p.in_channels + kChunkWords * elements - 1) / (kChunkWords * elements));
+  plan.merged = p.direction == ConvDirection::transposed && plan.chunks == 1 && plan.classes > 1;
+  if (plan.merged)
+    for (AxisParts& axis : plan.axis) merge_halos(axis);
   choose_box(p, plan);
   if (plan.cycles < 0) return std::nullopt;
   plan.halo_voxels = 1;
@@ -252,7 +271,7 @@ std::optional<GatherPlan> plan_gather(const ConvProblem& p) {
     plan.halo_voxels *= plan.extent[a];
     blocks *= plan.tiles[a];
   }
-  if (p.direction == ConvDirection::transposed) blocks *= plan.classes;
+  if (p.direction == ConvDirection::transposed && !plan.merged) blocks *= plan.classes;
   if (blocks >= 2147483647.0) return std::nullopt;
   plan.pitch = round_up(plan.halo_voxels + 1 - 8, 32) + 8;  // 8 modulo the 32 banks
   return plan;

@@ -27,6 +27,7 @@ struct GatherPlan {
   int box[3], extent[3], tiles[3];
   int halo_voxels, pitch, classes, taps;  // taps: most of a block
   int columns, column_tiles, chunks;
+  bool merged;    // a block takes all phases
   double cycles;  // of all multiprocessors, by the model that chose the box
 };
 
@@ -47,7 +48,7 @@ struct WeightPlan {
   std::vector<Class> classes;
   int column_tiles, columns;     // of all classes; columns of 8
   int64_t boxes, range, ranges;  // range: boxes of a block
-  int shared_bytes;
+  int shared_bytes, buffers;     // 2: the next box is copied in the background
   double cycles;
 };
 

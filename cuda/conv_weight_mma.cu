@@ -95,7 +95,7 @@ void run(WeightMma& p, WeightSum& sum, const WeightPlan& plan, const Launch& lau
   const Workspace partial(launch, static_cast<size_t>(plan.ranges * sum.elements) * sizeof(float));
   p.partial = partial.as<float>();
   sum.partial = p.partial;
-  launch_weight_mma<Arithmetic>(p, plan.rows, blocks, plan.shared_bytes, launch.stream);
+  launch_weight_mma<Arithmetic>(p, plan.rows, blocks, plan.buffers * plan.shared_bytes, launch.stream);
   check_launch("conv weight gradient");
   weight_sum<typename Arithmetic::Element>
       <<<grid_size(sum.elements, kSumColumns), kSumColumns * kSumSlices, 0, launch.stream>>>(sum);
@@ -137,6 +137,8 @@ bool weight_on_tensor_cores(const View& w, const View& x, const View& y, const C
   p.run = plan->run;
   p.halo_words = plan->halo_words;
   p.pitch = plan->pitch;
+  p.buffers = plan->buffers;
+  p.buffer_words = plan->shared_bytes / 4;
   p.boxes = plan->boxes;
   p.range = plan->range;
   for (int a = 0; a < 3; ++a) {

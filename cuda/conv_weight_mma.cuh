@@ -7,8 +7,8 @@
 //
 // A block takes one box of the lattice after another and stages y's box and the halo of x that all its taps need,
 // both as [channel][voxel], which is how contiguous tensors lie in memory anyway; a tap is an offset in the halo.
-// Channels lie 4 banks apart, so that the 8 channels and 4 words that a warp reads at once do not collide. Two blocks
-// a multiprocessor hide each other's staging. As in conv_gather_mma.cuh, residues of strided inputs are classes of
+// Channels lie 4 banks apart, so that the 8 channels and 4 words that a warp reads at once do not collide. The
+// next box is copied in the background where both fit, and two blocks a multiprocessor hide what is left. As in conv_gather_mma.cuh, residues of strided inputs are classes of
 // their own, folded on the innermost axis. Two halves are a word along voxels, and an odd tap would straddle words:
 // for them x is staged twice, the second time shifted by one.
 //
@@ -48,6 +48,7 @@ struct WeightMma {
   Divisor box[3], extent[3];                  // the last in words
   int run;                                    // words of a residue's (and shift's) row of the halo
   int halo_words, pitch;                      // pitch: words between staged channels of x
+  int buffers, buffer_words;                  // 2: the next box is copied while this one is multiplied
   int tiles[3];
   int64_t boxes, range;                       // in all; of a range
   AxisParts axis[3];
@@ -65,6 +66,8 @@ struct WeightTile {
   static_assert(kThreads == kBoxWords, "a thread stages one word of y's box");
 };
 
+__device__ inline void round_word(uint32_t at) { store_shared(at, round_tf32(__uint_as_float(load_shared(at)))); }
+
 template <class Tile>
 __global__ void __launch_bounds__(Tile::kThreads, 2) weight_mma(const __grid_constant__ WeightMma p) {
   using Arithmetic = typename Tile::Arithmetic;
@@ -73,8 +76,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 2) weight_mma(const __grid_con
   constexpr int kBatch = 8;  // words on their way
   constexpr int kUnroll = Arithmetic::kParts == 1 && kElements == 1 ? 2 : 1;
   extern __shared__ uint4 dynamic_shared[];
-  uint32_t* const y_words = reinterpret_cast<uint32_t*>(dynamic_shared);
-  uint32_t* const x_words = y_words + Tile::kRows * kBoxPitch;
+  constexpr int kYWords = Tile::kRows * kBoxPitch;  // of a buffer; x's follow
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
   const int g = lane / 4, t = lane % 4;
 
@@ -105,21 +107,32 @@ __global__ void __launch_bounds__(Tile::kThreads, 2) weight_mma(const __grid_con
   const int x_channels = min(channels, p.in_channels - first_block * 8);
   const int y_channels = min(Tile::kRows, p.out_channels - first_row);
 
-  // `count` channels, zero from `real` on, of the words whose elements lie at `offset`
-  const auto stage = [&](uint32_t* to, int pitch, const Element* from, int64_t stride, int count, int real,
+  // `count` channels, zero from `real` on, of the words whose elements lie at `offset`: in the background if they can
+  // be copied as they are, else through registers
+  const auto stage = [&](uint32_t to, int pitch, const Element* from, int64_t stride, int count, int real,
                          const int64_t (&offset)[kElements]) {
-    for (int first = 0; first < count; first += kBatch) {
-      Element value[kBatch][kElements];
+    if constexpr (kElements == 1) {
+      const bool inside = offset[0] != kNowhere;
+      const Element* at = inside ? from + offset[0] : from;
+#pragma unroll 8
+      for (int i = 0; i < count; ++i, to += pitch * 4) {
+        copy_word_async(to, at, inside && i < real);
+        if (i + 1 < real) at += stride;
+      }
+    } else {
+      for (int first = 0; first < count; first += kBatch) {
+        Element value[kBatch][kElements];
 #pragma unroll
-      for (int i = 0; i < kBatch; ++i, from += stride)
+        for (int i = 0; i < kBatch; ++i, from += stride)
 #pragma unroll
-        for (int e = 0; e < kElements; ++e)
-          value[i][e] = first + i < real && offset[e] != kNowhere ? from[offset[e]] : Element(0.0f);
+          for (int e = 0; e < kElements; ++e)
+            value[i][e] = first + i < real && offset[e] != kNowhere ? from[offset[e]] : Element(0.0f);
 #pragma unroll
-      for (int i = 0; i < kBatch; ++i, to += pitch) *to = Arithmetic::word(value[i]);
+        for (int i = 0; i < kBatch; ++i, to += pitch * 4) store_shared(to, Arithmetic::word(value[i]));
+      }
     }
   };
-  const auto stage_box = [&](int64_t box) {
+  const auto stage_box = [&](int64_t box, uint32_t buffer) {
     int64_t sample = box;
     int q[3];
     for (int a = 2; a >= 0; --a) {
@@ -135,7 +148,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 2) weight_mma(const __grid_con
         const bool inside = word < p.box[0].value && d < p.axis[0].count && h < p.axis[1].count && w + e < p.axis[2].count;
         offset[e] = inside ? d * p.y_stride[2] + h * p.y_stride[3] + (w + e) * p.y_stride[4] : kNowhere;
       }
-      stage(y_words + thread, kBoxPitch, y + sample * p.y_stride[0], p.y_stride[1], Tile::kRows, y_channels, offset);
+      stage(buffer + thread * 4, kBoxPitch, y + sample * p.y_stride[0], p.y_stride[1], Tile::kRows, y_channels, offset);
     }
     for (int v = thread; v < p.halo_words; v += kThreads) {
       int word = v;
@@ -156,42 +169,68 @@ __global__ void __launch_bounds__(Tile::kThreads, 2) weight_mma(const __grid_con
                             static_cast<unsigned>(last) < static_cast<unsigned>(p.axis[2].in_size);
         offset[e] = inside ? position[0] * p.x_stride[2] + position[1] * p.x_stride[3] + last * p.x_stride[4] : kNowhere;
       }
-      stage(x_words + v, p.pitch, x + sample * p.x_stride[0], p.x_stride[1], channels, x_channels, offset);
+      stage(buffer + (kYWords + v) * 4, p.pitch, x + sample * p.x_stride[0], p.x_stride[1], channels, x_channels, offset);
+    }
+  };
+  const auto round_box = [&](uint32_t buffer) {  // what this thread copied
+    if constexpr (Arithmetic::kRounds) {
+#pragma unroll 16
+      for (int i = 0; i < Tile::kRows; ++i) round_word(buffer + (thread + i * kBoxPitch) * 4);
+      for (int v = thread; v < p.halo_words; v += kThreads) {
+        uint32_t at = buffer + (kYWords + v) * 4;
+#pragma unroll 8
+        for (int i = 0; i < channels; ++i, at += p.pitch * 4) round_word(at);
+      }
     }
   };
 
-  const char* columns[kN8];  // this lane's first word of B in each of its columns of 8
+  uint32_t columns[kN8];  // bytes to this lane's first word of B in each of its columns of 8
 #pragma unroll
   for (int n = 0; n < kN8; ++n) {
     const int column = warp * kN8 + n < column_count ? first_column + warp * kN8 + n : first_column;
     const int block = column / c.taps, tap = column - block * c.taps;
-    columns[n] = reinterpret_cast<const char*>(x_words + ((block - first_block) * 8 + g) * p.pitch + t) +
-                 p.tap_offset[c.tap_begin + tap];
+    columns[n] = (kYWords + ((block - first_block) * 8 + g) * p.pitch + t) * 4 + p.tap_offset[c.tap_begin + tap];
   }
-  const uint32_t* const rows = y_words + g * kBoxPitch + t;
+  const uint32_t shared = shared_address(dynamic_shared), rows = (g * kBoxPitch + t) * 4;
 
   Accumulator sum[kM16][kN8] = {};
-  const int64_t last_box = min((range + 1) * p.range, p.boxes);
-  for (int64_t box = range * p.range; box < last_box; ++box) {
-    stage_box(box);
+  const int64_t first_box = range * p.range, last_box = min(first_box + p.range, p.boxes);
+  uint32_t buffer = shared;
+  if (p.buffers == 2) {
+    stage_box(first_box, buffer);
+    commit_copies();
+  }
+  for (int64_t box = first_box; box < last_box; ++box) {
+    const uint32_t other = p.buffers == 2 && buffer == shared ? shared + p.buffer_words * 4 : shared;
+    if (p.buffers == 1)
+      stage_box(box, buffer);
+    else if (box + 1 < last_box)
+      stage_box(box + 1, other);
+    commit_copies();
+    if (p.buffers == 1)
+      await_copies<0>();
+    else
+      await_copies<1>();
+    round_box(buffer);
     __syncthreads();
 #pragma unroll kUnroll
     for (int step = 0; step < kBoxWords / 8; ++step) {
       uint32_t a[kM16][4], b[kN8][2];
-      const int offset = p.step_offset[step];
+      const uint32_t offset = p.step_offset[step] + buffer;
 #pragma unroll
       for (int m = 0; m < kM16; ++m)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) a[m][i] = rows[(m * 16 + i % 2 * 8) * kBoxPitch + step * 8 + i / 2 * 4];
+        for (int i = 0; i < 4; ++i)
+          a[m][i] = load_shared(rows + (buffer + step * 32) + ((m * 16 + i % 2 * 8) * kBoxPitch + i / 2 * 4) * 4);
 #pragma unroll
       for (int n = 0; n < kN8; ++n) {
-        const uint32_t* const word = reinterpret_cast<const uint32_t*>(columns[n] + offset);
-        b[n][0] = word[0];
-        b[n][1] = word[4];
+        b[n][0] = load_shared(columns[n] + offset);
+        b[n][1] = load_shared(columns[n] + offset + 16);
       }
       Arithmetic::multiply_words(sum, a, b);
     }
     __syncthreads();
+    buffer = other;
   }
 
   float* const out = p.partial + ((range * p.groups + group) * p.out_channels + first_row) * p.columns * 8;

@@ -59,6 +59,7 @@ __device__ void multiply_each(Accumulator (&c)[kM][kN], const uint32_t (&a)[kM][
 
 /// float32 tensors rounded to TF32 (10 bits after the point). NaN and infinities stay what they are.
 struct Tf32 {
+  static constexpr bool kRounds = true;  // what is staged has to be rounded
   using Element = float;
   static constexpr int kElements = 1, kParts = 1;
   __device__ static uint32_t word(const float (&x)[1]) { return round_tf32(x[0]); }
@@ -79,6 +80,7 @@ struct Tf32 {
 /// added in float32. (The method: Ootomo and Yokota, "Recovering single precision accuracy from Tensor Cores while
 /// surpassing the FP32 theoretical peak performance", 2022.) An infinite input gives NaN.
 struct Tf32x3 {
+  static constexpr bool kRounds = false;
   using Element = float;
   static constexpr int kElements = 1, kParts = 2;
   __device__ static uint32_t word(const float (&x)[1]) { return __float_as_uint(x[0]); }
@@ -125,6 +127,7 @@ struct Tf32x3 {
 /// bf16 and f16 tensors, two elements a word.
 template <class T, auto kMma>
 struct Halves {
+  static constexpr bool kRounds = false;
   using Element = T;
   static constexpr int kElements = 2, kParts = 1;
   __device__ static uint32_t word(const T (&x)[2]) { return x[0].bits | uint32_t{x[1].bits} << 16; }
@@ -153,9 +156,18 @@ __device__ inline uint32_t load_shared(uint32_t address) {
   return word;
 }
 
+__device__ inline void store_shared(uint32_t address, uint32_t word) {
+  asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(word) : "memory");
+}
+
 /// 16 bytes from global to shared memory, in the background.
 __device__ inline void copy_async(void* shared, const void* global) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(shared)), "l"(global) : "memory");
+}
+/// 4 bytes, or zero.
+__device__ inline void copy_word_async(uint32_t shared, const void* global, bool really) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared), "l"(global), "r"(really ? 4 : 0)
+               : "memory");
 }
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 /// Until at most kPending of the groups that this thread committed are still on their way.
