@@ -12,6 +12,7 @@
 #include "core/autograd.h"
 #include "ops/checks.h"
 #include "ops/conv_geometry.h"
+#include "ops/halves.h"
 #include "ops/kernels.h"
 #include "ops/reduce.h"
 #include "ops/shape.h"
@@ -22,7 +23,11 @@ namespace {
 
 Saved saved_if(bool needed, const Tensor& t) { return needed ? Saved(t) : Saved(); }
 
-Tensor sum_over_voxels(const Tensor& grad) { return sum(grad, {0, 2, 3, 4}); }
+/// The gradient of a bias. Halves are summed in float32.
+Tensor sum_over_voxels(const Tensor& grad) {
+  const Dims axes{0, 2, 3, 4};
+  return is_half(grad.dtype()) ? sum(grad.to(f32), axes).to(grad.dtype()) : sum(grad, axes);
+}
 
 Tensor convolve(const Tensor& x, const Tensor& weight, const Tensor& bias, const Triple& size,
                 const ConvGeometry& geometry);

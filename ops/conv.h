@@ -2,16 +2,17 @@
 // differentiation.
 //
 // For all functions here:
-// - f32 and f64, one dtype and one device for all operands. The input may lack its batch axis; the result then does.
+// - f32, f64, bf16 and f16, one dtype and one device for all operands. Halves are multiplied exactly, summed in float32
+//   and rounded once. On GPUs f32 is as accurate as set_float32_precision() (core/precision.h) asks for.
+// - The input may lack its batch axis; the result then does.
 // - The result is contiguous, or channels-last where the input is.
 // - Gradients in the input, the weight and the bias, of any order.
 // - They throw Error for operands that do not fit (rank, channels, groups, dtype, device), for an empty axis other than
 //   the batch, for options out of range (stride, dilation and padding end below 2^31), and for a result without voxels
 //   or beyond 64 bits.
 // - A tensor may have more than 2^31 elements. The CUDA kernels refuse, with an Error, axes that with padding, stride
-// and
-//   dilation reach beyond 2^30 positions, and 2^31 or more weights for one channel.
-// - Beside the operands the CPU takes less than 64 MB.
+//   and dilation reach beyond 2^30 positions, and 2^31 or more weights for one channel.
+// - Beside the operands the CPU takes less than 64 MB; for halves also float32 copies of the operands.
 #pragma once
 
 #include <optional>

@@ -146,6 +146,7 @@ struct Kernels {
 
   // ---- convolution: x (N, Ci, D, H, W), w (Co, Ci / groups, kD, kH, kW), y (N, Co, D', H', W').
   // bias may be null. Output position o and tap k meet input position o * stride - padding + k * dilation.
+  // f32, f64, bf16 and f16; halves are summed in f32 and rounded once.
   void (*conv_forward)(const View& y, const View& x, const View& w, const View* bias, const ConvGeometry& geometry);
   /// x from y: the gradient of conv_forward in its input, and conv_transpose forward (bias over x's channels).
   void (*conv_backward_data)(const View& x, const View& y, const View& w, const View* bias,
