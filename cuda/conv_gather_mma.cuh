@@ -15,6 +15,7 @@
 
 #include <algorithm>
 
+#include "cuda/conv_instances.h"
 #include "cuda/conv_parts.h"
 #include "cuda/divisor.h"
 #include "cuda/launch.h"
@@ -363,6 +364,7 @@ void launch_gather_mma(const GatherMma& problem, int columns, cudaStream_t strea
 
 template <class Tile>
 void launch_gather_tile(GatherMma p, cudaStream_t stream) {
+  ++conv_instance<Tile, false, Tile::kColumns>.launches;
   p.rounds = (p.halo_voxels + Tile::kThreads - 1) / Tile::kThreads;
   const size_t bytes = Tile::shared_bytes(p);
   check_cuda(cudaFuncSetAttribute(gather_mma<Tile>, cudaFuncAttributeMaxDynamicSharedMemorySize,

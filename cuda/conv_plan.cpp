@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
+#include <cmath>
 #include <vector>
 
 namespace voxgrad::cuda {
@@ -15,8 +17,14 @@ constexpr int kChunkWords = 8;
 
 int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
 
-bool three_products(const ConvProblem& p) {
-  return p.dtype == DType::f32 && p.precision == Float32Precision::highest;
+std::atomic<ConvChoice> forced_choice{};
+
+bool three_products(const ConvProblem& p) { return arithmetic_of(p) == ConvArithmetic::tf32x3; }
+
+/// The width that is asked for, if it is one of `widths`.
+std::optional<int> asked_width(const ConvProblem& p, std::span<const int> widths) {
+  const bool compiled = std::find(widths.begin(), widths.end(), p.choice.width) != widths.end();
+  return compiled ? std::optional<int>(p.choice.width) : std::nullopt;
 }
 
 /// The widths of boxes that are worth a look: those that divide `count` into n near-equal pieces.
@@ -96,10 +104,10 @@ void choose_box(const ConvProblem& p, GatherPlan& plan) {
 }
 
 int choose_columns(const ConvProblem& p) {
-  const bool three = three_products(p);
-  int best = 8;
-  for (const int columns : {8, 16, 24, 32, 48, 64}) {
-    if (three && columns > 32) break;  // the sum of a step stands beside the accumulators
+  const auto compiled = gather_widths(arithmetic_of(p));
+  if (const auto asked = asked_width(p, compiled)) return *asked;
+  int best = compiled.front();
+  for (const int columns : compiled) {
     const auto computed = [&](int64_t c) { return (p.out_channels + c - 1) / c * (c + 12); };  // 12: what a tile costs by itself
     if (computed(columns) < computed(best)) best = columns;
   }
@@ -114,10 +122,12 @@ constexpr int64_t kWorkspace = int64_t{256} << 20;
 /// Columns of 8 that a block of 4 warps takes beside so many rows (weight_columns()).
 int most_columns(const ConvProblem& p, int rows) { return 4 * (rows > 32 || three_products(p) ? 7 : 14); }
 
-int choose_rows(int64_t channels) {
-  int best = 16;
-  for (const int rows : {32, 48, 64}) {
-    const auto computed = [&](int64_t r) { return (channels + r - 1) / r * (r + 8); };
+int choose_rows(const ConvProblem& p) {
+  const auto compiled = weight_widths(arithmetic_of(p));
+  if (const auto asked = asked_width(p, compiled)) return *asked;
+  int best = compiled.front();
+  for (const int rows : compiled) {
+    const auto computed = [&](int64_t r) { return (p.out_channels + r - 1) / r * (r + 8); };
     if (computed(rows) <= computed(best)) best = rows;
   }
   return best;
@@ -201,11 +211,55 @@ void choose_range(const ConvProblem& p, WeightPlan& plan) {
 
 }  // namespace
 
+const char* name(ConvArithmetic arithmetic) {
+  constexpr const char* kNames[] = {"TF32", "3xTF32", "bf16", "f16"};
+  return kNames[static_cast<int>(arithmetic)];
+}
+
+void force_conv_choice(ConvChoice choice) { forced_choice.store(choice); }
+
+ConvProblem conv_problem(ConvDirection direction, const View& in, const View& out, const View& w,
+                         const ConvGeometry& geometry) {
+  ConvProblem problem{.direction = direction,
+                      .dtype = w.dtype,
+                      .precision = float32_precision(),
+                      .batch = in.size[0],
+                      .groups = geometry.groups,
+                      .in_channels = in.size[1] / geometry.groups,
+                      .out_channels = out.size[1] / geometry.groups,
+                      .geometry = geometry,
+                      .choice = forced_choice.load()};
+  for (int a = 0; a < 3; ++a) {
+    problem.in_size[a] = in.size[a + 2];
+    problem.out_size[a] = out.size[a + 2];
+    problem.kernel[a] = w.size[a + 2];
+    problem.in_stride[a] = in.stride[a + 2];
+  }
+  return problem;
+}
+
+ConvArithmetic arithmetic_of(const ConvProblem& p) {
+  if (p.dtype == DType::bf16) return ConvArithmetic::bf16;
+  if (p.dtype == DType::f16) return ConvArithmetic::f16;
+  return p.precision == Float32Precision::highest ? ConvArithmetic::tf32x3 : ConvArithmetic::tf32;
+}
+
+std::span<const int> gather_widths(ConvArithmetic arithmetic) {
+  static constexpr int kWidths[] = {8, 16, 24, 32, 48, 64};
+  // Three products: the sum of a step stands in registers beside the accumulators.
+  return std::span(kWidths).first(arithmetic == ConvArithmetic::tf32x3 ? 4 : 6);
+}
+
+std::span<const int> weight_widths(ConvArithmetic) {
+  static constexpr int kWidths[] = {16, 32, 48, 64};
+  return kWidths;
+}
+
 std::optional<WeightPlan> plan_weight(const ConvProblem& p) {
   WeightPlan best{};
   best.cycles = -1;
   WeightPlan plan{};
-  if (p.dtype == DType::f64 || p.batch == 0) return std::nullopt;
+  if (p.dtype == DType::f64 || p.batch == 0 || p.choice.plain) return std::nullopt;
   int64_t taps = 1, classes = 1;
   for (int a = 0; a < 3; ++a) {
     const ConvGeometry& g = p.geometry;
@@ -218,7 +272,7 @@ std::optional<WeightPlan> plan_weight(const ConvProblem& p) {
     if (taps > kMaxTaps || classes > kMaxClasses) return std::nullopt;
   }
   const int elements = p.dtype == DType::f32 ? 1 : 2;
-  plan.rows = choose_rows(p.out_channels);
+  plan.rows = choose_rows(p);
   plan.row_tiles = static_cast<int>((p.out_channels + plan.rows - 1) / plan.rows);
   plan.blocks8 = static_cast<int>((p.in_channels + 7) / 8);
   for (int w = 8 * elements; w <= kBoxWords * elements; w += 8 * elements)
@@ -237,7 +291,7 @@ std::optional<WeightPlan> plan_weight(const ConvProblem& p) {
 
 std::optional<GatherPlan> plan_gather(const ConvProblem& p) {
   GatherPlan plan{};
-  if (p.dtype == DType::f64 || !choose_axes(p, plan) || plan.classes == 0) return std::nullopt;
+  if (p.dtype == DType::f64 || p.choice.plain || !choose_axes(p, plan) || plan.classes == 0) return std::nullopt;
   const int elements = p.dtype == DType::f32 ? 1 : 2;
   plan.columns = choose_columns(p);
   plan.column_tiles = static_cast<int>((p.out_channels + plan.columns - 1) / plan.columns);
@@ -246,14 +300,16 @@ std::optional<GatherPlan> plan_gather(const ConvProblem& p) {
   if (plan.cycles < 0) return std::nullopt;
   plan.halo_voxels = 1;
   double blocks = static_cast<double>(p.batch * p.groups * plan.column_tiles);
+  double reach = 0;  // of a halo, in elements: offsets in it are 32-bit
   for (int a = 0; a < 3; ++a) {
     plan.extent[a] = (plan.box[a] - 1 + plan.axis[a].max_span) * plan.axis[a].fold;
     plan.tiles[a] = (plan.axis[a].count + plan.box[a] - 1) / plan.box[a];
     plan.halo_voxels *= plan.extent[a];
     blocks *= plan.tiles[a];
+    reach += std::abs(static_cast<double>(p.in_stride[a])) * plan.axis[a].in_step * plan.extent[a];
   }
   if (p.direction == ConvDirection::transposed) blocks *= plan.classes;
-  if (blocks >= 2147483647.0) return std::nullopt;
+  if (blocks >= 2147483647.0 || reach >= 2147483647.0) return std::nullopt;
   plan.pitch = round_up(plan.halo_voxels + 1 - 8, 32) + 8;  // 8 modulo the 32 banks
   return plan;
 }

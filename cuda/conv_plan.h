@@ -2,14 +2,28 @@
 #pragma once
 
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "core/precision.h"
+#include "core/view.h"
 #include "cuda/conv_parts.h"
 
 namespace voxgrad::cuda {
 
 enum class ConvDirection : uint8_t { forward, transposed, weight };
+
+/// How tensor cores multiply (cuda/mma.cuh).
+enum class ConvArithmetic : uint8_t { tf32, tf32x3, bf16, f16 };
+const char* name(ConvArithmetic arithmetic);
+
+/// What tests ask for in place of what the planner would choose.
+struct ConvChoice {
+  bool plain = false;  // the plain kernel
+  int width = 0;       // of a tile: columns of the gather, rows of the weight gradient; 0: the planner's choice
+};
+/// Of the whole program, for the convolutions to come. A width that is not compiled is passed over.
+void force_conv_choice(ConvChoice choice);
 
 /// A convolution as its kernels see it: `in` is gathered, `out` (or, for the weight gradient, the lattice y) is even.
 struct ConvProblem {
@@ -19,7 +33,19 @@ struct ConvProblem {
   int64_t batch, groups, in_channels, out_channels;  // channels of a group
   Triple in_size{1}, out_size{1}, kernel{1};
   ConvGeometry geometry{};
+  Triple in_stride{0};
+  ConvChoice choice{};
 };
+
+/// The problem of these views, with the precision and the choice that are set now. In a weight gradient `in` is x and
+/// `out` the lattice y.
+ConvProblem conv_problem(ConvDirection direction, const View& in, const View& out, const View& w,
+                         const ConvGeometry& geometry);
+/// Not for f64.
+ConvArithmetic arithmetic_of(const ConvProblem& problem);
+/// The widths of tiles for which conv_gather_*.cu and conv_weight_*.cu are compiled, ascending.
+std::span<const int> gather_widths(ConvArithmetic arithmetic);
+std::span<const int> weight_widths(ConvArithmetic arithmetic);
 
 /// A tile of the tensor-core gather (conv_gather_mma.cuh).
 struct GatherPlan {
@@ -51,7 +77,7 @@ struct WeightPlan {
   double cycles;
 };
 
-/// Nothing if the plain kernel has to take it. In a weight gradient `in` is x and `out` the lattice y.
+/// Nothing if the plain kernel has to take it.
 std::optional<WeightPlan> plan_weight(const ConvProblem& problem);
 
 }  // namespace voxgrad::cuda
