@@ -30,10 +30,10 @@ std::optional<int> asked_width(const ConvProblem& p, std::span<const int> widths
 /// The widths of boxes that are worth a look: those that divide `count` into n near-equal pieces.
 std::vector<int> widths(int count, int most) {
   std::vector<int> result;
-  for (int n = 1; n <= count; ++n) {
-    const int width = (count + n - 1) / n;
-    if (width <= most && (result.empty() || result.back() != width)) result.push_back(width);
-    if (width == 1) break;
+  for (int width = std::min(count, most); width > 0; --width) {
+    const int pieces = (count + width - 1) / width;
+    width = (count + pieces - 1) / pieces;
+    result.push_back(width);
   }
   return result;
 }
@@ -173,6 +173,7 @@ bool tile_weight(const ConvProblem& p, WeightPlan& plan) {
   plan.column_tiles = plan.columns = 0;
   plan.shared_bytes = 0;
   double staged = 0;
+  int padded_taps = 0;
   for (int number = 0;; ++number) {
     int rest = number, taps = 1;
     for (int a = 2; a >= 0; --a) {
@@ -183,7 +184,8 @@ bool tile_weight(const ConvProblem& p, WeightPlan& plan) {
     const WeightPlan::Class c = tile_class(taps, plan.blocks8, most, plan.pitch, room);
     const int blocks = std::max(1, c.tile_columns / c.padded_taps);
     const int bytes = (plan.rows * (kBoxWords + 4) + blocks * 8 * plan.pitch) * 4;
-    if (bytes > kWeightShared) return false;
+    padded_taps += c.padded_taps;
+    if (bytes > kWeightShared || padded_taps > kMaxTaps) return false;
     plan.shared_bytes = std::max(plan.shared_bytes, bytes);
     plan.column_tiles += c.tiles;
     plan.columns += plan.blocks8 * c.padded_taps;
@@ -312,6 +314,20 @@ std::optional<GatherPlan> plan_gather(const ConvProblem& p) {
   if (blocks >= 2147483647.0 || reach >= 2147483647.0) return std::nullopt;
   plan.pitch = round_up(plan.halo_voxels + 1 - 8, 32) + 8;  // 8 modulo the 32 banks
   return plan;
+}
+
+int64_t workspace_bytes(const ConvProblem& p, const GatherPlan& plan) {
+  int64_t words = p.groups * plan.column_tiles * plan.columns * plan.chunks * kChunkWords;
+  for (const AxisParts& axis : plan.axis) {
+    int64_t taps = 0;
+    for (int i = 0; i < axis.parts; ++i) taps += axis.part[i].taps;
+    words *= taps;
+  }
+  return words * (three_products(p) ? 2 : 1) * static_cast<int64_t>(sizeof(uint32_t));
+}
+
+int64_t workspace_bytes(const ConvProblem& p, const WeightPlan& plan) {
+  return plan.ranges * p.groups * p.out_channels * plan.columns * 8 * static_cast<int64_t>(sizeof(float));
 }
 
 }  // namespace voxgrad::cuda

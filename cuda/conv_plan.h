@@ -59,6 +59,9 @@ struct GatherPlan {
 /// Nothing if the plain kernel has to take it.
 std::optional<GatherPlan> plan_gather(const ConvProblem& problem);
 
+/// Of the packed weights.
+int64_t workspace_bytes(const ConvProblem& problem, const GatherPlan& plan);
+
 /// A tile of the tensor-core weight gradient (conv_weight_mma.cuh). A class is a part of each axis.
 struct WeightPlan {
   struct Class {
@@ -79,5 +82,10 @@ struct WeightPlan {
 
 /// Nothing if the plain kernel has to take it.
 std::optional<WeightPlan> plan_weight(const ConvProblem& problem);
+/// Of the partial sums.
+int64_t workspace_bytes(const ConvProblem& problem, const WeightPlan& plan);
+
+/// The plan in words, and the rates of an H200: the arithmetic's (f64: tensor cores'), and memory's.
+ConvExplanation explain(const ConvProblem& problem);
 
 }  // namespace voxgrad::cuda

@@ -359,4 +359,9 @@ void conv_backward_data(const View& x, const View& y, const View& w, const View*
   convolve("conv_transpose", true, x, y, w, bias, geometry);
 }
 
+ConvExplanation explain_conv(ConvPass, const View&, const View& w, const View&, const ConvGeometry&) {
+  return {concat(is_half(w.dtype) ? "float32 copies, then " : "", "CPU: register tile, ", num_threads(),
+                 " threads, workspace below 64 MB")};
+}
+
 }  // namespace voxgrad::cpu
