@@ -27,10 +27,10 @@ void force_conv_choice(ConvChoice choice);
 
 /// A convolution as its kernels see it: `in` is gathered, `out` (or, for the weight gradient, the lattice y) is even.
 struct ConvProblem {
-  ConvDirection direction;
-  DType dtype;
-  Float32Precision precision;
-  int64_t batch, groups, in_channels, out_channels;  // channels of a group
+  ConvDirection direction = ConvDirection::forward;
+  DType dtype = DType::f32;
+  Float32Precision precision = Float32Precision::highest;
+  int64_t batch = 1, groups = 1, in_channels = 1, out_channels = 1;  // channels of a group
   Triple in_size{1}, out_size{1}, kernel{1};
   ConvGeometry geometry{};
   Triple in_stride{0};
