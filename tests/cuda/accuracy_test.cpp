@@ -1,17 +1,19 @@
 // How accurate the CUDA convolutions are: against the CPU's in f64, for each mode and kernel; the border's shell, the
-// phases of a stride and the taps each by themselves; and with positive numbers, where a bias shows.
+// phases of a stride and the taps each by themselves; and with positive numbers, where a bias shows. And matmul.
 #include <cmath>
 #include <map>
 
 #include "core/autograd.h"
 #include "ops/create.h"
 #include "ops/elementwise.h"
+#include "ops/linalg.h"
+#include "ops/reduce.h"
 #include "tests/cuda/conv_problem.h"
 
 namespace voxgrad::cudatest {
 namespace {
 
-using CudaConv = OnGpu;
+using CudaAccuracy = OnGpu;
 
 /// What a mode may lose.
 struct Accuracy {
@@ -90,7 +92,7 @@ void expect_accurate(const Problem& p, const Tensors& operands, const Accuracy& 
   }
 }
 
-TEST_F(CudaConv, IsAsAccurateAsItsMode) {
+TEST_F(CudaAccuracy, OfConvolutionsIsTheModes) {
   NoGradGuard no_grad;
   manual_seed(kFirstSeed);
   const Problem problems[] = {
@@ -108,6 +110,18 @@ TEST_F(CudaConv, IsAsAccurateAsItsMode) {
         };
         expect_accurate(p, {values(p.x_shape()), values(p.w_shape()), values(p.y_shape())}, accuracy, positive);
       }
+}
+
+TEST_F(CudaAccuracy, OfMatmulIsTheModes) {
+  const Tensor a = randn({300, 500}), b = randn({500, 400}), exact = matmul(a.to(f64), b.to(f64));
+  const auto error = [&](Float32Precision precision) {
+    const Setting setting(precision);
+    const Tensor got = matmul(a.to(Device::cuda()), b.to(Device::cuda())).to(Device::cpu(), f64);
+    return std::sqrt(sum(pow(got - exact, 2)).item() / sum(pow(exact, 2)).item());
+  };
+  EXPECT_LE(error(Float32Precision::highest), 1e-6);
+  EXPECT_LE(error(Float32Precision::high), 4e-4);
+  EXPECT_GE(error(Float32Precision::high), 2e-5) << "high is not TF32";
 }
 
 }  // namespace
