@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <tuple>
 
 #include "core/autograd.h"
 #include "cuda/cuda.h"
@@ -55,7 +56,9 @@ Tensors results(const Case& c, const Tensors& inputs, Device device, DType dtype
 class HalfConv : public testing::TestWithParam<std::tuple<Case, DType, DeviceType>> {};
 
 TEST_P(HalfConv, RoundsOnce) {
-  const auto& [c, dtype, type] = GetParam();
+  const Case& c = std::get<0>(GetParam());
+  const DType dtype = std::get<1>(GetParam());
+  const DeviceType type = std::get<2>(GetParam());
   if (type == DeviceType::cuda && !cuda::is_available()) GTEST_SKIP() << "no CUDA device";
   manual_seed(1);
   const auto numbers = [&](const Shape& shape) { return affine(rand(shape), 2, -1).to(dtype); };
