@@ -4,7 +4,7 @@
 #include "core/device.h"
 #include "core/error.h"
 #include "cuda/cuda.h"
-#include "ops/kernels.h"
+#include "cuda/kernels.h"
 
 namespace voxgrad {
 namespace {
@@ -34,7 +34,11 @@ Table absent_table() {
 }  // namespace
 
 const Kernels& cuda_kernels() {
-  static const Kernels table = absent_table<Kernels>();
+  static const Kernels table = [] {
+    Kernels absent = absent_table<Kernels>();
+    absent.explain_conv = cuda::kernel::explain_conv;
+    return absent;
+  }();
   return table;
 }
 

@@ -1,8 +1,8 @@
 // Matrix products by cuBLAS.
 //
-// Handles are made once for each stream. They compute float32 in float32 (TF32 only if asked for, which nothing here
-// does) and get their workspace from the caching allocator for the length of a call: cuBLAS's own would be chosen
-// by what runs beside it, and with it the order of sums.
+// Handles are made once for each stream. They compute float32 in float32, or in TF32 where set_float32_precision() says
+// so, and get their workspace from the caching allocator for the length of a call: cuBLAS's own would be chosen by what
+// runs beside it, and with it the order of sums.
 #include <cublas_v2.h>
 
 #include <algorithm>
@@ -15,6 +15,7 @@
 
 #include "core/dtype.h"
 #include "core/error.h"
+#include "core/precision.h"
 #include "cuda/kernels.h"
 #include "cuda/launch.h"
 
@@ -126,6 +127,9 @@ void multiply(const Launch& launch, const View& c, const Operand& a, const Opera
   const Workspace workspace(launch, kWorkspaceBytes);
   const std::lock_guard lock(handle.mutex);
   check_blas(cublasSetWorkspace(handle.get(), workspace.as<void>(), kWorkspaceBytes), "cublasSetWorkspace");
+  const bool high = float32_precision() == Float32Precision::high;  // f64 knows no difference
+  check_blas(cublasSetMathMode(handle.get(), high ? CUBLAS_TF32_TENSOR_OP_MATH : CUBLAS_DEFAULT_MATH),
+             "cublasSetMathMode");
   const T one = 1, zero = 0;
   const int64_t rows = c.size[1], columns = c.size[2];
   const int64_t leading = rows == 1 ? columns : c.stride[1];

@@ -15,6 +15,7 @@
 #include "cuda/conv_gather.h"
 #include "cuda/conv_tile.cuh"
 #include "cuda/kernels.h"
+#include "ops/halves.h"
 
 namespace voxgrad::cuda {
 namespace {
@@ -246,6 +247,10 @@ void convolve(const char* op, const View& out, const View& in, const View& w, co
         "the CUDA kernels take fewer than 2^31 weights an output channel");
   const Launch launch(out);
   if (gather_on_tensor_cores(out, in, w, bias, geometry, transposed, launch)) return;
+  if (is_half(out.dtype))
+    return through_float32(out, in, w, bias, [&](const View& o, const View& i, const View& v, const View* b) {
+      convolve(op, o, i, v, b, geometry, transposed);
+    });
   dispatch<float, double>(out.dtype, op, "CUDA",
                           [&]<class T>() { convolve<T>(out, in, w, bias, geometry, transposed, launch.stream); });
   check_launch(op);

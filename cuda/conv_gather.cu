@@ -56,30 +56,20 @@ void fill_bias(const View& out, const View* bias) {
 
 }  // namespace
 
+int64_t shared_memory_limit(const Launch& launch) {
+  int bytes = 0;
+  check_cuda(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, launch.device), "conv");
+  return bytes;
+}
+
 bool gather_on_tensor_cores(const View& out, const View& in, const View& w, const View* bias,
                             const ConvGeometry& geometry, bool transposed, const Launch& launch) {
   const int in_axis = transposed ? 0 : 1;  // of the weight
-  ConvProblem problem{.direction = transposed ? ConvDirection::transposed : ConvDirection::forward,
-                      .dtype = out.dtype,
-                      .precision = float32_precision(),
-                      .batch = in.size[0],
-                      .groups = geometry.groups,
-                      .in_channels = in.size[1] / geometry.groups,
-                      .out_channels = out.size[1] / geometry.groups,
-                      .geometry = geometry};
-  for (int a = 0; a < 3; ++a) {
-    problem.in_size[a] = in.size[a + 2];
-    problem.out_size[a] = out.size[a + 2];
-    problem.kernel[a] = w.size[a + 2];
-  }
+  ConvProblem problem =
+      conv_problem(transposed ? ConvDirection::transposed : ConvDirection::forward, in, out, w, geometry);
+  problem.shared_limit = shared_memory_limit(launch);
   const auto plan = plan_gather(problem);
   if (!plan) return false;
-  double reach = 0;  // of a halo, in elements: offsets in it are 32-bit and not negative
-  for (int a = 0; a < 3; ++a) {
-    if (in.stride[a + 2] < 0) return false;
-    reach += static_cast<double>(in.stride[a + 2]) * plan->axis[a].in_step * plan->extent[a];
-  }
-  if (reach >= (1 << 29)) return false;
 
   GatherMma p{};
   p.in = in.data;
@@ -98,6 +88,7 @@ bool gather_on_tensor_cores(const View& out, const View& in, const View& w, cons
   p.pitch = plan->pitch;
   p.classes = plan->classes;
   p.merged = plan->merged;
+  p.buffers = plan->buffers;
   p.batch = problem.batch;
   bool complete = true;
   p.box_voxels = 1;
@@ -116,14 +107,11 @@ bool gather_on_tensor_cores(const View& out, const View& in, const View& w, cons
                    {w.stride[2], w.stride[3], w.stride[4]}, p.groups, p.in_channels, p.out_channels,
                    plan->columns, plan->column_tiles, plan->chunks, p.class_begin[p.classes], {}};
   std::copy_n(plan->axis, 3, pack.axis);
-  switch (out.dtype) {
-    case DType::bf16: run<Bf16>(p, pack, launch); break;
-    case DType::f16: run<F16>(p, pack, launch); break;
-    default:
-      if (problem.precision == Float32Precision::highest)
-        run<Tf32x3>(p, pack, launch);
-      else
-        run<Tf32>(p, pack, launch);
+  switch (arithmetic_of(problem)) {
+    case ConvArithmetic::tf32: run<Tf32>(p, pack, launch); break;
+    case ConvArithmetic::tf32x3: run<Tf32x3>(p, pack, launch); break;
+    case ConvArithmetic::bf16: run<Bf16>(p, pack, launch); break;
+    case ConvArithmetic::f16: run<F16>(p, pack, launch); break;
   }
   return true;
 }

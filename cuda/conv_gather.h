@@ -10,6 +10,9 @@ namespace voxgrad::cuda {
 bool gather_on_tensor_cores(const View& out, const View& in, const View& w, const View* bias,
                             const ConvGeometry& geometry, bool transposed, const Launch& launch);
 
+/// Bytes of shared memory that a block may have.
+int64_t shared_memory_limit(const Launch& launch);
+
 /// The same for the weight gradient.
 bool weight_on_tensor_cores(const View& w, const View& x, const View& y, const ConvGeometry& geometry,
                             const Launch& launch);

@@ -15,6 +15,7 @@
 
 #include <algorithm>
 
+#include "cuda/conv_instances.h"
 #include "cuda/conv_parts.h"
 #include "cuda/divisor.h"
 #include "cuda/launch.h"
@@ -43,7 +44,8 @@ struct GatherMma {
   Divisor box[3], extent[3];                    // of results; of the halo
   int box_voxels, halo_voxels, rounds, pitch;   // rounds: voxels that a thread stages at most
   int tiles[3], classes;
-  bool merged;  // transposed, and one chunk of channels: a block takes all phases, with one halo for all of them
+  bool merged;  // a block takes all phases and columns of its box; one halo, all of whose chunks are staged at once
+  int buffers;  // staged chunks
   AxisParts axis[3];
   int class_begin[kMaxClasses + 1];  // the first of a class's taps
   int tap_offset[kMaxTaps];          // bytes from the corner of the staged halo to what the tap reads
@@ -61,7 +63,7 @@ struct GatherTile {
   static constexpr int kRing = kStages * kStepTaps * kSlab;  // words
 
   static size_t shared_bytes(const GatherMma& p) {
-    return sizeof(uint32_t) * (kRing + 2 * kChunk * p.pitch + 2 * p.rounds * kThreads);
+    return sizeof(uint32_t) * (kRing + p.buffers * kChunk * p.pitch + 2 * p.rounds * kThreads);
   }
 };
 
@@ -80,7 +82,7 @@ __device__ inline GatherPlace gather_place(const GatherMma& p) {
     index /= base;
     return static_cast<int>(d);
   };
-  place.column_tile = digit(p.column_tiles);
+  place.column_tile = p.merged ? 0 : digit(p.column_tiles);
   place.phase = p.transposed && !p.merged ? digit(p.classes) : 0;
   for (int a = 2; a >= 0; --a) place.q[a] = digit(p.tiles[a]) * p.box[a].value;
   place.group = digit(p.groups);
@@ -223,12 +225,12 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) gather_mma(cons
   uint32_t* const b_ring = reinterpret_cast<uint32_t*>(dynamic_shared);
   uint32_t* const a_words = b_ring + Tile::kRing;
   const int a_buffer = kChunk * p.pitch;
-  uint32_t* const offsets = a_words + 2 * a_buffer;
+  uint32_t* const offsets = a_words + p.buffers * a_buffer;
   int* const targets = reinterpret_cast<int*>(offsets + p.rounds * kThreads);
 
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
   const int g = lane / 4, t = lane % 4;
-  const GatherPlace place = gather_place(p);
+  GatherPlace place = gather_place(p);
   if (p.transposed && !p.merged) {  // boxes beyond this phase's results: another phase may have more of them
     int phase[3];
     class_parts(p, place.phase, phase);
@@ -273,9 +275,10 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) gather_mma(cons
   const uint4* weights = p.weights + thread +
                          ((int64_t{place.group} * p.column_tiles + place.column_tile) * p.class_begin[p.classes] +
                           p.class_begin[place.phase]) * p.chunks * (Tile::kSlab / 4);
-  int next_class = place.phase, next_chunk = 0, next_tap = 0, next_buffer = 0;
+  const int last_tile = p.merged ? p.column_tiles : place.column_tile + 1;
+  int next_tile = place.column_tile, next_class = place.phase, next_chunk = 0, next_tap = 0, next_buffer = 0;
   const auto fetch_weights = [&] {
-    if (next_class < last_class) {
+    if (next_tile < last_tile) {
       constexpr int kUnits = kBuffer / 4;
       uint4* const to = reinterpret_cast<uint4*>(b_ring + next_buffer * kBuffer) + thread;
       const int left = p.class_begin[next_class + 1] - p.class_begin[next_class] - next_tap;
@@ -291,7 +294,10 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) gather_mma(cons
       next_tap += kStepTaps;
       if (left <= kStepTaps) {
         next_tap = 0;
-        if (++next_chunk == p.chunks) next_chunk = 0, ++next_class;
+        if (++next_chunk == p.chunks) {
+          next_chunk = 0;
+          if (++next_class == last_class) next_class = place.phase, ++next_tile;
+        }
       }
       if (++next_buffer == Tile::kStages) next_buffer = 0;
     }
@@ -300,6 +306,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) gather_mma(cons
   fetch_weights();
   fetch_weights();
   stage_voxels(0, p.rounds, 0);
+  if (p.merged)
+    for (stage.chunk = 1; stage.chunk < p.chunks; ++stage.chunk) stage_voxels(0, p.rounds, stage.chunk);
 
   const uint32_t upper = 4 * p.pitch * 4;
   uint32_t rows[2 * kM16];  // of A: shared addresses of this lane's rows and words of channels
@@ -314,8 +322,10 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) gather_mma(cons
 
   Accumulator sum[kM16][kN8] = {};
   int buffer = 0, a_now = 0;
-  for (int number = place.phase; number < last_class; ++number)
-    for (int chunk = 0; chunk < p.chunks; ++chunk) {
+  for (; place.column_tile < last_tile; ++place.column_tile)
+    for (int step = 0; step < (last_class - place.phase) * p.chunks; ++step) {
+      const int number = place.phase + step / p.chunks, chunk = step % p.chunks;
+      if (p.merged) a_now = chunk;
       const bool more = !p.merged && (chunk + 1 < p.chunks || number + 1 < last_class);
       if (more) next_stage();
       const int rounds = more ? p.rounds : 0;
@@ -374,7 +384,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) gather_mma(cons
       }
       stage_voxels(round, rounds, 1 - a_now);  // too few taps to hide them all behind
       if (!p.merged) a_now = 1 - a_now;
-      if (p.merged || !more) {
+      if (p.merged ? chunk + 1 == p.chunks : !more) {
         write_results<Tile>(p, place, number, sum);
 #pragma unroll
         for (int m = 0; m < kM16; ++m)
@@ -392,13 +402,14 @@ void launch_gather_mma(const GatherMma& problem, int columns, cudaStream_t strea
 
 template <class Tile>
 void launch_gather_tile(GatherMma p, cudaStream_t stream) {
+  ++conv_instance<Tile, false, Tile::kColumns>.launches;
   p.rounds = (p.halo_voxels + Tile::kThreads - 1) / Tile::kThreads;
   const size_t bytes = Tile::shared_bytes(p);
   check_cuda(cudaFuncSetAttribute(gather_mma<Tile>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                   static_cast<int>(bytes)),
              "conv: shared memory");
-  const int64_t blocks = p.batch * p.groups * p.column_tiles * p.tiles[0] * p.tiles[1] * p.tiles[2] *
-                         (p.transposed && !p.merged ? p.classes : 1);
+  const int64_t blocks = p.batch * p.groups * p.tiles[0] * p.tiles[1] * p.tiles[2] *
+                         (p.merged ? 1 : p.column_tiles * (p.transposed ? p.classes : 1));
   gather_mma<Tile><<<static_cast<unsigned>(blocks), Tile::kThreads, bytes, stream>>>(p);
 }
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
+#include <cmath>
 #include <vector>
 
 namespace voxgrad::cuda {
@@ -10,22 +12,29 @@ namespace {
 constexpr int kRows = 256;             // results of a block
 constexpr int kMaxExtent = 1023;       // voxels of a halo along an axis: packed into 10 bits
 constexpr int kMaxHalo = 1100;         // voxels: what shared memory holds of two stages
+constexpr int kGatherOverhead = 34 * 1024;  // bytes of shared memory beside the staged inputs, at most
 constexpr int kMaxTaps = 1024, kMaxClasses = 64;
 constexpr int kChunkWords = 8;
 
 int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
 
-bool three_products(const ConvProblem& p) {
-  return p.dtype == DType::f32 && p.precision == Float32Precision::highest;
+std::atomic<ConvChoice> forced_choice{};
+
+bool three_products(const ConvProblem& p) { return arithmetic_of(p) == ConvArithmetic::tf32x3; }
+
+/// The width that is asked for, if it is one of `widths`.
+std::optional<int> asked_width(const ConvProblem& p, std::span<const int> widths) {
+  const bool compiled = std::find(widths.begin(), widths.end(), p.choice.width) != widths.end();
+  return compiled ? std::optional<int>(p.choice.width) : std::nullopt;
 }
 
 /// The widths of boxes that are worth a look: those that divide `count` into n near-equal pieces.
 std::vector<int> widths(int count, int most) {
   std::vector<int> result;
-  for (int n = 1; n <= count; ++n) {
-    const int width = (count + n - 1) / n;
-    if (width <= most && (result.empty() || result.back() != width)) result.push_back(width);
-    if (width == 1) break;
+  for (int width = std::min(count, most); width > 0; --width) {
+    const int pieces = (count + width - 1) / width;
+    width = (count + pieces - 1) / pieces;
+    result.push_back(width);
   }
   return result;
 }
@@ -66,6 +75,11 @@ void merge_halos(AxisParts& axis) {
   axis.max_span = high - low;
 }
 
+/// Voxels of a halo all of whose chunks stay in shared memory.
+int64_t merged_halo(const ConvProblem& p, const GatherPlan& plan) {
+  return (p.shared_limit - kGatherOverhead) / (plan.chunks * kChunkWords * 4) - 40;
+}
+
 /// Multiprocessor cycles of a box, roughly; nothing if it does not fit.
 std::optional<double> cost(const ConvProblem& p, const GatherPlan& plan, const int (&box)[3]) {
   int halo = 1;
@@ -75,7 +89,7 @@ std::optional<double> cost(const ConvProblem& p, const GatherPlan& plan, const i
     const int extent = (box[a] - 1 + axis.max_span) * axis.fold;
     if (extent > kMaxExtent) return std::nullopt;
     halo *= extent;
-    if (halo > kMaxHalo) return std::nullopt;
+    if (halo > (plan.merged ? merged_halo(p, plan) : kMaxHalo)) return std::nullopt;
     blocks *= (axis.count + box[a] - 1) / box[a];
   }
   const bool three = three_products(p);
@@ -110,10 +124,10 @@ void choose_box(const ConvProblem& p, GatherPlan& plan) {
 }
 
 int choose_columns(const ConvProblem& p) {
-  const bool three = three_products(p);
-  int best = 8;
-  for (const int columns : {8, 16, 24, 32, 48, 64}) {
-    if (three && columns > 32) break;  // the sum of a step stands beside the accumulators
+  const auto compiled = gather_widths(arithmetic_of(p));
+  if (const auto asked = asked_width(p, compiled)) return *asked;
+  int best = compiled.front();
+  for (const int columns : compiled) {
     const auto computed = [&](int64_t c) { return (p.out_channels + c - 1) / c * (c + 12); };  // 12: what a tile costs by itself
     if (computed(columns) < computed(best)) best = columns;
   }
@@ -128,14 +142,18 @@ constexpr int64_t kWorkspace = int64_t{256} << 20;
 /// Columns of 8 that a block of 4 warps takes beside so many rows (weight_columns()).
 int most_columns(const ConvProblem& p, int rows) { return 4 * (rows > 32 || three_products(p) ? 7 : 14); }
 
-int choose_rows(int64_t channels) {
-  int best = 16;
-  for (const int rows : {32, 48, 64}) {
-    const auto computed = [&](int64_t r) { return (channels + r - 1) / r * (r + 8); };
+int choose_rows(const ConvProblem& p) {
+  const auto compiled = weight_widths(arithmetic_of(p));
+  if (const auto asked = asked_width(p, compiled)) return *asked;
+  int best = compiled.front();
+  for (const int rows : compiled) {
+    const auto computed = [&](int64_t r) { return (p.out_channels + r - 1) / r * (r + 8); };
     if (computed(rows) <= computed(best)) best = rows;
   }
   return best;
 }
+
+int weight_shared(const ConvProblem& p) { return static_cast<int>(std::min<int64_t>(kWeightShared, p.shared_limit)); }
 
 /// The tiles of a class, and shared memory that one of them takes for x.
 WeightPlan::Class tile_class(int taps, int blocks8, int most, int pitch, int room) {
@@ -171,12 +189,13 @@ bool tile_weight(const ConvProblem& p, WeightPlan& plan) {
     plan.boxes *= plan.tiles[a];
   }
   plan.pitch = round_up(std::max(plan.halo_words - 4, 0), 32) + 4;
-  const int room = kWeightShared - plan.rows * (kBoxWords + 4) * 4;
+  const int room = weight_shared(p) - plan.rows * (kBoxWords + 4) * 4;
   const int most = most_columns(p, plan.rows);
   plan.classes.clear();
   plan.column_tiles = plan.columns = 0;
   plan.shared_bytes = 0;
   double staged = 0;
+  int padded_taps = 0;
   for (int number = 0;; ++number) {
     int rest = number, taps = 1;
     for (int a = 2; a >= 0; --a) {
@@ -187,7 +206,8 @@ bool tile_weight(const ConvProblem& p, WeightPlan& plan) {
     const WeightPlan::Class c = tile_class(taps, plan.blocks8, most, plan.pitch, room);
     const int blocks = std::max(1, c.tile_columns / c.padded_taps);
     const int bytes = (plan.rows * (kBoxWords + 4) + blocks * 8 * plan.pitch) * 4;
-    if (bytes > kWeightShared) return false;
+    padded_taps += c.padded_taps;
+    if (bytes > kWeightShared || padded_taps > kMaxTaps) return false;
     plan.shared_bytes = std::max(plan.shared_bytes, bytes);
     plan.column_tiles += c.tiles;
     plan.columns += plan.blocks8 * c.padded_taps;
@@ -195,7 +215,7 @@ bool tile_weight(const ConvProblem& p, WeightPlan& plan) {
     plan.classes.push_back(c);
   }
   // Halves go through registers.
-  plan.buffers = elements == 1 && 2 * plan.shared_bytes <= kWeightShared ? 2 : 1;
+  plan.buffers = elements == 1 && 2 * plan.shared_bytes <= weight_shared(p) ? 2 : 1;
   const double products = 16.0 * (plan.rows / 16) * most * 1.46 * (three_products(p) ? 3 : 1);
   const double of_box = plan.column_tiles * (products + 400) + staged * (plan.buffers == 2 ? 0.15 : 0.3);
   plan.cycles = of_box * static_cast<double>(plan.boxes) * plan.row_tiles * static_cast<double>(p.groups);
@@ -217,11 +237,55 @@ void choose_range(const ConvProblem& p, WeightPlan& plan) {
 
 }  // namespace
 
+const char* name(ConvArithmetic arithmetic) {
+  constexpr const char* kNames[] = {"TF32", "3xTF32", "bf16", "f16"};
+  return kNames[static_cast<int>(arithmetic)];
+}
+
+void force_conv_choice(ConvChoice choice) { forced_choice.store(choice); }
+
+ConvProblem conv_problem(ConvDirection direction, const View& in, const View& out, const View& w,
+                         const ConvGeometry& geometry) {
+  ConvProblem problem{.direction = direction,
+                      .dtype = w.dtype,
+                      .precision = float32_precision(),
+                      .batch = in.size[0],
+                      .groups = geometry.groups,
+                      .in_channels = in.size[1] / geometry.groups,
+                      .out_channels = out.size[1] / geometry.groups,
+                      .geometry = geometry,
+                      .choice = forced_choice.load()};
+  for (int a = 0; a < 3; ++a) {
+    problem.in_size[a] = in.size[a + 2];
+    problem.out_size[a] = out.size[a + 2];
+    problem.kernel[a] = w.size[a + 2];
+    problem.in_stride[a] = in.stride[a + 2];
+  }
+  return problem;
+}
+
+ConvArithmetic arithmetic_of(const ConvProblem& p) {
+  if (p.dtype == DType::bf16) return ConvArithmetic::bf16;
+  if (p.dtype == DType::f16) return ConvArithmetic::f16;
+  return p.precision == Float32Precision::highest ? ConvArithmetic::tf32x3 : ConvArithmetic::tf32;
+}
+
+std::span<const int> gather_widths(ConvArithmetic arithmetic) {
+  static constexpr int kWidths[] = {8, 16, 24, 32, 48, 64};
+  // Three products: the sum of a step stands in registers beside the accumulators.
+  return std::span(kWidths).first(arithmetic == ConvArithmetic::tf32x3 ? 4 : 6);
+}
+
+std::span<const int> weight_widths(ConvArithmetic) {
+  static constexpr int kWidths[] = {16, 32, 48, 64};
+  return kWidths;
+}
+
 std::optional<WeightPlan> plan_weight(const ConvProblem& p) {
   WeightPlan best{};
   best.cycles = -1;
   WeightPlan plan{};
-  if (p.dtype == DType::f64 || p.batch == 0) return std::nullopt;
+  if (p.dtype == DType::f64 || p.batch == 0 || p.choice.plain) return std::nullopt;
   int64_t taps = 1, classes = 1;
   for (int a = 0; a < 3; ++a) {
     const ConvGeometry& g = p.geometry;
@@ -234,7 +298,7 @@ std::optional<WeightPlan> plan_weight(const ConvProblem& p) {
     if (taps > kMaxTaps || classes > kMaxClasses) return std::nullopt;
   }
   const int elements = p.dtype == DType::f32 ? 1 : 2;
-  plan.rows = choose_rows(p.out_channels);
+  plan.rows = choose_rows(p);
   plan.row_tiles = static_cast<int>((p.out_channels + plan.rows - 1) / plan.rows);
   plan.blocks8 = static_cast<int>((p.in_channels + 7) / 8);
   for (int w = 8 * elements; w <= kBoxWords * elements; w += 8 * elements)
@@ -253,28 +317,57 @@ std::optional<WeightPlan> plan_weight(const ConvProblem& p) {
 
 std::optional<GatherPlan> plan_gather(const ConvProblem& p) {
   GatherPlan plan{};
-  if (p.dtype == DType::f64 || !choose_axes(p, plan) || plan.classes == 0) return std::nullopt;
+  if (p.dtype == DType::f64 || p.choice.plain || !choose_axes(p, plan) || plan.classes == 0) return std::nullopt;
   const int elements = p.dtype == DType::f32 ? 1 : 2;
   plan.columns = choose_columns(p);
   plan.column_tiles = static_cast<int>((p.out_channels + plan.columns - 1) / plan.columns);
   plan.chunks = static_cast<int>((p.in_channels + kChunkWords * elements - 1) / (kChunkWords * elements));
-  plan.merged = p.direction == ConvDirection::transposed && plan.chunks == 1 && plan.classes > 1;
-  if (plan.merged)
-    for (AxisParts& axis : plan.axis) merge_halos(axis);
-  choose_box(p, plan);
+  // Phases that read the same inputs, whose channels fit into shared memory all at once: they are staged once.
+  if (p.direction == ConvDirection::transposed && plan.classes > 1) {
+    GatherPlan merged = plan;
+    merged.merged = true;
+    merged.buffers = plan.chunks;
+    for (AxisParts& axis : merged.axis) merge_halos(axis);
+    choose_box(p, merged);
+    if (merged.cycles >= 0 && merged.box[0] * merged.box[1] * merged.box[2] > kRows / 2) plan = merged;
+  }
+  if (!plan.merged) {
+    plan.buffers = 2;
+    choose_box(p, plan);
+  }
   if (plan.cycles < 0) return std::nullopt;
   plan.halo_voxels = 1;
   double blocks = static_cast<double>(p.batch * p.groups * plan.column_tiles);
+  double reach = 0;  // of a halo, in elements: offsets in it are 32-bit and not negative
   for (int a = 0; a < 3; ++a) {
     plan.extent[a] = (plan.box[a] - 1 + plan.axis[a].max_span) * plan.axis[a].fold;
     plan.tiles[a] = (plan.axis[a].count + plan.box[a] - 1) / plan.box[a];
     plan.halo_voxels *= plan.extent[a];
     blocks *= plan.tiles[a];
+    if (p.in_stride[a] < 0) return std::nullopt;
+    reach += static_cast<double>(p.in_stride[a]) * plan.axis[a].in_step * plan.extent[a];
   }
-  if (p.direction == ConvDirection::transposed && !plan.merged) blocks *= plan.classes;
-  if (blocks >= 2147483647.0) return std::nullopt;
+  if (plan.merged)
+    blocks /= plan.column_tiles;
+  else if (p.direction == ConvDirection::transposed)
+    blocks *= plan.classes;
+  if (blocks >= 2147483647.0 || reach >= (1 << 29)) return std::nullopt;
   plan.pitch = round_up(plan.halo_voxels + 1 - 8, 32) + 8;  // 8 modulo the 32 banks
   return plan;
+}
+
+int64_t workspace_bytes(const ConvProblem& p, const GatherPlan& plan) {
+  int64_t words = p.groups * plan.column_tiles * plan.columns * plan.chunks * kChunkWords;
+  for (const AxisParts& axis : plan.axis) {
+    int64_t taps = 0;
+    for (int i = 0; i < axis.parts; ++i) taps += axis.part[i].taps;
+    words *= taps;
+  }
+  return words * (three_products(p) ? 2 : 1) * static_cast<int64_t>(sizeof(uint32_t));
+}
+
+int64_t workspace_bytes(const ConvProblem& p, const WeightPlan& plan) {
+  return plan.ranges * p.groups * p.out_channels * plan.columns * 8 * static_cast<int64_t>(sizeof(float));
 }
 
 }  // namespace voxgrad::cuda

@@ -8,6 +8,7 @@
 #include "cuda/conv_gather.h"
 #include "cuda/conv_tile.cuh"
 #include "cuda/kernels.h"
+#include "ops/halves.h"
 
 namespace voxgrad::cuda {
 namespace {
@@ -175,6 +176,10 @@ void conv_backward_weight(const View& w, const View& x, const View& y, const Con
   check(w.numel() / w.size[0] < INT32_MAX - 256, kOp, "the CUDA kernels take fewer than 2^31 weights a channel");
   const Launch launch(w);
   if (weight_on_tensor_cores(w, x, y, geometry, launch)) return;
+  if (is_half(w.dtype))
+    return through_float32(w, x, y, nullptr, [&](const View& weight, const View& a, const View& b, const View*) {
+      conv_backward_weight(weight, a, b, geometry);
+    });
   dispatch<float, double>(w.dtype, kOp, "CUDA", [&]<class T>() { weight_gradient<T>(w, x, y, geometry, launch); });
 }
 

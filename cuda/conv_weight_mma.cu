@@ -106,19 +106,8 @@ void run(WeightMma& p, WeightSum& sum, const WeightPlan& plan, const Launch& lau
 
 bool weight_on_tensor_cores(const View& w, const View& x, const View& y, const ConvGeometry& geometry,
                             const Launch& launch) {
-  ConvProblem problem{.direction = ConvDirection::weight,
-                      .dtype = w.dtype,
-                      .precision = float32_precision(),
-                      .batch = x.size[0],
-                      .groups = geometry.groups,
-                      .in_channels = w.size[1],
-                      .out_channels = w.size[0] / geometry.groups,
-                      .geometry = geometry};
-  for (int a = 0; a < 3; ++a) {
-    problem.in_size[a] = x.size[a + 2];
-    problem.out_size[a] = y.size[a + 2];
-    problem.kernel[a] = w.size[a + 2];
-  }
+  ConvProblem problem = conv_problem(ConvDirection::weight, x, y, w, geometry);
+  problem.shared_limit = shared_memory_limit(launch);
   const auto plan = plan_weight(problem);
   if (!plan) return false;
 
@@ -172,14 +161,11 @@ bool weight_on_tensor_cores(const View& w, const View& x, const View& y, const C
   std::copy_n(p.axis, 3, sum.axis);
   std::copy_n(p.of_class, kWeightClasses, sum.of_class);
   for (int c = 0; c < p.classes; ++c) sum.real_taps[c] = plan->classes[c].taps;
-  switch (w.dtype) {
-    case DType::bf16: run<Bf16>(p, sum, *plan, launch); break;
-    case DType::f16: run<F16>(p, sum, *plan, launch); break;
-    default:
-      if (problem.precision == Float32Precision::highest)
-        run<Tf32x3>(p, sum, *plan, launch);
-      else
-        run<Tf32>(p, sum, *plan, launch);
+  switch (arithmetic_of(problem)) {
+    case ConvArithmetic::tf32: run<Tf32>(p, sum, *plan, launch); break;
+    case ConvArithmetic::tf32x3: run<Tf32x3>(p, sum, *plan, launch); break;
+    case ConvArithmetic::bf16: run<Bf16>(p, sum, *plan, launch); break;
+    case ConvArithmetic::f16: run<F16>(p, sum, *plan, launch); break;
   }
   return true;
 }

@@ -16,6 +16,7 @@
 // order.
 #pragma once
 
+#include "cuda/conv_instances.h"
 #include "cuda/conv_parts.h"
 #include "cuda/divisor.h"
 #include "cuda/launch.h"
@@ -256,6 +257,7 @@ void launch_weight_mma(const WeightMma& p, int rows, int64_t blocks, int shared_
 
 template <class Tile>
 void launch_weight_tile(const WeightMma& p, int64_t blocks, int shared_bytes, cudaStream_t stream) {
+  ++conv_instance<Tile, true, Tile::kRows>.launches;
   check_cuda(cudaFuncSetAttribute(weight_mma<Tile>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
              "conv weight gradient: shared memory");
   weight_mma<Tile><<<static_cast<unsigned>(blocks), Tile::kThreads, shared_bytes, stream>>>(p);

@@ -33,6 +33,8 @@ Signature<&Kernels::matmul> matmul;
 Signature<&Kernels::conv_forward> conv_forward;
 Signature<&Kernels::conv_backward_data> conv_backward_data;
 Signature<&Kernels::conv_backward_weight> conv_backward_weight;
+// conv_explain.cpp
+Signature<&Kernels::explain_conv> explain_conv;
 // norm.cu, norm_backward.cu
 Signature<&Kernels::group_norm> group_norm;
 Signature<&Kernels::group_norm_backward> group_norm_backward;

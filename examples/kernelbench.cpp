@@ -82,7 +82,7 @@ const std::vector<ModelCase>& cases() {
 }
 
 struct Options {
-  std::string model = "all", size = "auto", device = "auto", dtype = "f32";
+  std::string model = "all", size = "auto", device = "auto", dtype = "f32", precision = "highest";
   int steps = 5;
 };
 
@@ -96,6 +96,9 @@ int parse(int argc, char** argv, Options& options) {
       ->capture_default_str();
   app.add_option("--device", options.device, "auto, cpu, cuda or cuda:N")->capture_default_str();
   app.add_option("--dtype", options.dtype, "element type")->check(CLI::IsMember({"f32", "f64"}))->capture_default_str();
+  app.add_option("--precision", options.precision, "of f32 on a GPU: highest (float32) or high (TF32)")
+      ->check(CLI::IsMember({"highest", "high"}))
+      ->capture_default_str();
   app.add_option("--steps", options.steps, "timed steps, after one that is not")
       ->check(CLI::Range(1, 1000000))
       ->capture_default_str();
@@ -168,8 +171,10 @@ int main(int argc, char** argv) {
   try {
     const vg::Device best = vg::cuda::is_available() ? vg::Device::cuda() : vg::Device::cpu();
     const vg::Device device = options.device == "auto" ? best : vg::Device::parse(options.device);
+    vg::set_float32_precision(options.precision == "high" ? vg::Float32Precision::high : vg::Float32Precision::highest);
     const bool original = options.size == "original" || (options.size == "auto" && device.is_cuda());
-    std::cout << options.dtype << " on " << device << ", medians of " << options.steps << " steps: forward with loss, "
+    std::cout << options.dtype << (device.is_cuda() && options.dtype == "f32" ? " (" + options.precision + ")" : "")
+              << " on " << device << ", medians of " << options.steps << " steps: forward with loss, "
               << "backward, step of SGD\n"
               << "model input                    fwd ms    bwd ms step ms  loss           peak MiB\n";
     for (const ModelCase& c : cases())

@@ -8,10 +8,13 @@
 #include "ops/conv.h"
 
 #include <algorithm>
+#include <cstdio>
+#include <sstream>
 
 #include "core/autograd.h"
 #include "ops/checks.h"
 #include "ops/conv_geometry.h"
+#include "ops/halves.h"
 #include "ops/kernels.h"
 #include "ops/reduce.h"
 #include "ops/shape.h"
@@ -22,7 +25,11 @@ namespace {
 
 Saved saved_if(bool needed, const Tensor& t) { return needed ? Saved(t) : Saved(); }
 
-Tensor sum_over_voxels(const Tensor& grad) { return sum(grad, {0, 2, 3, 4}); }
+/// The gradient of a bias. Halves are summed in float32.
+Tensor sum_over_voxels(const Tensor& grad) {
+  const Dims axes{0, 2, 3, 4};
+  return is_half(grad.dtype()) ? sum(grad.to(f32), axes).to(grad.dtype()) : sum(grad, axes);
+}
 
 Tensor convolve(const Tensor& x, const Tensor& weight, const Tensor& bias, const Triple& size,
                 const ConvGeometry& geometry);
@@ -181,7 +188,14 @@ Tensor lift(Tensor t) {
   return t;
 }
 
-Tensor run(const Request& r, const Tensor& input, const Tensor& weight, const Tensor& bias) {
+/// A call, checked, in the form that the maps take.
+struct Call {
+  Tensor x, weight;
+  Triple size;  // of the result
+  ConvGeometry geometry;
+};
+
+Call checked(const Request& r, const Tensor& input, const Tensor& weight, const Tensor& bias) {
   check_defined(r.op, "input", input);
   check_defined(r.op, "weight", weight);
   check_options(r);
@@ -193,12 +207,79 @@ Tensor run(const Request& r, const Tensor& input, const Tensor& weight, const Te
   const Triple size = lift(result_size(r, x, weight), 1);
   // Refuses what does not fit in 64 bits.
   numel({x.size(0), output_channels(r, weight), size[0], size[1], size[2]}, r.op);
-  const ConvGeometry geometry{lift(r.stride, 1), lift(r.padding, 0), lift(r.dilation, 1), r.groups};
+  return {lift(x), lift(weight), size, {lift(r.stride, 1), lift(r.padding, 0), lift(r.dilation, 1), r.groups}};
+}
 
+Tensor run(const Request& r, const Tensor& input, const Tensor& weight, const Tensor& bias) {
+  const Call call = checked(r, input, weight, bias);
   const auto map = r.transposed ? convolve_transposed : convolve;
-  Tensor y = map(lift(x), lift(weight), bias, size, geometry);
+  Tensor y = map(call.x, call.weight, bias, call.size, call.geometry);
   for (int64_t i = r.axes(); i < 3; ++i) y = squeeze(y, 2);
-  return batched ? y : squeeze(y, 0);
+  return input.dim() == r.axes() + 2 ? y : squeeze(y, 0);
+}
+
+// ---- explanations
+
+View shape_view(const Shape& shape, const TensorOptions& options) {
+  View view{.dtype = options.dtype, .device = options.device.is_cuda() ? options.device.index : -1, .rank = 5};
+  std::copy(shape.begin(), shape.end(), view.size);
+  std::copy_n(contiguous_strides(shape).begin(), 5, view.stride);
+  return view;
+}
+
+/// "1.23 GFLOP", for any number; the unit is a power of 1000.
+std::string quantity(double value, const char* unit) {
+  const char* prefix = "";
+  for (const char* larger : {"k", "M", "G", "T", "P"}) {
+    if (value < 1000) break;
+    value /= 1000;
+    prefix = larger;
+  }
+  char text[64];
+  std::snprintf(text, sizeof text, "%.3g %s%s", value, prefix, unit);
+  return text;
+}
+
+/// The least time of so much work, and what it is spent on.
+std::string floor_text(double flop, double bytes, const ConvExplanation& e) {
+  if (e.flop_rate <= 0 || e.byte_rate <= 0) return "";
+  const double compute = flop / e.flop_rate, memory = bytes / e.byte_rate;
+  char text[64];
+  std::snprintf(text, sizeof text, ", at least %.3g ms (%s)", std::max(compute, memory) * 1e3,
+                compute > memory ? "arithmetic" : "memory");
+  return text;
+}
+
+std::string explain(const Request& r, const Shape& input, const Shape& weight, const TensorOptions& options) {
+  const auto shaped = [&](const Shape& shape) {  // without its memory
+    return empty_strided(shape, Strides::filled(shape.size(), 0), {.dtype = options.dtype});
+  };
+  const Call call = checked(r, shaped(input), shaped(weight), {});
+  const Triple& size = call.size;
+  const Shape result{call.x.size(0), output_channels(r, call.weight), size[0], size[1], size[2]};
+  const View in = shape_view(call.x.shape(), options), w = shape_view(call.weight.shape(), options),
+             out = shape_view(result, options);
+  const View &x = r.transposed ? out : in, &y = r.transposed ? in : out;  // as the maps name them
+
+  const ConvGeometry& g = call.geometry;
+  double flop = 2.0 * static_cast<double>(x.size[0]) * static_cast<double>(y.size[1] * w.size[1]);
+  for (int a = 0; a < 3; ++a)
+    flop *= static_cast<double>(
+        conv_meetings({x.size[a + 2], y.size[a + 2], w.size[a + 2], g.stride[a], g.padding[a], g.dilation[a]}));
+  const double bytes =
+      static_cast<double>(x.numel() + y.numel() + w.numel()) * static_cast<double>(item_size(options.dtype));
+  std::ostringstream text;
+  text << r.op << ' ' << options.dtype << " on " << options.device << ": " << call.x.shape() << ", weight "
+       << call.weight.shape() << " -> " << result << "; each kernel " << quantity(flop, "FLOP") << ", "
+       << quantity(bytes, "B") << '\n';
+  const ConvPass forward = r.transposed ? ConvPass::backward_data : ConvPass::forward;
+  const ConvPass input_gradient = r.transposed ? ConvPass::forward : ConvPass::backward_data;
+  for (const auto& [name, pass] : {std::pair("forward", forward), std::pair("input gradient", input_gradient),
+                                   std::pair("weight gradient", ConvPass::backward_weight)}) {
+    const ConvExplanation e = kernels(options.device).explain_conv(pass, x, w, y, g);
+    text << "  " << name << ": " << e.plan << floor_text(flop, bytes, e) << '\n';
+  }
+  return text.str();
 }
 
 template <int N>
@@ -252,6 +333,15 @@ Tensor conv_transpose2d(const Tensor& x, const Tensor& weight, const Tensor& bia
 Tensor conv_transpose1d(const Tensor& x, const Tensor& weight, const Tensor& bias,
                         const ConvTransposeOptions<1>& options) {
   return run(request("conv_transpose1d", options), x, weight, bias);
+}
+
+std::string explain_conv3d(const Shape& x, const Shape& weight, const ConvOptions<3>& options,
+                           const TensorOptions& kind) {
+  return explain(request("conv3d", options), x, weight, kind);
+}
+std::string explain_conv_transpose3d(const Shape& x, const Shape& weight, const ConvTransposeOptions<3>& options,
+                                     const TensorOptions& kind) {
+  return explain(request("conv_transpose3d", options), x, weight, kind);
 }
 
 }  // namespace voxgrad

@@ -2,19 +2,21 @@
 // differentiation.
 //
 // For all functions here:
-// - f32 and f64, one dtype and one device for all operands. The input may lack its batch axis; the result then does.
+// - f32, f64, bf16 and f16, one dtype and one device for all operands. Halves are multiplied exactly, summed in float32
+//   and rounded once. On GPUs f32 is as accurate as set_float32_precision() (core/precision.h) asks for.
+// - The input may lack its batch axis; the result then does.
 // - The result is contiguous, or channels-last where the input is.
 // - Gradients in the input, the weight and the bias, of any order.
 // - They throw Error for operands that do not fit (rank, channels, groups, dtype, device), for an empty axis other than
 //   the batch, for options out of range (stride, dilation and padding end below 2^31), and for a result without voxels
 //   or beyond 64 bits.
 // - A tensor may have more than 2^31 elements. The CUDA kernels refuse, with an Error, axes that with padding, stride
-// and
-//   dilation reach beyond 2^30 positions, and 2^31 or more weights for one channel.
-// - Beside the operands the CPU takes less than 64 MB.
+//   and dilation reach beyond 2^30 positions, and 2^31 or more weights for one channel.
+// - Beside the operands the CPU takes less than 64 MB; for halves also float32 copies of the operands.
 #pragma once
 
 #include <optional>
+#include <string>
 
 #include "core/tensor.h"
 
@@ -63,5 +65,14 @@ Tensor conv_transpose2d(const Tensor& x, const Tensor& weight, const Tensor& bia
                         const ConvTransposeOptions<2>& options = {});
 Tensor conv_transpose1d(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
                         const ConvTransposeOptions<1>& options = {});
+
+/// What conv3d and conv_transpose3d would run for contiguous tensors of these shapes and this dtype and device, forward
+/// and for both gradients, in words: the kernels with their arithmetic, tiles and workspace; the FLOP (two for each
+/// product of elements that exist) and bytes (each operand and the result once); on GPUs the least time in which an
+/// H200 could do them. Nothing is run, and no GPU is needed.
+std::string explain_conv3d(const Shape& x, const Shape& weight, const ConvOptions<3>& options = {},
+                           const TensorOptions& kind = {});
+std::string explain_conv_transpose3d(const Shape& x, const Shape& weight, const ConvTransposeOptions<3>& options = {},
+                                     const TensorOptions& kind = {});
 
 }  // namespace voxgrad

@@ -70,6 +70,17 @@ ConvGather gather_transposed(const ConvAxis& axis) {
   return gather;
 }
 
+int64_t conv_meetings(const ConvAxis& axis) {
+  int64_t count = 0;
+  for (int64_t k = 0; k < axis.kernel; ++k) {
+    const int64_t offset = k * axis.dilation - axis.padding;  // of the i that o = 0 meets
+    const int64_t begin = std::max<int64_t>(0, ceil_div(-offset, axis.stride));
+    const int64_t end = std::min(axis.y_size, ceil_div(axis.x_size - offset, axis.stride));
+    count += std::max<int64_t>(0, end - begin);
+  }
+  return count;
+}
+
 ConvRange tap_range(const ConvGather& gather, const ConvPhase& phase, const ConvTap& tap) {
   const int64_t begin = std::max<int64_t>(0, ceil_div(-tap.offset, gather.in_step));
   const int64_t end = std::min(phase.count, ceil_div(gather.in_size - tap.offset, gather.in_step));

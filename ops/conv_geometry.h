@@ -70,6 +70,9 @@ ConvGather gather_forward(const ConvAxis& axis);
 /// x from y: a phase for each residue modulo the stride that meets a tap, out_step = stride.
 ConvGather gather_transposed(const ConvAxis& axis);
 
+/// How many (i, o, tap) there are: the products along the axis.
+int64_t conv_meetings(const ConvAxis& axis);
+
 /// The q in [begin, end), within [0, count), whose inputs q * in_step + offset lie in [0, in_size); empty (begin ==
 /// end) if there are none.
 struct ConvRange {

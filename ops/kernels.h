@@ -14,6 +14,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 
 #include "core/device.h"
 #include "core/random.h"
@@ -87,6 +88,14 @@ struct ConvGeometry {
   int64_t groups = 1;
 };
 
+enum class ConvPass : uint8_t { forward, backward_data, backward_weight };
+
+/// What a device would do with a convolution.
+struct ConvExplanation {
+  std::string plan;                     // kernel, arithmetic, tiles, workspace
+  double flop_rate = 0, byte_rate = 0;  // what the device can do at best, a second; 0: not known
+};
+
 struct PoolGeometry {
   Triple kernel_size{1};
   Triple stride{1};
@@ -146,11 +155,15 @@ struct Kernels {
 
   // ---- convolution: x (N, Ci, D, H, W), w (Co, Ci / groups, kD, kH, kW), y (N, Co, D', H', W').
   // bias may be null. Output position o and tap k meet input position o * stride - padding + k * dilation.
+  // f32, f64, bf16 and f16; halves are summed in f32 and rounded once.
   void (*conv_forward)(const View& y, const View& x, const View& w, const View* bias, const ConvGeometry& geometry);
   /// x from y: the gradient of conv_forward in its input, and conv_transpose forward (bias over x's channels).
   void (*conv_backward_data)(const View& x, const View& y, const View& w, const View* bias,
                              const ConvGeometry& geometry);
   void (*conv_backward_weight)(const View& w, const View& x, const View& y, const ConvGeometry& geometry);
+  /// What one of the three would run; the views' data is not looked at. On CUDA also without a GPU.
+  ConvExplanation (*explain_conv)(ConvPass pass, const View& x, const View& w, const View& y,
+                                  const ConvGeometry& geometry);
 
   // ---- normalisation: x (N, C, L) contiguous or with channels innermost, mean and rstd (N, groups), gamma and beta
   // (C) or null

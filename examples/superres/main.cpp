@@ -60,6 +60,9 @@ int parse(int argc, char** argv, Options& options) {
   app.add_option("--workers", train.workers, "threads that cut patches")
       ->check(CLI::Range(0, 64))
       ->capture_default_str();
+  app.add_option("--precision", train.precision, "of float32 on a GPU: highest (float32) or high (TF32)")
+      ->check(CLI::IsMember({"highest", "high"}))
+      ->capture_default_str();
   app.add_option("--seed", train.seed, "seed of all random numbers")->capture_default_str();
   try {
     app.parse(argc, argv);

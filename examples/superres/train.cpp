@@ -62,6 +62,7 @@ vg::Metadata describe_run(const vg::Tensor& head, const TrainOptions& o) {
           {"patch", text(o.patch)},
           {"lr", text(o.lr)},
           {"seed", text(o.seed)},
+          {"precision", o.precision},
           {"channels", text(o.model.channels)},
           {"layers", text(o.model.layers)}};
 }
@@ -122,6 +123,7 @@ struct Run {
 TrainResult train(const vg::Tensor& head, const TrainOptions& options, vg::Device device,
                   const std::filesystem::path& out, bool resume) {
   vg::manual_seed(options.seed);
+  vg::set_float32_precision(options.precision == "high" ? vg::Float32Precision::high : vg::Float32Precision::highest);
   Run run(head, options, device);
   vg::Metadata about = describe_run(head, options);
   const std::filesystem::path checkpoint = out / "checkpoint.safetensors", losses_file = out / "losses.csv";

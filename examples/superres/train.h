@@ -3,6 +3,7 @@
 
 #include <filesystem>
 #include <memory>
+#include <string>
 
 #include <voxgrad.h>
 
@@ -17,6 +18,7 @@ struct TrainOptions {
   double lr = 3e-3;
   uint64_t seed = 0;
   int64_t workers = 1;
+  std::string precision = "highest";  ///< of float32 on a GPU: highest or high
   SuperResolution::Options model;
 };
 

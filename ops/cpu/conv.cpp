@@ -10,6 +10,7 @@
 #include "ops/cpu/conv_pack.h"
 #include "ops/cpu/conv_tile.h"
 #include "ops/cpu/kernels.h"
+#include "ops/halves.h"
 
 namespace voxgrad::cpu {
 namespace {
@@ -315,6 +316,10 @@ void fill_bias(const View& out, const View* bias) {
 /// `transposed`: out is x and in is y; the weight is (y channels, x channels / groups, ...) either way.
 void convolve(const char* op, bool transposed, const View& out, const View& in, const View& w, const View* bias,
               const ConvGeometry& geometry) {
+  if (is_half(out.dtype))
+    return through_float32(out, in, w, bias, [&](const View& o, const View& i, const View& v, const View* b) {
+      convolve(op, transposed, o, i, v, b, geometry);
+    });
   dispatch<float, double>(out.dtype, op, "CPU", [&]<class T>() {
     if (out.numel() == 0) return;
     Problem<T> problem{.out = Volume<T>(out), .in = Volume<const T>(in), .gather = {}};
@@ -352,6 +357,11 @@ void conv_forward(const View& y, const View& x, const View& w, const View* bias,
 
 void conv_backward_data(const View& x, const View& y, const View& w, const View* bias, const ConvGeometry& geometry) {
   convolve("conv_transpose", true, x, y, w, bias, geometry);
+}
+
+ConvExplanation explain_conv(ConvPass, const View&, const View& w, const View&, const ConvGeometry&) {
+  return {concat(is_half(w.dtype) ? "float32 copies, then " : "", "CPU: register tile, ", num_threads(),
+                 " threads, workspace below 64 MB")};
 }
 
 }  // namespace voxgrad::cpu

@@ -11,6 +11,7 @@
 #include "ops/cpu/conv_pack.h"
 #include "ops/cpu/conv_tile.h"
 #include "ops/cpu/kernels.h"
+#include "ops/halves.h"
 
 namespace voxgrad::cpu {
 namespace {
@@ -278,6 +279,10 @@ class WeightGradient {
 }  // namespace
 
 void conv_backward_weight(const View& w, const View& x, const View& y, const ConvGeometry& geometry) {
+  if (is_half(w.dtype))
+    return through_float32(w, x, y, nullptr, [&](const View& weight, const View& a, const View& b, const View*) {
+      conv_backward_weight(weight, a, b, geometry);
+    });
   dispatch<float, double>(w.dtype, "conv_backward_weight", "CPU", [&]<class T>() {
     if (w.numel() == 0) return;
     for_each_kernel_piece(w, geometry,

@@ -31,6 +31,7 @@ void matmul(const View& c, const View& a, const View& b);
 void conv_forward(const View& y, const View& x, const View& w, const View* bias, const ConvGeometry& geometry);
 void conv_backward_data(const View& x, const View& y, const View& w, const View* bias, const ConvGeometry& geometry);
 void conv_backward_weight(const View& w, const View& x, const View& y, const ConvGeometry& geometry);
+ConvExplanation explain_conv(ConvPass pass, const View& x, const View& w, const View& y, const ConvGeometry& geometry);
 
 // norm.cpp
 void group_norm(const View& y, const View& mean, const View& rstd, const View& x, const View* gamma, const View* beta,

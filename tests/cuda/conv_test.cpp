@@ -1,172 +1,193 @@
-// The CUDA convolutions against the CPU's, through the kernel table: every parameter, any strides, poisoned results
-// between guard bands.
+// The CUDA convolutions against the CPU's, through the kernel table: every parameter, any strides, every compiled tile,
+// poisoned results between guard bands.
+#include <cmath>
 #include <limits>
 
 #include "core/autograd.h"
-#include "core/precision.h"
+#include "cuda/conv_instances.h"
 #include "ops/conv.h"
 #include "ops/create.h"
 #include "ops/elementwise.h"
 #include "ops/reduce.h"
-#include "tests/cuda/random_view.h"
+#include "tests/cuda/conv_problem.h"
 
 namespace voxgrad::cudatest {
 namespace {
 
 using CudaConv = OnGpu;
 
-/// The sizes of a convolution: x (batch, groups * in, ...), w (groups * out, in, ...), y (batch, groups * out, ...).
-struct Problem {
-  int64_t batch, in, out;
-  Triple x_size, kernel, y_size{1};
-  ConvGeometry geometry;
-
-  Problem(int64_t batch_, int64_t in_, int64_t out_, Triple x, Triple k, ConvGeometry g)
-      : batch(batch_), in(in_), out(out_), x_size(x), kernel(k), geometry(g) {
-    for (int a = 0; a < 3; ++a)
-      y_size[a] = (x[a] + 2 * g.padding[a] - g.dilation[a] * (k[a] - 1) - 1) / g.stride[a] + 1;
-  }
-  Shape x_shape() const { return {batch, geometry.groups * in, x_size[0], x_size[1], x_size[2]}; }
-  Shape y_shape() const { return {batch, geometry.groups * out, y_size[0], y_size[1], y_size[2]}; }
-  Shape w_shape() const { return {geometry.groups * out, in, kernel[0], kernel[1], kernel[2]}; }
-};
-
-std::ostream& operator<<(std::ostream& out, const Problem& p) {
-  return out << "x " << p.x_shape() << ", w " << p.w_shape() << ", y " << p.y_shape() << ", stride "
-             << p.geometry.stride << ", padding " << p.geometry.padding << ", dilation " << p.geometry.dilation
-             << ", groups " << p.geometry.groups;
+/// Memory that a later workspace is likely to be made of.
+void poison_free_memory() {
+  const int64_t floats = 4 << 20;
+  full({floats}, std::numeric_limits<double>::quiet_NaN(), {.device = Device::cuda()});
 }
 
-Problem random_problem(Random& random) {
-  const auto channels = [&] {
-    constexpr int64_t kSome[] = {1, 2, 3, 5, 7, 8, 9, 24, 33, 65};
-    return kSome[random.integer(0, 9)];
-  };
-  ConvGeometry geometry;
-  Triple x{1}, kernel{1};
-  for (int a = 0; a < 3; ++a) {
-    do {
-      x[a] = random.integer(1, 13);
-      kernel[a] = random.integer(1, 5);
-      geometry.stride[a] = random.chance(0.1) ? random.integer(5, 9) : random.integer(1, 4);
-      geometry.padding[a] = random.integer(0, 6);
-      geometry.dilation[a] = random.integer(1, 3);
-    } while (x[a] + 2 * geometry.padding[a] < geometry.dilation[a] * (kernel[a] - 1) + 1);
-  }
-  geometry.groups = random.chance(0.5) ? 1 : random.integer(2, 4);
-  const bool depthwise = random.chance(0.2);
-  return {random.integer(1, 2), depthwise ? 1 : channels(), depthwise ? 1 : channels(), x, kernel, geometry};
-}
+/// Operands and results of the three kernels, the same on both devices. Whole numbers make every sum exact, in any
+/// order, and halves round it once.
+struct Comparison {
+  const Problem& p;
+  RandomView x, y, w, x_bias, y_bias, out, dx, dw;
+  bool biased;
 
-/// Runs the three kernels on both devices and compares. Whole numbers make every sum exact, in any order.
-void compare(const Problem& p, DType dtype, Random& random) {
-  RandomView x(dtype, p.x_shape(), any_layout(random, true), random),
-      y(dtype, p.y_shape(), any_layout(random, true), random);
-  RandomView w(dtype, p.w_shape(), any_layout(random, true), random);
-  RandomView dx(dtype, p.x_shape(), any_layout(random, false), random),
-      out(dtype, p.y_shape(), any_layout(random, false), random);
-  RandomView dw(dtype, p.w_shape(), any_layout(random, false), random);
-  RandomView x_bias(dtype, {p.x_shape()[1]}, Layout::spaced, random),
-      y_bias(dtype, {p.y_shape()[1]}, Layout::spaced, random);
-  for (RandomView* input : {&x, &y, &w, &x_bias, &y_bias}) input->fill(random, -8, 8);
-  for (RandomView* output : {&dx, &out, &dw}) output->poison();
-  const bool biased = random.chance(0.5);
-  for (const Device device : {Device::cpu(), Device::cuda()}) {
+  Comparison(const Problem& problem, DType dtype, Random& random)
+      : p(problem),
+        x(dtype, p.x_shape(), any_layout(random, true), random),
+        y(dtype, p.y_shape(), any_layout(random, true), random),
+        w(dtype, p.w_shape(), any_layout(random, true), random),
+        x_bias(dtype, {p.x_shape()[1]}, Layout::spaced, random),
+        y_bias(dtype, {p.y_shape()[1]}, Layout::spaced, random),
+        out(dtype, p.y_shape(), any_layout(random, false), random),
+        dx(dtype, p.x_shape(), any_layout(random, false), random),
+        dw(dtype, p.w_shape(), any_layout(random, false), random),
+        biased(random.chance(0.5)) {
+    for (RandomView* input : {&x, &y, &w, &x_bias, &y_bias}) input->fill(random, -8, 8);
+    for (RandomView* output : {&dx, &out, &dw}) output->poison();
+    run(Device::cpu());
+  }
+  void run(Device device) const {
     const View x_bias_view = x_bias.on(device), y_bias_view = y_bias.on(device);
     const Kernels& k = kernels(device);
     k.conv_forward(out.on(device), x.on(device), w.on(device), biased ? &y_bias_view : nullptr, p.geometry);
     k.conv_backward_data(dx.on(device), y.on(device), w.on(device), biased ? &x_bias_view : nullptr, p.geometry);
     k.conv_backward_weight(dw.on(device), x.on(device), y.on(device), p.geometry);
   }
-  EXPECT_TRUE(out.same(0)) << "forward";
-  EXPECT_TRUE(dx.same(0)) << "data gradient";
-  EXPECT_TRUE(dw.same(0)) << "weight gradient";
-}
+  void check() {
+    for (RandomView* output : {&dx, &out, &dw}) output->poison_again();
+    poison_free_memory();
+    run(Device::cuda());
+    EXPECT_TRUE(out.same(0)) << "forward";
+    EXPECT_TRUE(dx.same(0)) << "data gradient";
+    EXPECT_TRUE(dw.same(0)) << "weight gradient";
+  }
+};
 
 TEST_F(CudaConv, IsExactOnWholeNumbers) {
   for (unsigned seed = kFirstSeed; seed < kFirstSeed + 400 && !HasFailure(); ++seed) {
     Random random(seed);
     const Problem problem = random_problem(random);
-    const bool high = random.chance(0.5);
-    SCOPED_TRACE(concat("seed ", seed, high ? ", high: " : ", highest: ", problem));
-    set_float32_precision(high ? Float32Precision::high : Float32Precision::highest);
-    compare(problem, seed % 6 ? f32 : f64, random);
+    const Mode mode = seed % 9 ? kModes[seed % 4] : Mode{f64, Float32Precision::highest};
+    SCOPED_TRACE(concat("seed ", seed, ", ", mode, ": ", problem));
+    const Setting setting(mode.precision);
+    Comparison(problem, mode.dtype, random).check();
   }
-  set_float32_precision(Float32Precision::highest);
+}
+
+/// Whatever the planner thinks of it, each compiled tile, and the plain kernel, is right for each of these.
+TEST_F(CudaConv, IsExactWithEveryTile) {
+  std::vector<int64_t> launches;
+  for (const cuda::ConvInstance* instance : cuda::conv_instances()) launches.push_back(instance->launches);
+  const ConvGeometry padded{{1}, {1}, {1}, 1};
+  const Problem problems[] = {
+      {1, 24, 33, {9, 10, 11}, {3, 3, 3}, padded},
+      {2, 130, 7, {6, 5, 9}, {2, 3, 1}, {{2, 1, 3}, {0, 2, 1}, {1, 2, 1}, 1}},
+      {1, 3, 130, {7, 8, 9}, {3, 4, 5}, {{2, 2, 2}, {1, 2, 2}, {1, 1, 1}, 1}},
+      {1, 8, 8, {12, 6, 20}, {3, 3, 3}, {{2, 2, 2}, {1, 1, 1}, {1, 1, 1}, 3}},
+      {1, 65, 65, {4, 4, 35}, {1, 1, 7}, {{1, 1, 4}, {0, 0, 3}, {1, 1, 2}, 1}},
+      {3, 5, 1, {17, 1, 5}, {5, 1, 2}, {{3, 1, 2}, {6, 0, 1}, {2, 1, 3}, 2}},
+  };
+  Random random(kFirstSeed);
+  for (const Mode& mode : kModes)
+    for (const Problem& problem : problems) {
+      Comparison comparison(problem, mode.dtype, random);
+      std::vector<cuda::ConvChoice> choices{{.plain = true}};
+      for (const int width : cuda::gather_widths(mode.arithmetic())) choices.push_back({.width = width});
+      for (const int width : cuda::weight_widths(mode.arithmetic())) choices.push_back({.width = width});
+      for (const cuda::ConvChoice& choice : choices) {
+        SCOPED_TRACE(concat(mode, ", width ", choice.width, choice.plain ? " (plain): " : ": ", problem));
+        const Setting setting(mode.precision, choice);
+        comparison.check();
+        if (HasFailure()) return;
+      }
+    }
+  for (size_t i = 0; i < launches.size(); ++i) {
+    const cuda::ConvInstance& instance = *cuda::conv_instances()[i];
+    EXPECT_GT(instance.launches, launches[i]) << "never run: " << (instance.weight ? "weight gradient, " : "gather, ")
+                                              << name(instance.arithmetic) << ", width " << instance.width;
+  }
+  EXPECT_FALSE(launches.empty());
 }
 
 TEST_F(CudaConv, IsExactInCornerCases) {
   const ConvGeometry plain;
   const Problem problems[] = {
       {1, 1, 1, {1, 1, 1}, {1, 1, 1}, plain},
-      {0, 3, 4, {5, 5, 5}, {3, 3, 3}, plain},                                     // no samples
-      {2, 3, 4, {1, 1, 4099}, {1, 1, 5}, {{1, 1, 2}, {0, 0, 2}, {1, 1, 1}, 1}},   // one axis
-      {1, 2, 2, {1, 7, 1}, {1, 7, 1}, {{9, 9, 9}, {0, 0, 0}, {1, 1, 1}, 2}},      // stride above everything
-      {1, 4, 4, {9, 9, 9}, {3, 3, 3}, {{2, 2, 2}, {2, 2, 2}, {2, 2, 2}, 1}},      // one phase of eight has taps
-      {1, 2, 3, {6, 6, 6}, {2, 2, 2}, {{4, 4, 4}, {3, 3, 3}, {1, 1, 1}, 1}},      // phases without a tap
-      {1, 1, 1, {30, 30, 30}, {3, 3, 3}, {{1, 1, 1}, {1, 1, 1}, {1, 1, 1}, 24}},  // depthwise, ranges of voxels
+      {0, 3, 4, {5, 5, 5}, {3, 3, 3}, plain},                                    // no samples
+      {2, 3, 4, {1, 1, 4099}, {1, 1, 5}, {{1, 1, 2}, {0, 0, 2}, {1, 1, 1}, 1}},  // one axis
+      {1, 2, 2, {1, 7, 1}, {1, 7, 1}, {{9, 9, 9}, {0, 0, 0}, {1, 1, 1}, 2}},     // stride above everything
+      {1, 4, 4, {9, 9, 9}, {3, 3, 3}, {{2, 2, 2}, {2, 2, 2}, {2, 2, 2}, 1}},     // one phase of eight has taps
+      {1, 2, 3, {6, 6, 6}, {2, 2, 2}, {{4, 4, 4}, {3, 3, 3}, {1, 1, 1}, 1}},     // phases without a tap
+      {1, 1, 1, {30, 30, 30}, {3, 3, 3}, {{1, 1, 1}, {1, 1, 1}, {1, 1, 1}, 8}},  // depthwise, ranges of voxels
       {1, 3, 70, {17, 16, 15}, {3, 3, 3}, {{1, 1, 1}, {1, 1, 1}, {1, 1, 1}, 1}},
+      {1, 3, 5, {31, 2, 40}, {10, 1, 10}, {{10, 1, 10}, {2, 0, 3}, {1, 1, 1}, 1}},  // too many phases for a tile
+      {1, 2, 2, {19, 11, 10}, {16, 8, 8}, plain},                                   // as many taps as a table holds
+      {1, 2, 2, {20, 11, 10}, {17, 8, 8}, plain},                                   // more of them
   };
   Random random(kFirstSeed);
-  for (const Problem& problem : problems) {
-    SCOPED_TRACE(concat(problem));
-    for (const DType dtype : {f32, f64}) compare(problem, dtype, random);
-  }
+  for (const Problem& problem : problems)
+    for (const Mode& mode : kModes) {
+      SCOPED_TRACE(concat(mode, ": ", problem));
+      const Setting setting(mode.precision);
+      Comparison(problem, mode.dtype, random).check();
+      if (mode.dtype == f16) Comparison(problem, f64, random).check();
+    }
 }
 
-/// Largest error of `got` over the largest value of `expected`.
-double relative_error(const Tensor& got, const Tensor& expected) {
-  const auto a = got.to_vector<double>(), b = expected.to_vector<double>();
-  double error = 0, scale = 0;
-  for (size_t i = 0; i < a.size(); ++i) {
-    error = std::max(error, std::abs(a[i] - b[i]));
-    scale = std::max(scale, std::abs(b[i]));
-  }
-  return error / scale;
-}
-
-TEST_F(CudaConv, KeepsFloat32Accuracy) {
+/// <conv_transpose(y), x> = <y, conv(x)> = <weight, weight gradient>: no other implementation is needed.
+TEST_F(CudaConv, HasAdjoints) {
   NoGradGuard no_grad;
-  for (const bool positive : {false, true}) {
-    SCOPED_TRACE(positive ? "all positive" : "both signs");
-    const auto values = [&](const Shape& shape) {
-      const Tensor t = rand(shape);
-      return positive ? t : affine(t, 2, -1);
-    };
-    const Problem p(1, 74, 40, {20, 20, 20}, {3, 3, 3}, {{1, 1, 1}, {1, 1, 1}, {1, 1, 1}, 1});
+  for (unsigned seed = kFirstSeed; seed < kFirstSeed + 40; ++seed) {
+    Random random(seed);
+    const Problem p = random_problem(random);
+    const Mode mode = kModes[seed % 4];
+    SCOPED_TRACE(concat("seed ", seed, ", ", mode, ": ", p));
+    const Setting setting(mode.precision);
+    manual_seed(seed);
+    const auto values = [&](const Shape& shape) { return randn(shape, {.device = Device::cuda()}).to(mode.dtype); };
+    const auto dot = [](const Tensor& a, const Tensor& b) { return sum(a.to(f64) * b.to(f64)).item(); };
     const Tensor x = values(p.x_shape()), w = values(p.w_shape()), y = values(p.y_shape());
-    const auto run = [&](Device device, DType dtype) {
-      const Tensor xs = x.to(device, dtype), ws = w.to(device, dtype), ys = y.to(device, dtype);
-      Tensors results{empty_like(ys), empty_like(xs), empty_like(ws)};
-      const Kernels& k = kernels(device);
-      k.conv_forward(results[0].view_out(), xs.view_in(), ws.view_in(), nullptr, p.geometry);
-      k.conv_backward_data(results[1].view_out(), ys.view_in(), ws.view_in(), nullptr, p.geometry);
-      k.conv_backward_weight(results[2].view_out(), xs.view_in(), ys.view_in(), p.geometry);
-      return results;
-    };
-    const Tensors exact = run(Device::cpu(), f64), got = run(Device::cuda(), f32);
-    EXPECT_LE(relative_error(got[0], exact[0]), 1e-6) << "forward";
-    EXPECT_LE(relative_error(got[1], exact[1]), 1e-6) << "data gradient";
-    EXPECT_LE(relative_error(got[2], exact[2]), 1e-6) << "weight gradient";
+    const Tensor out = empty_like(y), dx = empty_like(x), dw = empty_like(w);
+    cuda_kernels().conv_forward(out.view_out(), x.view_in(), w.view_in(), nullptr, p.geometry);
+    cuda_kernels().conv_backward_data(dx.view_out(), y.view_in(), w.view_in(), nullptr, p.geometry);
+    cuda_kernels().conv_backward_weight(dw.view_out(), x.view_in(), y.view_in(), p.geometry);
+    const double rounding = mode.dtype == bf16                                              ? 0x1p-8
+                            : mode.dtype == f16 || mode.precision == Float32Precision::high ? 0x1p-11
+                                                                                            : 1e-6;
+    const auto lengths = [&](const Tensor& a, const Tensor& b) { return std::sqrt(dot(a, a) * dot(b, b)); };
+    const double tolerance = rounding * (lengths(out, y) + lengths(x, dx) + lengths(w, dw));
+    EXPECT_NEAR(dot(out, y), dot(x, dx), tolerance);
+    EXPECT_NEAR(dot(out, y), dot(w, dw), tolerance);
   }
 }
 
 TEST_F(CudaConv, GivesTheSameBitsEveryTime) {
   const Problem p(2, 12, 20, {23, 22, 21}, {4, 4, 4}, {{2, 2, 2}, {1, 1, 1}, {1, 1, 1}, 1});
   const Device gpu = Device::cuda();
-  const Tensor x = randn(p.x_shape()).to(gpu), w = randn(p.w_shape()).to(gpu), y = randn(p.y_shape()).to(gpu);
-  std::vector<std::vector<float>> first;
-  for (int run = 0; run < 20; ++run) {
-    const Tensors results{empty_like(y), empty_like(x), empty_like(w)};
-    cuda_kernels().conv_forward(results[0].view_out(), x.view_in(), w.view_in(), nullptr, p.geometry);
-    cuda_kernels().conv_backward_data(results[1].view_out(), y.view_in(), w.view_in(), nullptr, p.geometry);
-    cuda_kernels().conv_backward_weight(results[2].view_out(), x.view_in(), y.view_in(), p.geometry);
-    for (size_t i = 0; i < 3; ++i) {
-      const auto values = results[i].to_vector<float>();
-      if (run == 0) first.push_back(values);
-      ASSERT_EQ(values, first[i]) << "run " << run << ", result " << i;
+  const cuda::Stream aside;
+  for (const Mode& mode : kModes)
+    for (const MemoryFormat format : {MemoryFormat::contiguous, MemoryFormat::channels_last}) {
+      SCOPED_TRACE(concat(mode, format == MemoryFormat::contiguous ? "" : ", channels-last"));
+      const Setting setting(mode.precision);
+      const auto values = [&](const Shape& shape) { return randn(shape).to(gpu, mode.dtype).contiguous(format); };
+      const Tensor x = values(p.x_shape()), w = values(p.w_shape()), y = values(p.y_shape());
+      Tensor load = rand({1 << 22}, {.device = gpu});
+      std::vector<std::vector<float>> first;
+      for (int run = 0; run < 20; ++run) {
+        if (run % 2) {  // with other work on the GPU
+          const cuda::StreamGuard guard(aside);
+          for (int i = 0; i < 10; ++i) cuda_kernels().unary(UnaryOp::sin, load.view_out(), load.view_in(), 0, 0);
+        }
+        const Tensors results{empty_like(y), empty_like(x), empty_like(w)};
+        cuda_kernels().conv_forward(results[0].view_out(), x.view_in(), w.view_in(), nullptr, p.geometry);
+        cuda_kernels().conv_backward_data(results[1].view_out(), y.view_in(), w.view_in(), nullptr, p.geometry);
+        cuda_kernels().conv_backward_weight(results[2].view_out(), x.view_in(), y.view_in(), p.geometry);
+        for (size_t i = 0; i < 3; ++i) {
+          const auto got = results[i].to_vector<float>();
+          if (run == 0) first.push_back(got);
+          ASSERT_EQ(got, first[i]) << "run " << run << ", result " << i;
+        }
+      }
+      aside.synchronize();
     }
-  }
 }
 
 /// With stride and kernel 2, planes 2i and 2i + 1 of the large side belong to plane i of the small one, so a few

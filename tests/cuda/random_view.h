@@ -82,9 +82,12 @@ struct RandomView {
   /// Outputs: NaN on the GPU where a result shall stand.
   RandomView& poison() {
     each([&](int64_t position) { cpu.set({position}, std::numeric_limits<double>::quiet_NaN()); });
-    gpu = cpu.to(Device::cuda());
+    poisoned_ = cpu.clone();
+    poison_again();
     return *this;
   }
+  /// Of the GPU's half only.
+  void poison_again() { gpu = poisoned_.to(Device::cuda()); }
 
   View on(Device device) const {
     View placed = view;
@@ -110,6 +113,7 @@ struct RandomView {
 
  private:
   static constexpr int64_t kMargin = 64;
+  Tensor poisoned_;
 
   /// Calls f with the position in the buffer of every element of the view.
   template <class F>

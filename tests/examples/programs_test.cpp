@@ -144,6 +144,8 @@ TEST_F(Programs, MisuseExitsWith2) {
   expect_refused("superres --phantom --volume x.nii", 2, "exclude each other");
   expect_refused("kernelbench --model 99", 2, "--model");
   expect_refused("kernelbench --dtype i32", 2, "--dtype");
+  expect_refused("kernelbench --precision low", 2, "--precision");
+  expect_refused("superres --precision tf32", 2, "--precision");
 }
 
 TEST_F(Programs, FailuresExitWith1) {

@@ -1,0 +1,32 @@
+#include "ops/halves.h"
+
+#include "core/tensor.h"
+#include "ops/kernels.h"
+
+namespace voxgrad {
+namespace {
+
+Tensor empty_float32(const View& like) {
+  const Device device = like.device < 0 ? Device::cpu() : Device::cuda(like.device);
+  return empty(Shape(std::span(like.size, static_cast<size_t>(like.rank))), {DType::f32, device});
+}
+
+}  // namespace
+
+void through_float32(
+    const View& out, const View& a, const View& b, const View* bias,
+    const std::function<void(const View& out, const View& a, const View& b, const View* bias)>& kernel) {
+  const Kernels& k = kernels(out.device < 0 ? Device::cpu() : Device::cuda(out.device));
+  const auto widened = [&](const View& view) {
+    const Tensor wide = empty_float32(view);
+    k.copy(wide.view_out(), view);
+    return wide;
+  };
+  const Tensor result = empty_float32(out), wide_a = widened(a), wide_b = widened(b);
+  const Tensor wide_bias = bias ? widened(*bias) : Tensor();
+  const View bias_view = bias ? wide_bias.view_in() : View();
+  kernel(result.view_out(), wide_a.view_in(), wide_b.view_in(), bias ? &bias_view : nullptr);
+  k.copy(out, result.view_in());
+}
+
+}  // namespace voxgrad

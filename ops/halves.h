@@ -1,0 +1,18 @@
+// bf16 and f16 for kernels that compute in float32 only. Private to voxgrad.
+#pragma once
+
+#include <functional>
+
+#include "core/view.h"
+
+namespace voxgrad {
+
+inline bool is_half(DType dtype) { return dtype == DType::bf16 || dtype == DType::f16; }
+
+/// Calls `kernel` with contiguous float32 copies of its operands, halves on one device, and rounds what it writes,
+/// once, into `out`. `bias` may be null.
+void through_float32(
+    const View& out, const View& a, const View& b, const View* bias,
+    const std::function<void(const View& out, const View& a, const View& b, const View* bias)>& kernel);
+
+}  // namespace voxgrad

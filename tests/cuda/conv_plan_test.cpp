@@ -1,0 +1,348 @@
+// How the CUDA convolutions are cut into parts and tiles: plain C++, tested without a GPU and in builds without CUDA.
+#include "cuda/conv_plan.h"
+
+#include <map>
+#include <numeric>
+#include <set>
+#include <tuple>
+
+#include "core/precision.h"
+#include "cuda/conv_instances.h"
+#include "ops/conv.h"
+#include "ops/conv_geometry.h"
+#include "tests/cuda/random_view.h"
+
+namespace voxgrad::cudatest {
+namespace {
+
+using namespace cuda;
+
+int64_t floor_div(int64_t a, int64_t b) { return a / b - (a % b < 0 ? 1 : 0); }
+
+using Meetings = std::map<std::pair<int64_t, int64_t>, int64_t>;  // (result, tap) -> what is read
+
+/// Of the parts, and what each part says about itself.
+Meetings by_parts(const AxisParts& axis, int64_t out_size) {
+  Meetings found;
+  int count = 0, span = 0, taps = 0;
+  for (int i = 0; i < axis.parts; ++i) {
+    const AxisPart& part = axis.part[i];
+    count = std::max(count, part.count), span = std::max(span, part.span), taps = std::max(taps, part.taps);
+    for (int64_t q = 0; q < part.count; ++q)
+      for (int64_t t = 0; t < part.taps; ++t) {
+        const int64_t out = part.first + q * axis.out_step, tap = part.tap_first + t * part.tap_step;
+        const int64_t row = q * axis.fold + part.start + t * part.step;
+        EXPECT_TRUE(out >= 0 && out < out_size && tap >= 0 && tap < axis.kernel);
+        EXPECT_TRUE(found.insert({{out, tap}, row * axis.in_step + part.residue}).second) << "twice";
+        const int64_t in_span = floor_div(row, axis.fold) - q - part.low;
+        EXPECT_TRUE(in_span >= 0 && in_span < part.span);
+      }
+  }
+  EXPECT_EQ(std::tie(axis.count, axis.max_span, axis.max_taps), std::tie(count, span, taps));
+  return found;
+}
+
+void check_axis(int64_t size, int64_t kernel, int64_t stride, int64_t padding, int64_t dilation) {
+  SCOPED_TRACE(
+      concat("size ", size, ", kernel ", kernel, ", stride ", stride, ", padding ", padding, ", dilation ", dilation));
+  if (const int64_t y = conv_output_size(size, kernel, stride, padding, dilation); y > 0) {
+    Meetings expected;
+    for (int64_t o = 0; o < y; ++o)
+      for (int64_t k = 0; k < kernel; ++k) expected[{o, k}] = o * stride + k * dilation - padding;
+    for (const bool fold : {false, true}) {
+      const auto axis = forward_parts(size, y, kernel, stride, padding, dilation, fold);
+      ASSERT_TRUE(axis && axis->complete);
+      EXPECT_EQ(by_parts(*axis, y), expected) << "fold " << fold;
+    }
+  }
+  for (const int64_t more : {int64_t{0}, stride - 1}) {  // output padding
+    const int64_t x = conv_transpose_output_size(size, kernel, stride, padding, 0, dilation) + more;
+    if (x <= 0) continue;
+    Meetings expected;
+    std::set<int64_t> reached;
+    for (int64_t i = 0; i < x; ++i)
+      for (int64_t k = 0; k < kernel; ++k)
+        if ((i + padding - k * dilation) % stride == 0) {
+          expected[{i, k}] = (i + padding - k * dilation) / stride;
+          reached.insert(i);
+        }
+    const auto axis = transposed_parts(size, x, kernel, stride, padding, dilation);
+    ASSERT_TRUE(axis);
+    EXPECT_EQ(by_parts(*axis, x), expected) << "transposed";
+    EXPECT_EQ(axis->complete, static_cast<int64_t>(reached.size()) == x);
+  }
+}
+
+TEST(ConvParts, CoverEachPairOnce) {
+  for (int64_t stride = 1; stride <= 8; ++stride)
+    for (int64_t dilation = 1; dilation <= 5; ++dilation)
+      for (const int64_t kernel : {1, 2, 3, 4, 7})
+        for (const int64_t padding : {0, 1, 2, 5, 11})
+          for (const int64_t size : {1, 2, 5, 9}) {
+            check_axis(size, kernel, stride, padding, dilation);
+            if (HasFailure()) return;
+          }
+}
+
+TEST(ConvParts, RefuseWhatTheKernelsCannotHold) {
+  EXPECT_TRUE(transposed_parts(9, 100, 8, 9, 0, 1));
+  EXPECT_FALSE(transposed_parts(9, 100, 9, 9, 0, 1));  // nine phases
+  EXPECT_FALSE(forward_parts(100, 9, 9, 9, 0, 1, false));
+  EXPECT_TRUE(forward_parts(100, 9, 9, 9, 0, 1, true));
+  constexpr int64_t kLarge = int64_t{1} << 40;
+  EXPECT_FALSE(forward_parts(kLarge, kLarge, 3, 1, 1, 1, true));
+  EXPECT_FALSE(transposed_parts(8, 8, 3, 1, kLarge, 1));
+  EXPECT_FALSE(transposed_parts(8, 8, 3, 1, 1, kLarge));
+}
+
+ConvProblem random_problem(Random& random) {
+  const auto up_to = [&](int64_t most) {  // small ones as often as large ones
+    return std::min<int64_t>(most, static_cast<int64_t>(std::exp2(random.real(0, std::log2(double(most) + 1)))));
+  };
+  ConvProblem p{.direction = static_cast<ConvDirection>(random.integer(0, 2)),
+                .dtype = random.chance(0.5)   ? f32
+                         : random.chance(0.5) ? bf16
+                                              : f16,
+                .precision = random.chance(0.5) ? Float32Precision::high : Float32Precision::highest,
+                .batch = up_to(100),
+                .groups = random.chance(0.5) ? 1 : up_to(64),
+                .in_channels = up_to(2000),
+                .out_channels = up_to(2000)};
+  const bool large = random.chance(0.2);
+  for (int a = 0; a < 3; ++a) {
+    ConvGeometry& g = p.geometry;
+    const int64_t x = up_to(large ? 1 << 20 : 200);
+    int64_t y = 0;
+    while (y <= 0) {
+      p.kernel[a] = up_to(large ? 100 : 16);
+      g.stride[a] = up_to(12);
+      g.dilation[a] = up_to(9);
+      g.padding[a] = random.integer(0, 20);
+      y = conv_output_size(x, p.kernel[a], g.stride[a], g.padding[a], g.dilation[a]);
+    }
+    p.in_size[a] = p.direction == ConvDirection::transposed ? y : x;
+    p.out_size[a] = p.direction == ConvDirection::transposed ? x : y;
+  }
+  p.geometry.groups = p.groups;
+  p.choice.width = random.chance(0.5) ? 0 : static_cast<int>(random.integer(1, 16)) * 8;
+  return p;
+}
+
+/// The tiles of an axis hold its results, and none is empty.
+void expect_tiled(int64_t count, int64_t box, int64_t tiles, const char* what) {
+  EXPECT_GT(box, 0) << what;
+  EXPECT_TRUE(tiles * box >= count && (tiles - 1) * box < count)
+      << what << ": " << tiles << " of " << box << " for " << count;
+}
+
+bool compiled(std::span<const int> widths, int width) {
+  return std::find(widths.begin(), widths.end(), width) != widths.end();
+}
+
+/// Bytes of shared memory: two blocks a multiprocessor of sm_90.
+constexpr int kMostShared = 113 * 1024;
+
+void check_gather(const ConvProblem& p, const GatherPlan& plan) {
+  constexpr int kRows = 256, kThreads = 128, kMaxTaps = 1024, kMaxClasses = 64;  // of conv_gather_mma.cuh
+  constexpr int kRing = 3 * 4 * 64 * 8, kChunk = 8;                              // words, of its widest tile
+  const int elements = p.dtype == f32 ? 1 : 2;
+  int results = 1, halo = 1, classes = 1, taps = 1;
+  for (int a = 0; a < 3; ++a) {
+    expect_tiled(plan.axis[a].count, plan.box[a], plan.tiles[a], "box");
+    EXPECT_EQ(plan.extent[a], (plan.box[a] - 1 + plan.axis[a].max_span) * plan.axis[a].fold);
+    results *= plan.box[a];
+    halo *= plan.extent[a];
+    classes *= plan.axis[a].parts;
+    taps *= static_cast<int>(p.kernel[a]);
+  }
+  EXPECT_LE(results, kRows);
+  EXPECT_EQ(plan.halo_voxels, halo);
+  EXPECT_TRUE(plan.pitch > halo && plan.pitch % 32 == 8) << plan.pitch << " for " << halo;
+  const int staged = (halo + kThreads - 1) / kThreads * kThreads;
+  EXPECT_LE((kRing + 2 * kChunk * plan.pitch + staged) * 4, kMostShared);
+  EXPECT_TRUE(plan.classes == classes && classes <= kMaxClasses && taps <= kMaxTaps);
+  const auto widths = gather_widths(arithmetic_of(p));
+  EXPECT_TRUE(compiled(widths, plan.columns)) << plan.columns;
+  if (compiled(widths, p.choice.width)) {
+    EXPECT_EQ(plan.columns, p.choice.width);
+  }
+  expect_tiled(p.out_channels, plan.columns, plan.column_tiles, "columns");
+  expect_tiled(p.in_channels, 8 * elements, plan.chunks, "channels");
+  // Not more than the weights, filled up to whole tiles, in two parts.
+  const int64_t filled = p.groups * (p.out_channels + plan.columns) * (p.in_channels + 8 * elements) * taps;
+  EXPECT_LE(workspace_bytes(p, plan), 8 * filled);
+}
+
+void check_weight(const ConvProblem& p, const WeightPlan& plan) {
+  constexpr int kBoxWords = 128, kMaxTaps = 1024, kMaxClasses = 64;  // of conv_weight_mma.cuh
+  constexpr int64_t kMostWorkspace = int64_t{256} << 20;
+  const int elements = p.dtype == f32 ? 1 : 2;
+  int64_t boxes = p.batch, words = 1;
+  for (int a = 0; a < 3; ++a) {
+    expect_tiled(plan.axis[a].count, plan.box[a], plan.tiles[a], "box");
+    boxes *= plan.tiles[a];
+    words *= plan.box[a];
+  }
+  EXPECT_LE(words, kBoxWords * elements);
+  EXPECT_EQ(plan.box[2] % (8 * elements), 0);
+  EXPECT_EQ(plan.boxes, boxes);
+  EXPECT_TRUE(plan.pitch >= plan.halo_words && plan.pitch % 32 == 4) << plan.pitch << " for " << plan.halo_words;
+  EXPECT_TRUE(compiled(weight_widths(arithmetic_of(p)), plan.rows)) << plan.rows;
+  if (compiled(weight_widths(arithmetic_of(p)), p.choice.width)) {
+    EXPECT_EQ(plan.rows, p.choice.width);
+  }
+  expect_tiled(p.out_channels, plan.rows, plan.row_tiles, "rows");
+  expect_tiled(p.in_channels, 8, plan.blocks8, "channels");
+  int tiles = 0, columns = 0, taps = 0, padded_taps = 0;
+  for (const WeightPlan::Class& c : plan.classes) {
+    expect_tiled(plan.blocks8 * c.padded_taps, c.tile_columns, c.tiles, "columns");
+    EXPECT_TRUE(c.padded_taps >= c.taps && (c.padded_taps % c.tile_columns == 0 || c.tile_columns % c.taps == 0));
+    tiles += c.tiles;
+    columns += plan.blocks8 * c.padded_taps;
+    taps += c.taps;
+    padded_taps += c.padded_taps;
+  }
+  EXPECT_EQ(taps, p.kernel[0] * p.kernel[1] * p.kernel[2]);
+  EXPECT_LE(padded_taps, kMaxTaps);
+  EXPECT_LE(plan.classes.size(), size_t{kMaxClasses});
+  EXPECT_EQ(plan.column_tiles, tiles);
+  EXPECT_EQ(plan.columns, columns);
+  EXPECT_LE(plan.shared_bytes, kMostShared);
+  expect_tiled(plan.boxes, plan.range, plan.ranges, "ranges");
+  const int64_t one = p.groups * p.out_channels * plan.columns * 8 * 4;
+  EXPECT_LE(workspace_bytes(p, plan), std::max(kMostWorkspace, one));
+}
+
+TEST(ConvPlan, HoldsWhateverTheProblem) {
+  int planned = 0;
+  for (unsigned seed = kFirstSeed; seed < kFirstSeed + 10000 && !HasFailure(); ++seed) {
+    Random random(seed);
+    const ConvProblem p = random_problem(random);
+    SCOPED_TRACE(concat("seed ", seed, ", direction ", static_cast<int>(p.direction), ", ", p.dtype, ", channels ",
+                        p.in_channels, " -> ", p.out_channels, ", in ", p.in_size, ", out ", p.out_size, ", kernel ",
+                        p.kernel, ", stride ", p.geometry.stride, ", padding ", p.geometry.padding, ", dilation ",
+                        p.geometry.dilation));
+    EXPECT_FALSE(cuda::explain(p).plan.empty());
+    if (p.direction == ConvDirection::weight) {
+      const auto plan = plan_weight(p);
+      if (plan) check_weight(p, *plan);
+      planned += plan.has_value();
+    } else {
+      const auto plan = plan_gather(p);
+      if (plan) check_gather(p, *plan);
+      planned += plan.has_value();
+    }
+  }
+  EXPECT_GT(planned, 6000) << "the plain kernels shall be the exception";
+}
+
+TEST(ConvPlan, HoldsAtTheMostTaps) {
+  for (const Triple& kernel : {Triple(16, 8, 8), Triple(1, 1, 1023), Triple(31, 33, 1), Triple(4, 16, 16), Triple(10)})
+    for (const DType dtype : {f32, bf16})
+      for (const int64_t stride : {1, 2}) {
+        ConvProblem p{.direction = ConvDirection::weight,
+                      .dtype = dtype,
+                      .precision = Float32Precision::highest,
+                      .batch = 1,
+                      .groups = 1,
+                      .in_channels = 3,
+                      .out_channels = 64,
+                      .kernel = kernel,
+                      .geometry = {.stride = {stride}}};
+        for (int a = 0; a < 3; ++a) {
+          p.in_size[a] = kernel[a] + 2;
+          p.out_size[a] = 2 / stride + 1;
+        }
+        SCOPED_TRACE(concat("kernel ", kernel, ", stride ", stride, ", ", dtype));
+        if (const auto plan = plan_weight(p)) check_weight(p, *plan);
+        p.direction = ConvDirection::forward;
+        if (const auto plan = plan_gather(p)) check_gather(p, *plan);
+      }
+}
+
+ConvProblem plain_problem(ConvDirection direction, DType dtype) {
+  return {.direction = direction,
+          .dtype = dtype,
+          .precision = Float32Precision::highest,
+          .batch = 2,
+          .groups = 1,
+          .in_channels = 20,
+          .out_channels = 30,
+          .in_size = {20},
+          .out_size = {20},
+          .kernel = {3},
+          .geometry = {.padding = {1}}};
+}
+
+TEST(ConvPlan, LeavesToThePlainKernelWhatIsNotItsOwn) {
+  for (const ConvDirection direction : {ConvDirection::forward, ConvDirection::transposed}) {
+    ConvProblem p = plain_problem(direction, f32);
+    EXPECT_TRUE(plan_gather(p));
+    p.in_stride = {int64_t{1} << 30, 1, 1};  // a halo beyond 32-bit offsets
+    EXPECT_FALSE(plan_gather(p));
+    p.in_stride = {0};
+    p.choice.plain = true;
+    EXPECT_FALSE(plan_gather(p));
+    EXPECT_FALSE(plan_gather(plain_problem(direction, f64)));
+  }
+  ConvProblem p = plain_problem(ConvDirection::weight, bf16);
+  EXPECT_TRUE(plan_weight(p));
+  p.choice.plain = true;
+  EXPECT_FALSE(plan_weight(p));
+  EXPECT_FALSE(plan_weight(plain_problem(ConvDirection::weight, f64)));
+}
+
+TEST(ConvPlan, KnowsEveryCompiledTile) {
+  std::set<std::tuple<bool, ConvArithmetic, int>> known, held;
+  for (const auto arithmetic :
+       {ConvArithmetic::tf32, ConvArithmetic::tf32x3, ConvArithmetic::bf16, ConvArithmetic::f16}) {
+    for (const int width : gather_widths(arithmetic)) known.insert({false, arithmetic, width});
+    for (const int width : weight_widths(arithmetic)) known.insert({true, arithmetic, width});
+  }
+  for (const ConvInstance* instance : conv_instances())
+    held.insert({instance->weight, instance->arithmetic, instance->width});
+  if (held.empty()) GTEST_SKIP() << "this build has no CUDA";
+  EXPECT_EQ(held, known);
+}
+
+void expect_contains(const std::string& text, const std::string& part) {
+  EXPECT_NE(text.find(part), std::string::npos) << "no \"" << part << "\" in\n" << text;
+}
+
+TEST(ConvExplain, NamesPlanWorkAndFloor) {
+  const TensorOptions gpu{.device = Device::cuda()};
+  const auto explained = [&](const TensorOptions& kind) {
+    return explain_conv_transpose3d({8, 48, 96, 96, 96}, {48, 24, 3, 3, 3}, {}, kind);
+  };
+  std::string text = explained(gpu);
+  for (const char* part : {"conv_transpose3d f32 on cuda:0", "[8, 24, 98, 98, 98]", "440 GFLOP", "2.08 GB",
+                           "  forward: ", "  input gradient: ", "  weight gradient: ", "tensor cores, 3xTF32",
+                           "workspace", "at least 3.29 ms (arithmetic)"})
+    expect_contains(text, part);
+  set_float32_precision(Float32Precision::high);
+  text = explained(gpu);
+  set_float32_precision(Float32Precision::highest);
+  expect_contains(text, "tensor cores, TF32");
+  expect_contains(text, "at least 1.1 ms (arithmetic)");
+  expect_contains(explained({.dtype = bf16, .device = Device::cuda()}), "tensor cores, bf16");
+  expect_contains(explained({.dtype = f64, .device = Device::cuda()}), "plain kernel");
+  force_conv_choice({.plain = true});
+  text = explained(gpu);
+  force_conv_choice({});
+  expect_contains(text, "plain kernel, no workspace");
+  expect_contains(explained({}), "CPU: register tile");
+  // Products with padding are none: of 8 * 3 on an axis, two.
+  expect_contains(explain_conv3d({1, 1, 8, 1, 1}, {1, 1, 3, 1, 1}, {.padding = {1, 0, 0}}, gpu), "kernel 44 FLOP");
+  expect_contains(explain_conv3d({1, 1, 99, 1, 1}, {1, 1, 10, 1, 1}, {.stride = {10, 1, 1}},
+                                 {.dtype = f16, .device = Device::cuda()}),
+                  "float32 copies, then plain kernel");
+}
+
+TEST(ConvExplain, RefusesWhatTheConvolutionRefuses) {
+  EXPECT_ERROR(explain_conv_transpose3d({2, 32, 8, 8, 8}, {64, 16, 4, 4, 4}),
+               "conv_transpose3d: weight expects 64 input channels, input has 32");
+  EXPECT_ERROR(explain_conv3d({2, 32, 8, 8}, {64, 16, 4, 4}), "conv3d: ");
+}
+
+}  // namespace
+}  // namespace voxgrad::cudatest

@@ -1,0 +1,93 @@
+// Convolution problems for tests of the CUDA kernels.
+#pragma once
+
+#include "core/precision.h"
+#include "cuda/conv_plan.h"
+#include "tests/cuda/random_view.h"
+
+namespace voxgrad::cudatest {
+
+/// The sizes of a convolution: x (batch, groups * in, ...), w (groups * out, in, ...), y (batch, groups * out, ...).
+struct Problem {
+  int64_t batch, in, out;
+  Triple x_size, kernel, y_size{1};
+  ConvGeometry geometry;
+
+  Problem(int64_t batch_, int64_t in_, int64_t out_, Triple x, Triple k, ConvGeometry g)
+      : batch(batch_), in(in_), out(out_), x_size(x), kernel(k), geometry(g) {
+    for (int a = 0; a < 3; ++a)
+      y_size[a] = (x[a] + 2 * g.padding[a] - g.dilation[a] * (k[a] - 1) - 1) / g.stride[a] + 1;
+  }
+  Shape x_shape() const { return {batch, geometry.groups * in, x_size[0], x_size[1], x_size[2]}; }
+  Shape y_shape() const { return {batch, geometry.groups * out, y_size[0], y_size[1], y_size[2]}; }
+  Shape w_shape() const { return {geometry.groups * out, in, kernel[0], kernel[1], kernel[2]}; }
+};
+
+inline std::ostream& operator<<(std::ostream& out, const Problem& p) {
+  return out << "x " << p.x_shape() << ", w " << p.w_shape() << ", y " << p.y_shape() << ", stride "
+             << p.geometry.stride << ", padding " << p.geometry.padding << ", dilation " << p.geometry.dilation
+             << ", groups " << p.geometry.groups;
+}
+
+/// Small enough for hundreds of them.
+inline Problem random_problem(Random& random) {
+  const auto channels = [&] {
+    constexpr int64_t kSome[] = {1, 2, 3, 5, 7, 8, 9, 24, 33, 65, 130};
+    return kSome[random.integer(0, 10)];
+  };
+  while (true) {
+    ConvGeometry geometry;
+    Triple x{1}, kernel{1};
+    for (int a = 0; a < 3; ++a) {
+      do {
+        x[a] = random.integer(1, 20);
+        kernel[a] = random.integer(1, 7);
+        geometry.stride[a] = random.chance(0.1) ? random.integer(5, 9) : random.integer(1, 4);
+        geometry.padding[a] = random.integer(0, 6);
+        geometry.dilation[a] = random.integer(1, 3);
+      } while (x[a] + 2 * geometry.padding[a] < geometry.dilation[a] * (kernel[a] - 1) + 1);
+    }
+    geometry.groups = random.chance(0.5) ? 1 : random.integer(2, 4);
+    const bool depthwise = random.chance(0.2);
+    const Problem p(random.integer(1, 2), depthwise ? 1 : channels(), depthwise ? 1 : channels(), x, kernel, geometry);
+    if (numel(p.x_shape()) > 300000 || numel(p.y_shape()) > 300000) continue;
+    double products = static_cast<double>(p.batch * geometry.groups * p.in * p.out);
+    for (int a = 0; a < 3; ++a) products *= static_cast<double>(kernel[a] * p.y_size[a]);
+    if (products < 5e7) return p;
+  }
+}
+
+/// The element types and precisions of the tensor cores.
+struct Mode {
+  DType dtype;
+  Float32Precision precision;
+
+  cuda::ConvArithmetic arithmetic() const {
+    return arithmetic_of(cuda::ConvProblem{.dtype = dtype, .precision = precision});
+  }
+};
+inline constexpr Mode kModes[] = {{DType::f32, Float32Precision::highest},
+                                  {DType::f32, Float32Precision::high},
+                                  {DType::bf16, Float32Precision::highest},
+                                  {DType::f16, Float32Precision::highest}};
+
+inline std::ostream& operator<<(std::ostream& out, const Mode& mode) {
+  return out << mode.dtype << (mode.precision == Float32Precision::high ? ", high" : ", highest");
+}
+
+/// Sets the precision and what the planner is to choose for as long as it lives.
+class Setting {
+ public:
+  explicit Setting(Float32Precision precision, cuda::ConvChoice choice = {}) {
+    set_float32_precision(precision);
+    cuda::force_conv_choice(choice);
+  }
+  ~Setting() {
+    set_float32_precision(Float32Precision::highest);
+    cuda::force_conv_choice({});
+  }
+  Setting(const Setting&) = delete;
+  Setting& operator=(const Setting&) = delete;
+};
+
+}  // namespace voxgrad::cudatest
