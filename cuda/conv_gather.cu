@@ -103,15 +103,33 @@ bool gather_on_tensor_cores(const View& out, const View& in, const View& w, cons
   list_taps(p);
   if (!complete) fill_bias(out, bias);
 
-  PackWeights pack{w.data, w.size[0] / geometry.groups * w.stride[0], w.stride[in_axis], w.stride[1 - in_axis],
-                   {w.stride[2], w.stride[3], w.stride[4]}, p.groups, p.in_channels, p.out_channels,
-                   plan->columns, plan->column_tiles, plan->chunks, p.class_begin[p.classes], {}};
+  PackWeights pack{w.data,
+                   w.size[0] / geometry.groups * w.stride[0],
+                   w.stride[in_axis],
+                   w.stride[1 - in_axis],
+                   {w.stride[2], w.stride[3], w.stride[4]},
+                   p.groups,
+                   p.in_channels,
+                   p.out_channels,
+                   plan->columns,
+                   plan->column_tiles,
+                   plan->chunks,
+                   p.class_begin[p.classes],
+                   {}};
   std::copy_n(plan->axis, 3, pack.axis);
   switch (arithmetic_of(problem)) {
-    case ConvArithmetic::tf32: run<Tf32>(p, pack, launch); break;
-    case ConvArithmetic::tf32x3: run<Tf32x3>(p, pack, launch); break;
-    case ConvArithmetic::bf16: run<Bf16>(p, pack, launch); break;
-    case ConvArithmetic::f16: run<F16>(p, pack, launch); break;
+    case ConvArithmetic::tf32:
+      run<Tf32>(p, pack, launch);
+      break;
+    case ConvArithmetic::tf32x3:
+      run<Tf32x3>(p, pack, launch);
+      break;
+    case ConvArithmetic::bf16:
+      run<Bf16>(p, pack, launch);
+      break;
+    case ConvArithmetic::f16:
+      run<F16>(p, pack, launch);
+      break;
   }
   return true;
 }

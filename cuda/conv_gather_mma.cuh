@@ -9,8 +9,8 @@
 // thread. Words t and t + 4 of a voxel lie together, since a lane always wants both, and t lies 8 banks from t + 1,
 // so that neighbouring lanes read neighbouring voxels without bank conflicts. The next halo travels through
 // registers, where it is rounded and halves are paired, while this one is multiplied; the weights, packed in the
-// order in which blocks and lanes want them (conv_pack.cu), follow in a ring of three stages. Residues of strided inputs and phases of strided results are parts of their own
-// (conv_parts.h), so that no tap is multiplied for nothing.
+// order in which blocks and lanes want them (conv_pack.cu), follow in a ring of three stages. Residues of strided
+// inputs and phases of strided results are parts of their own (conv_parts.h), so that no tap is multiplied for nothing.
 #pragma once
 
 #include <algorithm>
@@ -41,8 +41,8 @@ struct GatherMma {
   int in_channels, out_channels;  // of a group
   int groups, column_tiles, chunks;
   bool transposed, relu;
-  Divisor box[3], extent[3];                    // of results; of the halo
-  int box_voxels, halo_voxels, rounds, pitch;   // rounds: voxels that a thread stages at most
+  Divisor box[3], extent[3];                   // of results; of the halo
+  int box_voxels, halo_voxels, rounds, pitch;  // rounds: voxels that a thread stages at most
   int tiles[3], classes;
   bool merged;  // a block takes all phases and columns of its box; one halo, all of whose chunks are staged at once
   int buffers;  // staged chunks
@@ -60,7 +60,7 @@ struct GatherTile {
   static constexpr int kStepTaps = kSlab > 256 ? 4 : 8, kStages = 3;
   static constexpr int kAccumulators = 4 * kM16 * kN8;
   static constexpr int kBlocks = kAccumulators * Arithmetic::kParts > 64 ? 2 : 3;  // a multiprocessor: bounds registers
-  static constexpr int kRing = kStages * kStepTaps * kSlab;  // words
+  static constexpr int kRing = kStages * kStepTaps * kSlab;                        // words
 
   static size_t shared_bytes(const GatherMma& p) {
     return sizeof(uint32_t) * (kRing + p.buffers * kChunk * p.pitch + 2 * p.rounds * kThreads);
@@ -158,7 +158,7 @@ struct HaloStage {
   __device__ static void place_words(const GatherMma& p, int* targets) {
     const int fold = p.axis[2].fold;
     for (int v = static_cast<int>(threadIdx.x); v < p.rounds * kThreads; v += kThreads) {
-      int target = min(v, p.halo_voxels);  // there is room for one more, which nobody reads
+      int target = min(v, p.halo_voxels);   // there is room for one more, which nobody reads
       if (fold > 1 && v < p.halo_voxels) {  // residues apart, so that neighbouring results read neighbouring words
         int rest = v;
         const int w = p.extent[2].take(rest);
@@ -204,7 +204,8 @@ __device__ void write_results(const GatherMma& p, const GatherPlace& place, int 
       if (n * 8 + j >= columns) continue;
       const int64_t step = (n * 8 + j) * p.out_stride[1];
       const float shift =
-          p.bias ? static_cast<float>(static_cast<const Element*>(p.bias)[(channel + n * 8 + j) * p.bias_stride]) : 0.0f;
+          p.bias ? static_cast<float>(static_cast<const Element*>(p.bias)[(channel + n * 8 + j) * p.bias_stride])
+                 : 0.0f;
 #pragma unroll
       for (int i = 0; i < 2 * Tile::kM16; ++i) {
         const float value = sum[i / 2][n][i % 2 * 2 + j] + shift;
@@ -219,7 +220,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) gather_mma(cons
   using Element = typename Arithmetic::Element;
   constexpr int kM16 = Tile::kM16, kN8 = Tile::kN8, kParts = Arithmetic::kParts, kThreads = Tile::kThreads;
   constexpr int kBuffer = Tile::kStepTaps * Tile::kSlab, kStepTaps = Tile::kStepTaps;
-  constexpr int kStageTaps = 4;                 // taps that are multiplied while a voxel is on its way
+  constexpr int kStageTaps = 4;                // taps that are multiplied while a voxel is on its way
   constexpr int kAhead = kParts == 1 ? 1 : 0;  // taps whose fragments are loaded early; three products take longer
   extern __shared__ uint4 dynamic_shared[];
   uint32_t* const b_ring = reinterpret_cast<uint32_t*>(dynamic_shared);
@@ -240,8 +241,9 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) gather_mma(cons
   const int last_class = p.transposed && !p.merged ? place.phase + 1 : p.classes;
 
   // ---- A on its way
-  const char* const in = reinterpret_cast<const char*>(static_cast<const Element*>(p.in) + place.sample * p.in_stride[0] +
-                                                       place.group * int64_t{p.in_channels} * p.in_stride[1]);
+  const char* const in =
+      reinterpret_cast<const char*>(static_cast<const Element*>(p.in) + place.sample * p.in_stride[0] +
+                                    place.group * int64_t{p.in_channels} * p.in_stride[1]);
   const int64_t channel_bytes = p.in_stride[1] * static_cast<int64_t>(sizeof(Element));
   HaloStage<kThreads> stage{place.phase, 0, 0};
   stage.locate(p, place, offsets, sizeof(Element));
@@ -274,7 +276,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) gather_mma(cons
   // ---- B on its way
   const uint4* weights = p.weights + thread +
                          ((int64_t{place.group} * p.column_tiles + place.column_tile) * p.class_begin[p.classes] +
-                          p.class_begin[place.phase]) * p.chunks * (Tile::kSlab / 4);
+                          p.class_begin[place.phase]) *
+                             p.chunks * (Tile::kSlab / 4);
   const int last_tile = p.merged ? p.column_tiles : place.column_tile + 1;
   int next_tile = place.column_tile, next_class = place.phase, next_chunk = 0, next_tap = 0, next_buffer = 0;
   const auto fetch_weights = [&] {
@@ -316,7 +319,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) gather_mma(cons
     int m = warp * 16 * kM16 + i * 8 + g;
     const bool inside = m < p.box_voxels;
     const int w = p.box[2].take(m), h = p.box[1].take(m);
-    rows[i] = shared_address(a_words + t * p.pitch + (inside ? (m * p.extent[1].value + h) * p.extent[2].value + w : 0));
+    rows[i] =
+        shared_address(a_words + t * p.pitch + (inside ? (m * p.extent[1].value + h) * p.extent[2].value + w : 0));
   }
   const uint32_t* const columns = b_ring + lane * 2 * kParts;
 
@@ -405,9 +409,9 @@ void launch_gather_tile(GatherMma p, cudaStream_t stream) {
   ++conv_instance<Tile, false, Tile::kColumns>.launches;
   p.rounds = (p.halo_voxels + Tile::kThreads - 1) / Tile::kThreads;
   const size_t bytes = Tile::shared_bytes(p);
-  check_cuda(cudaFuncSetAttribute(gather_mma<Tile>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  static_cast<int>(bytes)),
-             "conv: shared memory");
+  check_cuda(
+      cudaFuncSetAttribute(gather_mma<Tile>, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),
+      "conv: shared memory");
   const int64_t blocks = p.batch * p.groups * p.tiles[0] * p.tiles[1] * p.tiles[2] *
                          (p.merged ? 1 : p.column_tiles * (p.transposed ? p.classes : 1));
   gather_mma<Tile><<<static_cast<unsigned>(blocks), Tile::kThreads, bytes, stream>>>(p);

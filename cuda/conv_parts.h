@@ -23,8 +23,8 @@ namespace voxgrad::cuda {
 /// Result number q of the part, with the part's tap t (tap tap_first + t * tap_step of the kernel), reads the row
 /// position q * fold + start + t * step, which is the input position row * in_step + residue.
 struct AxisPart {
-  int first, count;              // results: first + q * out_step for q in [0, count)
-  int residue, start, step;      // what they read
+  int first, count;          // results: first + q * out_step for q in [0, count)
+  int residue, start, step;  // what they read
   int tap_first, tap_step, taps;
   /// Of the row positions / fold that q = 0 reads: the least, and how many there are.
   int low, span;
@@ -35,8 +35,8 @@ inline constexpr int kMaxParts = 8;
 struct AxisParts {
   int64_t in_size;
   int in_step, out_step, fold;
-  int kernel;     // taps in all
-  int count;      // results of the largest part
+  int kernel;  // taps in all
+  int count;   // results of the largest part
   int max_span, max_taps;
   bool complete;  // every result belongs to a part with taps; the others are the bias alone
   int parts;

@@ -9,9 +9,10 @@
 namespace voxgrad::cuda {
 namespace {
 
-constexpr int kRows = 256;             // results of a block
-constexpr int kMaxExtent = 1023;       // voxels of a halo along an axis: packed into 10 bits
-constexpr int kMaxHalo = 1100;         // voxels: what shared memory holds of two stages
+constexpr int kRows = 256;                  // results of a block
+constexpr int kMaxExtent = 1023;            // voxels of a halo along an axis: packed into 10 bits
+constexpr int kMaxHalo = 1100;              // voxels: what shared memory holds of two stages
+constexpr int kHalfShared = 113 * 1024;     // bytes of shared memory with which two blocks fit on sm_90
 constexpr int kGatherOverhead = 34 * 1024;  // bytes of shared memory beside the staged inputs, at most
 constexpr int kMaxTaps = 1024, kMaxClasses = 64;
 constexpr int kChunkWords = 8;
@@ -46,10 +47,10 @@ bool choose_axes(const ConvProblem& p, GatherPlan& plan) {
   int all_taps = 1;
   for (int a = 0; a < 3; ++a) {
     const ConvGeometry& g = p.geometry;
-    const auto axis = transposed ? transposed_parts(p.in_size[a], p.out_size[a], p.kernel[a], g.stride[a], g.padding[a],
-                                                    g.dilation[a])
-                                 : forward_parts(p.in_size[a], p.out_size[a], p.kernel[a], g.stride[a], g.padding[a],
-                                                 g.dilation[a], a == 2);
+    const auto axis =
+        transposed
+            ? transposed_parts(p.in_size[a], p.out_size[a], p.kernel[a], g.stride[a], g.padding[a], g.dilation[a])
+            : forward_parts(p.in_size[a], p.out_size[a], p.kernel[a], g.stride[a], g.padding[a], g.dilation[a], a == 2);
     if (!axis || axis->kernel > kMaxTaps) return false;
     plan.axis[a] = *axis;
     plan.classes *= axis->parts;
@@ -99,10 +100,25 @@ std::optional<double> cost(const ConvProblem& p, const GatherPlan& plan, const i
   const double straddling = box[2] % 8 == 0 ? 0 : std::min(1.0, 7.0 / box[2]);
   const double blocks8 = plan.columns / 8;
   const double products = 16 * blocks8 * 1.46 * (three ? 3 : 1);
-  const double reads = 4 * 4 * 4 * (1 + 0.5 * straddling) * std::max(1.0, blocks8 / 8) + 4 * blocks8 * 2 * (three ? 2 : 1);
+  const double reads =
+      4 * 4 * 4 * (1 + 0.5 * straddling) * std::max(1.0, blocks8 / 8) + 4 * blocks8 * 2 * (three ? 2 : 1);
   const double multiply = taps * std::max(products, reads);
   const double stage = stages * (halo * kChunkWords * 0.15 + 100);
-  return blocks * (plan.chunks * (multiply + stage) + stages * 800);
+  // Sectors of 32 bytes between L2 and the multiprocessor: a line of a box starts anywhere in one. Those that are
+  // written in part count twice: they may be written again.
+  const double bytes = static_cast<double>(item_size(p.dtype)), word_channels = 4 / bytes;
+  const auto sectors = [&](double elements) { return elements * bytes / 32 + 1; };
+  const double lines = halo / ((box[2] - 1 + plan.axis[2].max_span) * plan.axis[2].fold);
+  const double loaded =
+      stages * plan.chunks * kChunkWords * word_channels * lines * sectors(static_cast<double>(halo) / lines);
+  const double passes = plan.axis[2].out_step > 1 ? plan.classes : 1;
+  const double stored = 2 * passes * plan.columns * box[0] * box[1] * sectors(box[2] * plan.axis[2].out_step);
+  const double tiles = plan.column_tiles;
+  const double memory = (loaded * (plan.merged ? 1 : tiles) + stored * tiles) * 32 / 40;
+  const double work = plan.chunks * (multiply * tiles + stage * (plan.merged ? 1 : tiles)) + stages * 800;
+  // A block that fills a multiprocessor by itself has nobody to hide behind.
+  const bool alone = plan.buffers * kChunkWords * 4 * halo + kGatherOverhead > kHalfShared;
+  return blocks * (std::max(work, memory) + 0.3 * std::min(work, memory)) * (alone ? 1.3 : 1);
 }
 
 void choose_box(const ConvProblem& p, GatherPlan& plan) {
@@ -128,7 +144,9 @@ int choose_columns(const ConvProblem& p) {
   if (const auto asked = asked_width(p, compiled)) return *asked;
   int best = compiled.front();
   for (const int columns : compiled) {
-    const auto computed = [&](int64_t c) { return (p.out_channels + c - 1) / c * (c + 12); };  // 12: what a tile costs by itself
+    const auto computed = [&](int64_t c) {
+      return (p.out_channels + c - 1) / c * (c + 12);
+    };  // 12: what a tile costs by itself
     if (computed(columns) < computed(best)) best = columns;
   }
   return best;
@@ -289,8 +307,8 @@ std::optional<WeightPlan> plan_weight(const ConvProblem& p) {
   int64_t taps = 1, classes = 1;
   for (int a = 0; a < 3; ++a) {
     const ConvGeometry& g = p.geometry;
-    const auto axis = forward_parts(p.in_size[a], p.out_size[a], p.kernel[a], g.stride[a], g.padding[a], g.dilation[a],
-                                    a == 2);
+    const auto axis =
+        forward_parts(p.in_size[a], p.out_size[a], p.kernel[a], g.stride[a], g.padding[a], g.dilation[a], a == 2);
     if (!axis) return std::nullopt;
     plan.axis[a] = *axis;
     taps *= axis->kernel;
@@ -322,18 +340,17 @@ std::optional<GatherPlan> plan_gather(const ConvProblem& p) {
   plan.columns = choose_columns(p);
   plan.column_tiles = static_cast<int>((p.out_channels + plan.columns - 1) / plan.columns);
   plan.chunks = static_cast<int>((p.in_channels + kChunkWords * elements - 1) / (kChunkWords * elements));
-  // Phases that read the same inputs, whose channels fit into shared memory all at once: they are staged once.
-  if (p.direction == ConvDirection::transposed && plan.classes > 1) {
-    GatherPlan merged = plan;
+  plan.buffers = 2;
+  GatherPlan merged = plan;
+  choose_box(p, plan);
+  // Phases read the same inputs. With one chunk of channels they are staged once for all of them; with more, what a
+  // block would have to hold leaves a multiprocessor to it alone, which was slower (by a third for 8 chunks).
+  if (p.direction == ConvDirection::transposed && plan.classes > 1 && plan.chunks == 1) {
     merged.merged = true;
     merged.buffers = plan.chunks;
     for (AxisParts& axis : merged.axis) merge_halos(axis);
     choose_box(p, merged);
-    if (merged.cycles >= 0 && merged.box[0] * merged.box[1] * merged.box[2] > kRows / 2) plan = merged;
-  }
-  if (!plan.merged) {
-    plan.buffers = 2;
-    choose_box(p, plan);
+    if (merged.cycles >= 0 && (plan.cycles < 0 || merged.cycles < plan.cycles)) plan = merged;
   }
   if (plan.cycles < 0) return std::nullopt;
   plan.halo_voxels = 1;

@@ -23,10 +23,11 @@ constexpr int kSumColumns = 32, kSumSlices = 8;
 
 /// Adds up the ranges in their order, in double: 8 slices, then the slices.
 template <class T>
-__global__ void __launch_bounds__(kSumColumns * kSumSlices) weight_sum(const __grid_constant__ WeightSum p) {
+__global__ void __launch_bounds__(kSumColumns* kSumSlices) weight_sum(const __grid_constant__ WeightSum p) {
   __shared__ double sums[kSumSlices][kSumColumns];
   const int lane = static_cast<int>(threadIdx.x) % kSumColumns, slice = static_cast<int>(threadIdx.x) / kSumColumns;
-  for (int64_t first = int64_t{blockIdx.x} * kSumColumns; first < p.elements; first += int64_t{gridDim.x} * kSumColumns) {
+  for (int64_t first = int64_t{blockIdx.x} * kSumColumns; first < p.elements;
+       first += int64_t{gridDim.x} * kSumColumns) {
     const int64_t element = first + lane;
     const int64_t begin = p.ranges * slice / kSumSlices, end = p.ranges * (slice + 1) / kSumSlices;
     double sum = 0;
@@ -162,10 +163,18 @@ bool weight_on_tensor_cores(const View& w, const View& x, const View& y, const C
   std::copy_n(p.of_class, kWeightClasses, sum.of_class);
   for (int c = 0; c < p.classes; ++c) sum.real_taps[c] = plan->classes[c].taps;
   switch (arithmetic_of(problem)) {
-    case ConvArithmetic::tf32: run<Tf32>(p, sum, *plan, launch); break;
-    case ConvArithmetic::tf32x3: run<Tf32x3>(p, sum, *plan, launch); break;
-    case ConvArithmetic::bf16: run<Bf16>(p, sum, *plan, launch); break;
-    case ConvArithmetic::f16: run<F16>(p, sum, *plan, launch); break;
+    case ConvArithmetic::tf32:
+      run<Tf32>(p, sum, *plan, launch);
+      break;
+    case ConvArithmetic::tf32x3:
+      run<Tf32x3>(p, sum, *plan, launch);
+      break;
+    case ConvArithmetic::bf16:
+      run<Bf16>(p, sum, *plan, launch);
+      break;
+    case ConvArithmetic::f16:
+      run<F16>(p, sum, *plan, launch);
+      break;
   }
   return true;
 }

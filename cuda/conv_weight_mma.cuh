@@ -8,9 +8,10 @@
 // A block takes one box of the lattice after another and stages y's box and the halo of x that all its taps need,
 // both as [channel][voxel], which is how contiguous tensors lie in memory anyway; a tap is an offset in the halo.
 // Channels lie 4 banks apart, so that the 8 channels and 4 words that a warp reads at once do not collide. The
-// next box is copied in the background where both fit, and two blocks a multiprocessor hide what is left. As in conv_gather_mma.cuh, residues of strided inputs are classes of
-// their own, folded on the innermost axis. Two halves are a word along voxels, and an odd tap would straddle words:
-// for them x is staged twice, the second time shifted by one.
+// next box is copied in the background where both fit, and two blocks a multiprocessor hide what is left. As in
+// conv_gather_mma.cuh, residues of strided inputs are classes of their own, folded on the innermost axis. Two halves
+// are a word along voxels, and an odd tap would straddle words: for them x is staged twice, the second time shifted by
+// one.
 //
 // Voxels are summed in fixed ranges of boxes (from the shape alone) into a workspace, which weight_sum() adds up in
 // order.
@@ -33,9 +34,9 @@ inline constexpr int kBoxWords = 128, kBoxPitch = kBoxWords + 4;
 
 /// Taps that read the same residues of x, and their columns of 8.
 struct WeightClass {
-  int taps, tap_begin;            // in the table of taps; padded with idle ones to whole tiles
-  int columns, column_begin;      // taps times blocks of 8 channels; in the partial sums
-  int tile_columns, tile_begin;   // columns of a tile; its first tile
+  int taps, tap_begin;           // in the table of taps; padded with idle ones to whole tiles
+  int columns, column_begin;     // taps times blocks of 8 channels; in the partial sums
+  int tile_columns, tile_begin;  // columns of a tile; its first tile
 };
 
 struct WeightMma {
@@ -45,17 +46,17 @@ struct WeightMma {
   int64_t x_stride[5], y_stride[5];
   int in_channels, out_channels;  // of a group: x's and y's
   int groups, row_tiles, column_tiles, classes;
-  int columns;                                // of 8, of all classes
-  Divisor box[3], extent[3];                  // the last in words
-  int run;                                    // words of a residue's (and shift's) row of the halo
-  int halo_words, pitch;                      // pitch: words between staged channels of x
-  int buffers, buffer_words;                  // 2: the next box is copied while this one is multiplied
+  int columns;                // of 8, of all classes
+  Divisor box[3], extent[3];  // the last in words
+  int run;                    // words of a residue's (and shift's) row of the halo
+  int halo_words, pitch;      // pitch: words between staged channels of x
+  int buffers, buffer_words;  // 2: the next box is copied while this one is multiplied
   int tiles[3];
-  int64_t boxes, range;                       // in all; of a range
+  int64_t boxes, range;  // in all; of a range
   AxisParts axis[3];
   WeightClass of_class[kWeightClasses];
-  int step_offset[kBoxWords / 8];             // bytes in the halo from the box's first word to the 8 words of a step
-  int tap_offset[kWeightTaps];                // bytes
+  int step_offset[kBoxWords / 8];  // bytes in the halo from the box's first word to the 8 words of a step
+  int tap_offset[kWeightTaps];     // bytes
 };
 
 template <class Arithmetic_, int kM16_, int kN8_>
@@ -101,17 +102,17 @@ __global__ void __launch_bounds__(Tile::kThreads, 2) weight_mma(const __grid_con
   const int first_block = first_column / c.taps;
   const int channels = ((first_column + column_count - 1) / c.taps - first_block + 1) * 8;
 
-  const Element* const x = static_cast<const Element*>(p.x) +
-                           (int64_t{group} * p.in_channels + first_block * 8) * p.x_stride[1];
-  const Element* const y = static_cast<const Element*>(p.y) +
-                           (int64_t{group} * p.out_channels + first_row) * p.y_stride[1];
+  const Element* const x =
+      static_cast<const Element*>(p.x) + (int64_t{group} * p.in_channels + first_block * 8) * p.x_stride[1];
+  const Element* const y =
+      static_cast<const Element*>(p.y) + (int64_t{group} * p.out_channels + first_row) * p.y_stride[1];
   const int x_channels = min(channels, p.in_channels - first_block * 8);
   const int y_channels = min(Tile::kRows, p.out_channels - first_row);
 
   // `count` channels, zero from `real` on, of the words whose elements lie at `offset`: in the background if they can
   // be copied as they are, else through registers
   const auto stage = [&](uint32_t to, int pitch, const Element* from, int64_t stride, int count, int real,
-                         const int64_t (&offset)[kElements]) {
+                         const int64_t(&offset)[kElements]) {
     if constexpr (kElements == 1) {
       const bool inside = offset[0] != kNowhere;
       const Element* at = inside ? from + offset[0] : from;
@@ -146,7 +147,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 2) weight_mma(const __grid_con
       const int w = q[2] + p.box[2].take(word), h = q[1] + p.box[1].take(word), d = q[0] + word;
 #pragma unroll
       for (int e = 0; e < kElements; ++e) {
-        const bool inside = word < p.box[0].value && d < p.axis[0].count && h < p.axis[1].count && w + e < p.axis[2].count;
+        const bool inside =
+            word < p.box[0].value && d < p.axis[0].count && h < p.axis[1].count && w + e < p.axis[2].count;
         offset[e] = inside ? d * p.y_stride[2] + h * p.y_stride[3] + (w + e) * p.y_stride[4] : kNowhere;
       }
       stage(buffer + thread * 4, kBoxPitch, y + sample * p.y_stride[0], p.y_stride[1], Tile::kRows, y_channels, offset);
@@ -168,9 +170,11 @@ __global__ void __launch_bounds__(Tile::kThreads, 2) weight_mma(const __grid_con
         const bool inside = static_cast<unsigned>(position[0]) < static_cast<unsigned>(p.axis[0].in_size) &&
                             static_cast<unsigned>(position[1]) < static_cast<unsigned>(p.axis[1].in_size) &&
                             static_cast<unsigned>(last) < static_cast<unsigned>(p.axis[2].in_size);
-        offset[e] = inside ? position[0] * p.x_stride[2] + position[1] * p.x_stride[3] + last * p.x_stride[4] : kNowhere;
+        offset[e] =
+            inside ? position[0] * p.x_stride[2] + position[1] * p.x_stride[3] + last * p.x_stride[4] : kNowhere;
       }
-      stage(buffer + (kYWords + v) * 4, p.pitch, x + sample * p.x_stride[0], p.x_stride[1], channels, x_channels, offset);
+      stage(buffer + (kYWords + v) * 4, p.pitch, x + sample * p.x_stride[0], p.x_stride[1], channels, x_channels,
+            offset);
     }
   };
   const auto round_box = [&](uint32_t buffer) {  // what this thread copied
