@@ -78,7 +78,7 @@ void merge_halos(AxisParts& axis) {
 
 /// Voxels of a halo all of whose chunks stay in shared memory.
 int64_t merged_halo(const ConvProblem& p, const GatherPlan& plan) {
-  return (p.shared_limit - kGatherOverhead) / (plan.chunks * kChunkWords * 4) - 40;
+  return (p.shared_limit - kGatherOverhead) / (plan.chunks * kChunkWords * 4 + 8) - 160;  // 8: where a voxel is
 }
 
 /// Multiprocessor cycles of a box, roughly; nothing if it does not fit.
