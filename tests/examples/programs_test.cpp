@@ -96,11 +96,12 @@ TEST_F(Programs, SuperresLeavesItsResults) {
 
 TEST_F(Programs, SuperresStoppedAndResumedGivesTheSameBits) {
   ASSERT_EQ(run(kTiny + "--steps 40 --out whole").code, 0);
-  // A stop in the middle, as Ctrl-C makes it: the program gets its SIGINT once it has begun to print steps.
-  const std::string start = "sh -c '\"" EXAMPLES_DIR
+  // A stop in the middle, as Ctrl-C makes it: the program gets its SIGINT once it has begun to print steps,
+  // not once the log of the run before it is found.
+  const std::string start = "sh -c 'rm log; \"" EXAMPLES_DIR
                             "/superres\" --phantom --device cpu --batch 1 --patch 8 "
                             "--channels 4 --layers 1 --steps 40 --out parts >log & "
-                            "until grep -q \"^step\" log; do sleep 0.01; done; kill -INT $!; wait $!'";
+                            "until grep -qs \"^step\" log; do sleep 0.01; done; kill -INT $!; wait $!'";
   const int status = std::system(("cd '" + folder_.string() + "' && " + start).c_str());
   const std::string log = read(folder_ / "log");
   if (WEXITSTATUS(status) != 0) {  // 0: it had finished before the signal came
