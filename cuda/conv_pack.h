@@ -10,7 +10,7 @@ namespace voxgrad::cuda {
 struct PackWeights {
   const void* weight;
   int64_t group_stride, in_stride, out_stride, tap_stride[3];
-  int groups, in_channels, out_channels;  // channels of a group
+  int groups, in_channels, out_channels;    // channels of a group
   int columns, column_tiles, chunks, taps;  // taps: of all classes
   AxisParts axis[3];
 };

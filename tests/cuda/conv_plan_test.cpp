@@ -159,8 +159,7 @@ void check_gather(const ConvProblem& p, const GatherPlan& plan) {
   EXPECT_EQ(plan.halo_voxels, halo);
   EXPECT_TRUE(plan.pitch > halo && plan.pitch % 32 == 8) << plan.pitch << " for " << halo;
   const int staged = (halo + kThreads - 1) / kThreads * kThreads;
-  EXPECT_LE((kRing + plan.buffers * kChunk * plan.pitch + 2 * staged) * 4,
-            plan.merged ? p.shared_limit : kMostShared);
+  EXPECT_LE((kRing + plan.buffers * kChunk * plan.pitch + 2 * staged) * 4, plan.merged ? p.shared_limit : kMostShared);
   EXPECT_TRUE(plan.classes == classes && classes <= kMaxClasses && taps <= kMaxTaps);
   const auto widths = gather_widths(arithmetic_of(p));
   EXPECT_TRUE(compiled(widths, plan.columns)) << plan.columns;
