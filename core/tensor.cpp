@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "core/autograd.h"
+#include "core/capture.h"
 
 namespace voxgrad {
 namespace {
@@ -85,6 +86,7 @@ T read_element(const Tensor& tensor, const Dims& index) {
 }
 
 View view_of(const TensorBody& body) {
+  if (Capture* capture = Capture::current()) capture->use(body.storage);
   View view;
   view.data = static_cast<char*>(body.storage->data()) + body.offset * item_size(body.dtype);
   view.dtype = body.dtype;

@@ -78,5 +78,12 @@ void Event::wait() const {}
 void Event::synchronize() const {}
 float Event::elapsed_ms_since(const Event&) const { return 0; }
 
+class GraphRecording {};
+CUDAGraph::CUDAGraph(int device) { refuse(device); }
+CUDAGraph::~CUDAGraph() = default;
+void CUDAGraph::capture(const std::function<void()>&) {}
+void CUDAGraph::replay() {}
+void CUDAGraph::reset() {}
+
 }  // namespace cuda
 }  // namespace voxgrad

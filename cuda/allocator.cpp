@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "core/error.h"
+#include "cuda/graph.h"
 #include "cuda/launch.h"
 
 namespace voxgrad::cuda {
@@ -29,6 +30,14 @@ size_t segment_size(size_t bytes, bool small) {
 
 /// A rest below this stays with its block: it would hardly ever be asked for.
 constexpr size_t smallest_rest(bool small) { return small ? kGranule : kSmall; }
+
+/// Work queued on such a stream comes after all that was done before the capture, and keeps the memory that it uses: no
+/// stream has to wait for another.
+bool is_capturing(cudaStream_t stream) noexcept {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  if (cudaStreamIsCapturing(stream, &status) != cudaSuccess) cudaGetLastError();
+  return status != cudaStreamCaptureStatusNone;
+}
 
 }  // namespace
 
@@ -76,7 +85,7 @@ void Allocator::deallocate(void* data, cudaStream_t stream) noexcept {
   Block* block = found->second;
   live_.erase(found);
   stats_.current -= static_cast<int64_t>(block->requested);
-  if (stream != block->stream) let_wait(block->stream, stream);
+  if (stream != block->stream && !is_capturing(stream) && !is_capturing(block->stream)) let_wait(block->stream, stream);
 
   block->free = true;
   if (block->next && block->next->free) {
@@ -90,6 +99,22 @@ void Allocator::deallocate(void* data, cudaStream_t stream) noexcept {
   free_.insert(block);
 }
 
+void Allocator::keep(cudaStream_t stream) {
+  const std::lock_guard lock(mutex_);
+  kept_.insert(stream);
+}
+
+void Allocator::release(cudaStream_t stream) {
+  const std::lock_guard lock(mutex_);
+  kept_.erase(stream);
+}
+
+bool Allocator::belongs_to(const void* data, cudaStream_t stream) {
+  const std::lock_guard lock(mutex_);
+  const auto found = live_.find(data);
+  return found != live_.end() && found->second->stream == stream;
+}
+
 MemoryStats Allocator::stats() {
   const std::lock_guard lock(mutex_);
   return stats_;
@@ -101,6 +126,7 @@ void Allocator::reset_peak() {
 }
 
 void Allocator::empty_cache() {
+  check(!capture_under_way(device_), "empty_cache", "cannot wait for the device while a CUDA graph is being captured");
   const std::lock_guard lock(mutex_);
   release_cached();
 }
@@ -128,7 +154,7 @@ Allocator::Block* Allocator::take_segment(size_t bytes, bool small, cudaStream_t
     block->bytes = bytes;
     block->data = static_cast<char*>(ask_driver(bytes));
   }
-  if (block->data == nullptr) {
+  if (block->data == nullptr && !capture_under_way(device_)) {
     release_cached();
     block->data = static_cast<char*>(ask_driver(bytes));
   }
@@ -178,7 +204,7 @@ void Allocator::release_cached() {
   check_cuda(cudaDeviceSynchronize(), "empty_cache");  // work that used the blocks may still be queued
   for (auto it = free_.begin(); it != free_.end();) {
     Block* block = *it;
-    if (block->previous || block->next) {
+    if (block->previous || block->next || kept_.contains(block->stream)) {
       ++it;
       continue;
     }

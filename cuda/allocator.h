@@ -31,6 +31,12 @@ class Allocator {
   void* allocate(size_t bytes, cudaStream_t stream);
   /// `stream`: where the block was used last. If that is not the stream it belongs to, the latter waits for it.
   void deallocate(void* data, cudaStream_t stream) noexcept;
+  /// From now on the blocks of `stream` belong to a CUDA graph, also those that are free: they stay until release(),
+  /// after which they are ordinary blocks of that stream.
+  void keep(cudaStream_t stream);
+  void release(cudaStream_t stream);
+  /// Whether `data` is a live block of `stream`.
+  bool belongs_to(const void* data, cudaStream_t stream);
   MemoryStats stats();
   void reset_peak();
   /// Waits for the device and gives segments without live blocks back to the driver.
@@ -65,7 +71,8 @@ class Allocator {
   const int device_;
   std::mutex mutex_;
   std::set<Block*, BestFit> free_;
-  std::unordered_map<void*, Block*> live_;
+  std::unordered_map<const void*, Block*> live_;
+  std::set<cudaStream_t> kept_;
   MemoryStats stats_;
   cudaEvent_t event_ = nullptr;
 };

@@ -1,6 +1,6 @@
 // Matrix products by cuBLAS.
 //
-// Handles are made once for each stream. They compute float32 in float32, or in TF32 where set_float32_precision() says
+// Handles are made once for each device. They compute float32 in float32, or in TF32 where set_float32_precision() says
 // so, and get their workspace from the caching allocator for the length of a call: cuBLAS's own would be chosen by what
 // runs beside it, and with it the order of sums.
 #include <cublas_v2.h>
@@ -34,18 +34,13 @@ void check_blas(cublasStatus_t status, const char* what) {
 
 class Handle {
  public:
-  explicit Handle(cudaStream_t stream) {
-    check_blas(cublasCreate(&handle_), "cublasCreate");
-    const cublasStatus_t status = cublasSetStream(handle_, stream);
-    if (status != CUBLAS_STATUS_SUCCESS) cublasDestroy(handle_);
-    check_blas(status, "cublasSetStream");
-  }
+  Handle() { check_blas(cublasCreate(&handle_), "cublasCreate"); }
   ~Handle() { cublasDestroy(handle_); }
   Handle(const Handle&) = delete;
   Handle& operator=(const Handle&) = delete;
   cublasHandle_t get() const { return handle_; }
 
-  /// Held while a workspace is set and used.
+  /// Held while stream and workspace are set and used.
   std::mutex mutex;
 
  private:
@@ -55,10 +50,10 @@ class Handle {
 Handle& handle_of(const Launch& launch) {
   static auto* mutex = new std::mutex;
   // Never destroyed: at the end of the process CUDA may be gone before this would be.
-  static auto* handles = new std::map<std::pair<int, cudaStream_t>, std::unique_ptr<Handle>>;
+  static auto* handles = new std::map<int, std::unique_ptr<Handle>>;
   const std::lock_guard lock(*mutex);
-  auto& handle = (*handles)[{launch.device, launch.stream}];
-  if (!handle) handle = std::make_unique<Handle>(launch.stream);
+  auto& handle = (*handles)[launch.device];
+  if (!handle) handle = std::make_unique<Handle>();
   return *handle;
 }
 
@@ -126,6 +121,7 @@ void multiply(const Launch& launch, const View& c, const Operand& a, const Opera
   Handle& handle = handle_of(launch);
   const Workspace workspace(launch, kWorkspaceBytes);
   const std::lock_guard lock(handle.mutex);
+  check_blas(cublasSetStream(handle.get(), launch.stream), "cublasSetStream");
   check_blas(cublasSetWorkspace(handle.get(), workspace.as<void>(), kWorkspaceBytes), "cublasSetWorkspace");
   const bool high = float32_precision() == Float32Precision::high;  // f64 knows no difference
   check_blas(cublasSetMathMode(handle.get(), high ? CUBLAS_TF32_TENSOR_OP_MATH : CUBLAS_DEFAULT_MATH),

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <memory>
 
 #include "core/device.h"
 
@@ -75,6 +77,56 @@ class Event {
 
  private:
   void* handle_ = nullptr;
+  int device_ = 0;
+};
+
+class GraphRecording;
+
+/// Work of one GPU that is recorded once and then done again and again by single calls: small kernels no longer wait
+/// for the host. PyTorch's torch.cuda.CUDAGraph.
+///
+///   cuda::CUDAGraph graph;
+///   graph.capture([&] {
+///     optimizer.zero_grad();
+///     loss = mse_loss(model(x), target);
+///     loss.backward();
+///     optimizer.step();
+///   });
+///   for (...) {
+///     x.copy_(batch);   // and target: replays read the tensors that were captured
+///     graph.replay();   // and write those; loss is this step's
+///   }
+///
+/// - The function runs once, on the host only: its kernels are recorded, not run, and nothing but kernels is part of a
+///   replay. Run it once or twice before, so that state is made and libraries are set up.
+/// - Tensors that the function makes lie in memory of the graph: they hold what the last replay left, and stay valid as
+///   long as somebody holds them. The graph keeps all other memory that it reads or writes.
+/// - Steps of optimizers are part of a replay with their learning rate and step number of the time of the replay; their
+///   first step, which makes their state, is refused. The optimizer must live, with the same state.
+/// - Refused, with an Error: results read by the CPU (item(), to(cpu), printing), copies from the CPU, waiting for the
+///   device, random numbers (dropout in training). An Error ends the capture; the program goes on as if it had not
+///   begun.
+/// - One thread at a time.
+class CUDAGraph {
+ public:
+  /// Throws Error if the device does not exist.
+  explicit CUDAGraph(int device = 0);
+  /// Waits for replays under way.
+  ~CUDAGraph();
+  CUDAGraph(const CUDAGraph&) = delete;
+  CUDAGraph& operator=(const CUDAGraph&) = delete;
+
+  /// Records what `function` does on the device, in place of what was recorded before. Waits for the device and empties
+  /// its cache first. Throws what `function` throws, Error if it does what cannot be captured, OutOfMemoryError.
+  void capture(const std::function<void()>& function);
+  /// Queues the recorded work on the current stream. Throws Error if nothing was captured, or if the optimizer of a
+  /// captured step is gone or has other memory.
+  void replay();
+  /// Drops what was recorded, and its memory.
+  void reset();
+
+ private:
+  std::unique_ptr<GraphRecording> recording_;
   int device_ = 0;
 };
 

@@ -2,6 +2,7 @@
 // parameters as its argument: a model of some dozens is one launch.
 #include <array>
 
+#include "cuda/graph.h"
 #include "cuda/kernels.h"
 #include "cuda/map.cuh"
 #include "ops/optim_step.h"
@@ -56,7 +57,9 @@ __device__ void update_vector(const Update& update, T* param, const T* grad, T* 
 }
 
 template <class Update, class T, int kStates>
-__global__ void __launch_bounds__(kBlock) step_kernel(Update update, const __grid_constant__ Table<T, kStates> table) {
+__global__ void __launch_bounds__(kBlock)
+    step_kernel(Update given, const Update* live, const __grid_constant__ Table<T, kStates> table) {
+  const Update update = live ? *live : given;
   constexpr int width = kVectorWidth<T>;
   for (int64_t piece = blockIdx.x; piece < table.first_piece[table.params]; piece += gridDim.x) {
     int i = 0;
@@ -76,18 +79,29 @@ __global__ void __launch_bounds__(kBlock) step_kernel(Update update, const __gri
   }
 }
 
+template <class Update>
+__global__ void store_kernel(Update update, Update* live) {
+  *live = update;
+}
+
 /// Steps all parameters; states[k]: which of StepViews::state is the update's k-th.
 template <class T, class Update, size_t kStates>
 void step_all(const char* op, std::span<const StepViews> params, const Update& update,
               const std::array<int, kStates>& states) {
   using Params = Table<T, static_cast<int>(kStates)>;
   const Launch launch(params.front().param);
+  const ReplayNumbers numbers = replay_numbers(sizeof(Update));
+  auto* live = static_cast<Update*>(numbers.data);
+  if (numbers.refresh) {
+    store_kernel<<<1, 1, 0, launch.stream>>>(update, live);
+    return check_launch(op);
+  }
   Params table;
   for (size_t i = 0; i < params.size(); ++i) {
     if (params[i].param.numel() > 0) table.add(params[i], states);
     if (table.params == 0 || (table.params < kMostParams && i + 1 < params.size())) continue;
     const unsigned grid = grid_size(table.first_piece[table.params], 1);
-    step_kernel<Update, T, static_cast<int>(kStates)><<<grid, kBlock, 0, launch.stream>>>(update, table);
+    step_kernel<Update, T, static_cast<int>(kStates)><<<grid, kBlock, 0, launch.stream>>>(update, live, table);
     check_launch(op);
     table = Params();
   }

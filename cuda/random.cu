@@ -1,6 +1,7 @@
 // Random numbers: the streams of core/philox.h. Uniforms have the same bits as on the CPU, normals agree to the
 // rounding of log, sin and cos.
 #include "core/philox.h"
+#include "cuda/graph.h"
 #include "cuda/kernels.h"
 #include "cuda/map.cuh"
 
@@ -42,6 +43,7 @@ void draw_all(const char* op, const View& out, GeneratorState state) {
   const int64_t count = out.numel();
   dispatch_cuda<float, double>(out.dtype, op, [&]<class T>() {
     if (count == 0) return;
+    refuse_in_capture(op, out.device, "random numbers, which replays would repeat, cannot be drawn");
     const Launch launch(out);
     constexpr int64_t lanes = 16 / sizeof(T);
     draw<Draw><<<grid_size((count + lanes - 1) / lanes), kBlock, 0, launch.stream>>>(out.as<T>(), count, state);

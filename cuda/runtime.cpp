@@ -7,6 +7,7 @@
 #include "core/error.h"
 #include "cuda/allocator.h"
 #include "cuda/cuda.h"
+#include "cuda/graph.h"
 #include "cuda/launch.h"
 #include "cuda/upload.h"
 
@@ -88,6 +89,11 @@ void copy_between_devices(void* to, int to_device, const void* from, int from_de
 
 void copy(void* to, Device to_device, const void* from, Device from_device, size_t bytes) {
   if (bytes == 0) return;
+  for (const Device device : {to_device, from_device})
+    if (device.is_cuda() && to_device != from_device)
+      refuse_in_capture("copy", device.index,
+                        to_device.is_cpu() ? "results cannot be read by the CPU (item(), to(cpu), printing)"
+                                           : "nothing can be copied from another device");
   if (to_device.is_cuda() && from_device.is_cuda() && to_device != from_device)
     return copy_between_devices(to, to_device.index, from, from_device.index, bytes);
   const int device = to_device.is_cuda() ? to_device.index : from_device.index;
@@ -99,6 +105,7 @@ void copy(void* to, Device to_device, const void* from, Device from_device, size
 }
 
 void wait_for(int index) {
+  check(!capture_under_way(index), "synchronize", "cannot wait for the device while a CUDA graph is being captured");
   const DeviceGuard guard(index);
   check_cuda(cudaDeviceSynchronize(), "synchronize");
 }

@@ -23,8 +23,8 @@ cudaStream_t& current_slot(int device) { return current_streams[static_cast<size
 cudaStream_t as_stream(void* handle) { return static_cast<cudaStream_t>(handle); }
 cudaEvent_t as_event(void* handle) { return static_cast<cudaEvent_t>(handle); }
 
-/// Streams that no Stream owns at the moment. They are kept for good because the allocator's blocks and the cuBLAS
-/// handles are filed under them.
+/// Streams that no Stream owns at the moment. They are kept for good because the allocator's blocks are filed under
+/// them.
 struct Pool {
   std::mutex mutex;
   std::array<std::vector<cudaStream_t>, kMaxDevices> idle;

@@ -5,6 +5,7 @@
 //   kernelbench                          all models at sizes for a CPU
 //   kernelbench --size original          at the sizes of the benchmark, for a GPU
 //   kernelbench --model 70 --steps 20    one of them
+//   kernelbench --cuda-graph             whole steps, captured once and replayed
 #include <voxgrad.h>
 
 #include <CLI/CLI.hpp>
@@ -14,6 +15,7 @@
 #include <cstdio>
 #include <iostream>
 #include <memory>
+#include <optional>
 
 namespace {
 namespace vg = voxgrad;
@@ -84,6 +86,7 @@ const std::vector<ModelCase>& cases() {
 struct Options {
   std::string model = "all", size = "auto", device = "auto", dtype = "f32", precision = "highest";
   int steps = 5;
+  bool cuda_graph = false;
 };
 
 int parse(int argc, char** argv, Options& options) {
@@ -102,6 +105,7 @@ int parse(int argc, char** argv, Options& options) {
   app.add_option("--steps", options.steps, "timed steps, after one that is not")
       ->check(CLI::Range(1, 1000000))
       ->capture_default_str();
+  app.add_flag("--cuda-graph", options.cuda_graph, "capture a step in a CUDA graph and time replays (needs a GPU)");
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -138,27 +142,49 @@ void train(const ModelCase& c, const Options& options, vg::Device device, bool o
   const vg::Tensor target = vg::randn(shape, {dtype, device});
   vg::memory::reset_peak(device);
 
-  std::array<std::vector<double>, 3> times;  // of forward, backward and step, in milliseconds
+  // Of forward, backward and step, in milliseconds; a replay is all of them.
+  std::array<std::vector<double>, 3> times;
   double first = 0, last = 0;
-  for (int step = 0; step <= options.steps; ++step) {
-    const auto timed = [&](size_t part, const auto& work) {
-      const auto start = std::chrono::steady_clock::now();
-      work();
-      vg::synchronize(device);
-      const std::chrono::duration<double, std::milli> time = std::chrono::steady_clock::now() - start;
-      if (step > 0) times[part].push_back(time.count());
-    };
-    vg::Tensor loss;
-    timed(0, [&] { loss = vg::mse_loss(model(x), target); });
+  const auto timed = [&](bool counts, size_t part, const auto& work) {
+    const auto start = std::chrono::steady_clock::now();
+    work();
+    vg::synchronize(device);
+    const std::chrono::duration<double, std::milli> time = std::chrono::steady_clock::now() - start;
+    if (counts) times[part].push_back(time.count());
+  };
+  vg::Tensor loss;
+  const auto forward = [&] { loss = vg::mse_loss(model(x), target); };
+  const auto backward = [&] {
     optimizer.zero_grad();
     x.set_grad({});
-    timed(1, [&] { loss.backward(); });
-    timed(2, [&] { optimizer.step(); });
+    loss.backward();
+  };
+  std::optional<vg::cuda::CUDAGraph> graph;
+  for (int step = 0; step <= options.steps; ++step) {
+    if (graph) {
+      timed(true, 2, [&] { graph->replay(); });
+    } else {
+      timed(step > 0, 0, forward);
+      timed(step > 0, 1, backward);
+      timed(step > 0, 2, [&] { optimizer.step(); });
+    }
     last = loss.item();
     if (step == 0) first = last;
+    if (step > 0 || !options.cuda_graph) continue;
+    graph.emplace(device.index);
+    graph->capture([&] {
+      forward();
+      backward();
+      optimizer.step();
+    });
   }
-  std::printf("%-5s %-21s %9.2f %9.2f %7.2f  %.4f > %.4f %8.1f  %s\n", c.name, vg::concat(x.shape()).c_str(),
-              median(times[0]), median(times[1]), median(times[2]), first, last,
+  const auto column = [](const std::vector<double>& part) {
+    char text[32];
+    std::snprintf(text, sizeof text, "%.2f", part.empty() ? 0 : median(part));
+    return std::string(part.empty() ? "-" : text);
+  };
+  std::printf("%-5s %-21s %9s %9s %7s  %.4f > %.4f %8.1f  %s\n", c.name, vg::concat(x.shape()).c_str(),
+              column(times[0]).c_str(), column(times[1]).c_str(), column(times[2]).c_str(), first, last,
               static_cast<double>(vg::memory::stats(device).peak) / (1 << 20), c.what);
   std::fflush(stdout);
 }
@@ -173,9 +199,11 @@ int main(int argc, char** argv) {
     const vg::Device device = options.device == "auto" ? best : vg::Device::parse(options.device);
     vg::set_float32_precision(options.precision == "high" ? vg::Float32Precision::high : vg::Float32Precision::highest);
     const bool original = options.size == "original" || (options.size == "auto" && device.is_cuda());
+    vg::check(!options.cuda_graph || device.is_cuda(), "kernelbench", "--cuda-graph needs a GPU, the device is ",
+              device);
     std::cout << options.dtype << (device.is_cuda() && options.dtype == "f32" ? " (" + options.precision + ")" : "")
-              << " on " << device << ", medians of " << options.steps << " steps: forward with loss, "
-              << "backward, step of SGD\n"
+              << " on " << device << ", medians of " << options.steps << " steps: "
+              << (options.cuda_graph ? "replays of whole steps\n" : "forward with loss, backward, step of SGD\n")
               << "model input                    fwd ms    bwd ms step ms  loss           peak MiB\n";
     for (const ModelCase& c : cases())
       if (options.model == "all" || options.model == c.name) train(c, options, device, original);

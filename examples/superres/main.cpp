@@ -63,6 +63,7 @@ int parse(int argc, char** argv, Options& options) {
   app.add_option("--precision", train.precision, "of float32 on a GPU: highest (float32) or high (TF32)")
       ->check(CLI::IsMember({"highest", "high"}))
       ->capture_default_str();
+  app.add_flag("--cuda-graph", train.cuda_graph, "capture a training step in a CUDA graph and replay it (needs a GPU)");
   app.add_option("--seed", train.seed, "seed of all random numbers")->capture_default_str();
   try {
     app.parse(argc, argv);
@@ -126,6 +127,8 @@ int run(const Options& options) {
   const auto auto_device = vg::cuda::is_available() ? vg::Device::cuda() : vg::Device::cpu();
   const vg::Device device = options.device == "auto" ? auto_device : vg::Device::parse(options.device);
   vg::runtime(device).require(device.index);
+  vg::check(!options.train.cuda_graph || device.is_cuda(), "superres", "--cuda-graph needs a GPU, the device is ",
+            device);
   Options settled = options;
   if (settled.train.batch == 0) settled.train.batch = device.is_cuda() ? 32 : 8;
 

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <optional>
 #include <vector>
 
 #include "examples/common/interrupt.h"
@@ -118,6 +119,42 @@ struct Run {
   std::unique_ptr<vg::optim::CosineAnnealingLR> schedule;
 };
 
+/// Training steps; with `capture` all but the first, which makes the optimizer's state, are replays of a CUDA graph.
+class Stepper {
+ public:
+  Stepper(Run& run, vg::Device device, bool capture) : run_(run), device_(device), capture_(capture) {}
+
+  /// One step on a batch. Returns its loss.
+  double step(const vg::Tensor& low, const vg::Tensor& high) {
+    if (graph_) {
+      low_.copy_(low);
+      high_.copy_(high);
+      graph_->replay();
+      return loss_.item();
+    }
+    low_ = low.to(device_);
+    high_ = high.to(device_);
+    work();
+    const double loss = loss_.item();
+    if (capture_) graph_.emplace(device_.index).capture([this] { work(); });
+    return loss;
+  }
+
+ private:
+  void work() {
+    loss_ = vg::mse_loss((*run_.model)(low_), high_);
+    run_.optimizer->zero_grad();
+    loss_.backward();
+    run_.optimizer->step();
+  }
+
+  Run& run_;
+  vg::Device device_;
+  bool capture_;
+  vg::Tensor low_, high_, loss_;  // what replays read and write
+  std::optional<vg::cuda::CUDAGraph> graph_;
+};
+
 }  // namespace
 
 TrainResult train(const vg::Tensor& head, const TrainOptions& options, vg::Device device,
@@ -145,6 +182,7 @@ TrainResult train(const vg::Tensor& head, const TrainOptions& options, vg::Devic
     return result;
   }
   constexpr int64_t kSaveEvery = 200;
+  Stepper stepper(run, device, options.cuda_graph);
   const examples::InterruptGuard interrupt;
   examples::Progress progress(result.steps, options.steps, "step");
   const auto save = [&] {
@@ -154,13 +192,9 @@ TrainResult train(const vg::Tensor& head, const TrainOptions& options, vg::Devic
     vg::save_checkpoint(checkpoint, run.parts(), about);
   };
   for (const auto& [low, high] : run.loader) {
-    const vg::Tensor loss = vg::mse_loss((*run.model)(low.to(device)), high.to(device));
-    run.optimizer->zero_grad();
-    loss.backward();
     losses.push_back({result.steps + 1, 0, run.optimizer->lr()});
-    run.optimizer->step();
+    losses.back().loss = stepper.step(low, high);
     run.schedule->step();
-    losses.back().loss = loss.item();
     vg::check(std::isfinite(losses.back().loss), "superres", "the loss of step ", result.steps + 1,
               " is not finite; a smaller --lr may help");
     ++result.steps;

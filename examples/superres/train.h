@@ -19,6 +19,7 @@ struct TrainOptions {
   uint64_t seed = 0;
   int64_t workers = 1;
   std::string precision = "highest";  ///< of float32 on a GPU: highest or high
+  bool cuda_graph = false;            ///< replay a captured step; needs a GPU
   SuperResolution::Options model;
 };
 

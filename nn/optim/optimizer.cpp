@@ -46,22 +46,82 @@ void Optimizer::check_gradients() const {
   }
 }
 
+void Optimizer::check_capture(const Capture& capture) const {
+  for (const Slot& slot : slots_) {
+    if (!slot.param.grad().defined()) continue;
+    check(slot.param.device() == capture.device(), name_, "a parameter on ", slot.param.device(),
+          " has no step in a graph captured on ", capture.device());
+    const BufferSpecs specs = buffers(slot.group);
+    for (size_t i = 0; i < specs.size(); ++i)
+      check(!specs[i].used || slot.buffers[i].defined(), name_,
+            "the first step makes the optimizer's state and cannot be captured; take a step before");
+  }
+}
+
+/// Where the parameters and their state lie: a captured step goes on to work there.
+std::vector<const void*> Optimizer::memory_of(const Update& u) const {
+  std::vector<const void*> memory;
+  for (const size_t i : u.slots) {
+    memory.push_back(slots_[i].param.raw_data());
+    for (const Tensor& buffer : slots_[i].buffers) memory.push_back(buffer.defined() ? buffer.raw_data() : nullptr);
+  }
+  return memory;
+}
+
+/// An update of a captured step.
+struct Optimizer::Captured {
+  size_t group;
+  Update update;
+  std::vector<const void*> memory;
+};
+
+/// The updates of a captured step with the numbers of a replay that is about to begin.
+void Optimizer::replay(std::vector<Captured>& updates) {
+  for (Captured& c : updates) {
+    check(memory_of(c.update) == c.memory, name_,
+          "parameters or state were replaced since the step was captured; capture the graph again");
+    c.update.step = slots_[c.update.slots.front()].step + 1;
+    for (const size_t i : c.update.slots)
+      check(slots_[i].step + 1 == c.update.step, name_,
+            "parameters have taken different numbers of steps since the step was captured; capture the graph again");
+  }
+  for (const Captured& c : updates) {
+    update(c.group, c.update);
+    for (const size_t i : c.update.slots) slots_[i].step = c.update.step;
+  }
+}
+
 void Optimizer::step() {
   check_gradients();
+  Capture* const capture = Capture::current();
+  if (capture) check_capture(*capture);
   std::map<std::pair<size_t, int64_t>, Update> updates;  // by group and step
-  for (Slot& slot : slots_) {
+  for (size_t number = 0; number < slots_.size(); ++number) {
+    Slot& slot = slots_[number];
     const Tensor grad = slot.param.grad();
     if (!grad.defined()) continue;
     Update& u = updates[{slot.group, slot.step + 1}];
     u.step = slot.step + 1;
     u.params.push_back(slot.param);
     u.grads.push_back(grad);
+    u.slots.push_back(number);
     const BufferSpecs specs = buffers(slot.group);
     for (size_t i = 0; i < specs.size(); ++i) {
       if (!specs[i].used) continue;
       if (!slot.buffers[i].defined()) slot.buffers[i] = zeros(slot.param.shape(), slot.param.options());
       u.buffers[i].push_back(slot.buffers[i]);
     }
+  }
+  if (capture) {
+    std::vector<Captured> captured;
+    for (const auto& [key, u] : updates) captured.push_back({key.first, u, memory_of(u)});
+    capture->optimizer_step([self = std::weak_ptr(self_), name = name_, captured](bool replay) mutable {
+      const auto optimizer = self.lock();
+      check(optimizer != nullptr, name, "the optimizer whose step was captured is gone");
+      if (replay) return (*optimizer)->replay(captured);
+      for (const Captured& c : captured) (*optimizer)->update(c.group, c.update);
+    });
+    return;
   }
   for (const auto& [key, u] : updates) update(key.first, u);
   for (Slot& slot : slots_)

@@ -2,11 +2,13 @@
 #pragma once
 
 #include <array>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "core/capture.h"
 #include "core/safetensors.h"
 #include "nn/fields.h"
 #include "ops/optim.h"
@@ -38,6 +40,7 @@ class Optimizer {
 
   /// One step for every parameter that has a gradient; the others, their state too, are left as they are.
   /// Throws, before anything is changed, for a gradient whose shape, dtype or device is not the parameter's.
+  /// Within the capture of a CUDA graph (cuda/cuda.h) the step is taken by each replay.
   void step();
   /// Drops the gradients of all parameters.
   void zero_grad() const;
@@ -62,6 +65,7 @@ class Optimizer {
   struct Update {
     int64_t step = 0;  ///< 1 for the first, whose buffers are zero
     Tensors params, grads;
+    std::vector<size_t> slots{};               ///< the parameters' numbers
     std::array<Tensors, kMaxBuffers> buffers;  ///< in the order of the specs; empty where not used
   };
 
@@ -89,12 +93,18 @@ class Optimizer {
   };
 
   void check_gradients() const;
+  /// Throws unless the step that is asked for can be captured.
+  void check_capture(const Capture& capture) const;
+  std::vector<const void*> memory_of(const Update& u) const;
+  struct Captured;
+  void replay(std::vector<Captured>& updates);
   /// Checks all of `state`; with `loaded`, also fills a copy of the slots from it.
   void read_state(const TensorMap& state, std::vector<Slot>* loaded);
 
   const char* name_;
   std::vector<size_t> group_sizes_;
   std::vector<Slot> slots_;
+  std::shared_ptr<Optimizer*> self_ = std::make_shared<Optimizer*>(this);  // captured steps see by it that it is gone
 };
 
 /// An optimizer whose groups have options of one type. Options has members lr, kName, validate(), fields() and

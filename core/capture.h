@@ -1,0 +1,39 @@
+// What the core and the optimizers have to know of a graph of GPU work that is being captured for replays. Programs use
+// cuda::CUDAGraph (cuda/cuda.h).
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "core/storage.h"
+
+namespace voxgrad {
+
+/// A capture under way on this thread: the work of its device is recorded, not done. Or, for the length of the actions
+/// below, a replay.
+class Capture {
+ public:
+  /// Null if there is none on this thread.
+  static Capture* current() noexcept;
+
+  virtual Device device() const = 0;
+  /// Kernels read or write `storage`: replays will, too, so that it must stay.
+  virtual void use(const std::shared_ptr<Storage>& storage) = 0;
+  /// Calls step(false), which calls kernels of optimizers, and keeps it for replays: before each, step(true) makes the
+  /// same calls again, in the same order. Then they do nothing but give the replay the numbers that they are called
+  /// with.
+  virtual void optimizer_step(std::function<void(bool replay)> step) = 0;
+
+ protected:
+  ~Capture() = default;
+  /// Makes `capture` current on this thread for as long as it lives.
+  class Scope {
+   public:
+    explicit Scope(Capture* capture) noexcept;
+    ~Scope();
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+  };
+};
+
+}  // namespace voxgrad

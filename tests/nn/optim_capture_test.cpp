@@ -1,0 +1,115 @@
+// What a captured optimizer step does at each replay, by a capture that records nothing: on the CPU, where the calls of
+// a replay are steps themselves.
+#include <algorithm>
+#include <memory>
+
+#include "core/capture.h"
+#include "nn/optim/adam.h"
+#include "nn/optim/sgd.h"
+#include "ops/create.h"
+#include "ops/elementwise.h"
+#include "tests/support.h"
+
+namespace voxgrad {
+namespace {
+
+class Recorder final : public Capture {
+ public:
+  explicit Recorder(Device device = Device::cpu()) : device_(device) {}
+  Device device() const override { return device_; }
+  void use(const std::shared_ptr<Storage>& storage) override { used.push_back(storage); }
+  void optimizer_step(std::function<void(bool)> step) override { steps_.push_back(std::move(step)); }
+
+  void record(const std::function<void()>& function) {
+    const Scope scope(this);
+    function();
+  }
+  void replay() {
+    for (const auto& step : steps_) step(true);
+  }
+  std::vector<std::shared_ptr<Storage>> used;
+
+ private:
+  Device device_;
+  std::vector<std::function<void(bool)>> steps_;
+};
+
+Tensor parameter() {
+  const Tensor p = arange(0, 6, 1);
+  p.requires_grad_();
+  p.set_grad(sin(arange(1, 7, 1)));
+  return p;
+}
+
+TEST(OptimizerCapture, ReplaysAreTheStepsOfTheirTime) {
+  const Tensor eager = parameter(), replayed = parameter();
+  optim::Adam a({eager}, {.lr = 0.1}), b({replayed}, {.lr = 0.1});
+  a.step();
+  b.step();
+  Recorder recorder;
+  recorder.record([&] { b.step(); });
+  EXPECT_EQ(replayed.to_vector(), eager.to_vector());
+  for (int i = 1; i < 5; ++i) {
+    for (optim::Adam* optimizer : {&a, &b}) optimizer->set_lr(0.1 / i);
+    a.step();
+    recorder.replay();
+    EXPECT_EQ(replayed.to_vector(), eager.to_vector());
+    EXPECT_EQ(b.state_dict().at("state.0.step").item(), i + 1);
+  }
+  a.step();
+  b.step();  // an eager one between
+  a.step();
+  recorder.replay();
+  EXPECT_EQ(replayed.to_vector(), eager.to_vector());
+}
+
+TEST(OptimizerCapture, TheFirstStepThatMakesStateIsRefused) {
+  const Tensor p = parameter();
+  optim::Adam adam({p});
+  Recorder recorder;
+  EXPECT_ERROR(recorder.record([&] { adam.step(); }),
+               "Adam: the first step makes the optimizer's state and cannot be captured; take a step before");
+  adam.step();
+  recorder.record([&] { adam.step(); });
+  const Tensor q = parameter();
+  optim::SGD sgd({q}, {.lr = 1});  // has none
+  recorder.record([&] { sgd.step(); });
+  recorder.replay();
+  EXPECT_NE(q.to_vector(), arange(0, 6, 1).to_vector());
+  Recorder elsewhere(Device::cuda());
+  EXPECT_ERROR(elsewhere.record([&] { adam.step(); }), "Adam: a parameter on cpu has no step in a graph captured on");
+}
+
+TEST(OptimizerCapture, ReplaysNeedTheOptimizerAsItWas) {
+  const Tensor p = parameter(), q = parameter();
+  auto adam = std::make_unique<optim::Adam>(Tensors{p, q});
+  adam->step();
+  Recorder recorder;
+  recorder.record([&] { adam->step(); });
+  q.set_grad({});
+  adam->step();  // p only
+  EXPECT_ERROR(recorder.replay(), "Adam: parameters have taken different numbers of steps");
+  Recorder other;
+  other.record([&] { adam->step(); });
+  other.replay();
+  adam->load_state_dict(adam->state_dict());
+  EXPECT_ERROR(other.replay(), "Adam: parameters or state were replaced since the step was captured");
+  adam.reset();
+  EXPECT_ERROR(other.replay(), "Adam: the optimizer whose step was captured is gone");
+}
+
+TEST(Capture, SeesTheMemoryThatKernelsTouch) {
+  const Tensor a = ones({3}), b = ones({3}), c = ones({3});
+  Recorder recorder;
+  Tensor y;
+  recorder.record([&] { y = a + b; });
+  const auto saw = [&](const Tensor& t) {
+    return std::count(recorder.used.begin(), recorder.used.end(), t.storage()) > 0;
+  };
+  EXPECT_TRUE(saw(a) && saw(b) && saw(y));
+  EXPECT_FALSE(saw(c));
+  EXPECT_EQ(Capture::current(), nullptr);
+}
+
+}  // namespace
+}  // namespace voxgrad
