@@ -237,7 +237,7 @@ void add_bound_by_memory(vg::Device device) {
     return [=, &k] {
       const vg::View g = gamma.view_in(), dg = dgamma.view_out(), db = dbeta.view_out();
       k.group_norm_backward(v[0].view_out(), &dg, &db, v[1].view_in(), v[2].view_in(), mean.view_in(), mean.view_in(),
-                            &g);
+                            &g, {});
     };
   });
   const auto views = [](const vg::Tensors& t) {

@@ -75,7 +75,7 @@ struct GatherProblem {
   int64_t weight_group, weight_in, weight_out, weight_tap[3], bias_stride;  // strides
   int64_t batch, groups;
   int in_channels, out_channels;  // of a group
-  bool transposed;
+  bool transposed, relu;
   GatherAxis axis[3];
   int64_t voxel_tiles, channel_tiles, tiles;  // voxel tiles: of one phase
 };
@@ -168,7 +168,8 @@ __global__ void __launch_bounds__(kTileThreads, Tile::kBlocks)
         if (in_group >= problem.out_channels) continue;
         const int64_t channel = tile.group * problem.out_channels + in_group;
         const T bias = problem.bias ? problem.bias[channel * problem.bias_stride] : T(0);
-        problem.out[offset + channel * problem.out_stride[1]] = total[i][j] + bias;
+        const T result = total[i][j] + bias;
+        problem.out[offset + channel * problem.out_stride[1]] = problem.relu && result < T(0) ? T(0) : result;
       }
     }
   }
@@ -208,8 +209,9 @@ GatherAxis gather_axis(const View& in, const View& out, const View& w, const Con
 }
 
 template <class T>
-void convolve(const View& out, const View& in, const View& w, const View* bias, const ConvGeometry& geometry,
-              bool transposed, cudaStream_t stream) {
+void convolve(const View& out, const View& in, const View& w, const ConvEpilogue& epilogue,
+              const ConvGeometry& geometry, bool transposed, cudaStream_t stream) {
+  const View* bias = epilogue.bias;
   const int in_axis = transposed ? 0 : 1;  // of the weight
   const int64_t group_outputs = out.size[1] / geometry.groups;
   GatherProblem<T> problem{};
@@ -229,6 +231,7 @@ void convolve(const View& out, const View& in, const View& w, const View* bias, 
   problem.in_channels = static_cast<int>(in.size[1] / geometry.groups);
   problem.out_channels = static_cast<int>(group_outputs);
   problem.transposed = transposed;
+  problem.relu = epilogue.relu;
   for (int axis = 0; axis < 3; ++axis) problem.axis[axis] = gather_axis(in, out, w, geometry, axis, transposed);
 
   const bool innermost = channels_innermost(in);
@@ -239,20 +242,20 @@ void convolve(const View& out, const View& in, const View& w, const View* bias, 
   launch_gather<TileShape<T, 4, 4, 8>>(problem, innermost, stream);  // 128 x 32
 }
 
-void convolve(const char* op, const View& out, const View& in, const View& w, const View* bias,
+void convolve(const char* op, const View& out, const View& in, const View& w, const ConvEpilogue& epilogue,
               const ConvGeometry& geometry, bool transposed) {
   if (out.numel() == 0) return;
   check_positions(op, transposed ? out : in, w, transposed ? in : out, geometry);
   check(w.numel() / std::max<int64_t>(out.size[1] / geometry.groups, 1) < INT32_MAX, op,
         "the CUDA kernels take fewer than 2^31 weights an output channel");
   const Launch launch(out);
-  if (gather_on_tensor_cores(out, in, w, bias, geometry, transposed, launch)) return;
+  if (gather_on_tensor_cores(out, in, w, epilogue, geometry, transposed, launch)) return;
   if (is_half(out.dtype))
-    return through_float32(out, in, w, bias, [&](const View& o, const View& i, const View& v, const View* b) {
-      convolve(op, o, i, v, b, geometry, transposed);
+    return through_float32(out, in, w, epilogue.bias, [&](const View& o, const View& i, const View& v, const View* b) {
+      convolve(op, o, i, v, {b, epilogue.relu}, geometry, transposed);
     });
   dispatch<float, double>(out.dtype, op, "CUDA",
-                          [&]<class T>() { convolve<T>(out, in, w, bias, geometry, transposed, launch.stream); });
+                          [&]<class T>() { convolve<T>(out, in, w, epilogue, geometry, transposed, launch.stream); });
   check_launch(op);
 }
 
@@ -260,12 +263,14 @@ void convolve(const char* op, const View& out, const View& in, const View& w, co
 
 namespace kernel {
 
-void conv_forward(const View& y, const View& x, const View& w, const View* bias, const ConvGeometry& geometry) {
-  convolve("conv", y, x, w, bias, geometry, false);
+void conv_forward(const View& y, const View& x, const View& w, const ConvEpilogue& epilogue,
+                  const ConvGeometry& geometry) {
+  convolve("conv", y, x, w, epilogue, geometry, false);
 }
 
-void conv_backward_data(const View& x, const View& y, const View& w, const View* bias, const ConvGeometry& geometry) {
-  convolve("conv_transpose", x, y, w, bias, geometry, true);
+void conv_backward_data(const View& x, const View& y, const View& w, const ConvEpilogue& epilogue,
+                        const ConvGeometry& geometry) {
+  convolve("conv_transpose", x, y, w, epilogue, geometry, true);
 }
 
 }  // namespace kernel

@@ -45,12 +45,22 @@ void list_taps(GatherMma& p) {
   p.class_begin[p.classes] = count;
 }
 
-/// out[n][c][...] = bias[c]: what no tap reaches.
-void fill_bias(const View& out, const View* bias) {
-  if (!bias) return kernel::fill(out, 0);
+/// out[n][c][...] = bias[c], behind the ReLU if there is one: what no tap reaches.
+void fill_bias(const View& out, const ConvEpilogue& epilogue, const Launch& launch) {
+  if (!epilogue.bias) return kernel::fill(out, 0);
+  View values = *epilogue.bias;
+  const Workspace rectified(launch, epilogue.relu ? sizeof(float) * static_cast<size_t>(values.size[0]) : 0);
+  if (epilogue.relu) {  // in float: halves have no element-wise kernels
+    values.data = rectified.as<void>();
+    values.dtype = DType::f32;
+    values.stride[0] = 1;
+    kernel::copy(values, *epilogue.bias);
+    kernel::unary(UnaryOp::relu, values, values, 0, 0);
+  }
   View broadcast = out;
-  broadcast.data = bias->data;
-  for (int a = 0; a < out.rank; ++a) broadcast.stride[a] = a == 1 ? bias->stride[0] : 0;
+  broadcast.data = values.data;
+  broadcast.dtype = values.dtype;
+  for (int a = 0; a < out.rank; ++a) broadcast.stride[a] = a == 1 ? values.stride[0] : 0;
   kernel::copy(out, broadcast);
 }
 
@@ -62,7 +72,7 @@ int64_t shared_memory_limit(const Launch& launch) {
   return bytes;
 }
 
-bool gather_on_tensor_cores(const View& out, const View& in, const View& w, const View* bias,
+bool gather_on_tensor_cores(const View& out, const View& in, const View& w, const ConvEpilogue& epilogue,
                             const ConvGeometry& geometry, bool transposed, const Launch& launch) {
   const int in_axis = transposed ? 0 : 1;  // of the weight
   ConvProblem problem =
@@ -73,8 +83,9 @@ bool gather_on_tensor_cores(const View& out, const View& in, const View& w, cons
 
   GatherMma p{};
   p.in = in.data;
-  p.bias = bias ? bias->data : nullptr;
-  p.bias_stride = bias ? bias->stride[0] : 0;
+  p.bias = epilogue.bias ? epilogue.bias->data : nullptr;
+  p.bias_stride = epilogue.bias ? epilogue.bias->stride[0] : 0;
+  p.relu = epilogue.relu;
   p.out = out.data;
   std::copy_n(in.stride, 5, p.in_stride);
   std::copy_n(out.stride, 5, p.out_stride);
@@ -101,7 +112,7 @@ bool gather_on_tensor_cores(const View& out, const View& in, const View& w, cons
     complete &= plan->axis[a].complete;
   }
   list_taps(p);
-  if (!complete) fill_bias(out, bias);
+  if (!complete) fill_bias(out, epilogue, launch);
 
   PackWeights pack{w.data,
                    w.size[0] / geometry.groups * w.stride[0],

@@ -6,8 +6,8 @@
 
 namespace voxgrad::cuda {
 
-/// False, and nothing done, if the problem has to go to the plain kernel. `bias` may be null.
-bool gather_on_tensor_cores(const View& out, const View& in, const View& w, const View* bias,
+/// False, and nothing done, if the problem has to go to the plain kernel.
+bool gather_on_tensor_cores(const View& out, const View& in, const View& w, const ConvEpilogue& epilogue,
                             const ConvGeometry& geometry, bool transposed, const Launch& launch);
 
 /// Bytes of shared memory that a block may have.

@@ -35,9 +35,10 @@ Signature<&Kernels::conv_backward_data> conv_backward_data;
 Signature<&Kernels::conv_backward_weight> conv_backward_weight;
 // conv_explain.cpp
 Signature<&Kernels::explain_conv> explain_conv;
-// norm.cu, norm_backward.cu
+// norm.cu, norm_backward.cu, relu_bias.cu
 Signature<&Kernels::group_norm> group_norm;
 Signature<&Kernels::group_norm_backward> group_norm_backward;
+Signature<&Kernels::relu_bias_backward> relu_bias_backward;
 // pooling and resampling
 Signature<&Kernels::max_pool> max_pool;
 Signature<&Kernels::max_pool_backward> max_pool_backward;

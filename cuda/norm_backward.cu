@@ -4,25 +4,10 @@
 
 #include "core/dtype.h"
 #include "cuda/kernels.h"
-#include "cuda/norm.cuh"
+#include "cuda/relu_before.cuh"
 
 namespace voxgrad::cuda {
 namespace {
-
-/// How the sums over positions of every (sample, channel) are shared by threads, and cut into ranges.
-struct ChannelSums {
-  BlockLayout layout;
-  int64_t outputs, ranges, range;
-
-  explicit ChannelSums(const Groups& shape)
-      : layout(BlockLayout::choose(shape.length, shape.channels_inner)), outputs(shape.samples * shape.channels) {
-    const int64_t shortest = layout.reducers * 16;
-    ranges = std::clamp<int64_t>((shape.length + shortest - 1) / shortest, 1,
-                                 std::max<int64_t>(4096 / std::max<int64_t>(tiles(), 1), 1));
-    range = (shape.length + ranges - 1) / ranges;
-  }
-  VG_HOST_DEVICE int64_t tiles() const { return (outputs + layout.columns - 1) / layout.columns; }
-};
 
 /// partial[range][sample, channel] = sums of (dy, dy * (x - mean)) over a range of positions.
 template <class T, bool kDense>
@@ -135,7 +120,7 @@ struct InputGradient {
 
 template <class T>
 void backward(const View& dx, const View* dgamma, const View* dbeta, const View& dy, const View& x, const View& mean,
-              const View& rstd, const View* gamma, const Launch& launch) {
+              const View& rstd, const View* gamma, const ReluBefore& before, const Launch& launch) {
   constexpr const char* kOp = "group_norm_backward";
   const Groups shape(x, mean.size[1]);
   const ChannelSums sums(shape);
@@ -157,7 +142,10 @@ void backward(const View& dx, const View* dgamma, const View* dbeta, const View&
     check_launch(kOp);
   }
   const InputGradient<T> formula{Matrix(mean), Matrix(rstd), PerChannel(gamma), group_means.as<double2>()};
-  apply_formula<T>(kOp, shape, formula, launch, dx, dy, x);
+  if (before.relu)
+    apply_through_relu<T>(kOp, shape, sums, formula, launch, dx, before.dbias, dy, x);
+  else
+    apply_formula<T>(kOp, shape, formula, launch, dx, dy, x);
 }
 
 }  // namespace
@@ -165,11 +153,11 @@ void backward(const View& dx, const View* dgamma, const View* dbeta, const View&
 namespace kernel {
 
 void group_norm_backward(const View& dx, const View* dgamma, const View* dbeta, const View& dy, const View& x,
-                         const View& mean, const View& rstd, const View* gamma) {
+                         const View& mean, const View& rstd, const View* gamma, const ReluBefore& before) {
   if (x.size[1] == 0) return;
   const Launch launch(x);
   dispatch<float, double>(x.dtype, "group_norm_backward", "CUDA",
-                          [&]<class T>() { backward<T>(dx, dgamma, dbeta, dy, x, mean, rstd, gamma, launch); });
+                          [&]<class T>() { backward<T>(dx, dgamma, dbeta, dy, x, mean, rstd, gamma, before, launch); });
 }
 
 }  // namespace kernel

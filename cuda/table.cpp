@@ -23,6 +23,7 @@ const Kernels& cuda_kernels() {
       .explain_conv = kernel::explain_conv,
       .group_norm = kernel::group_norm,
       .group_norm_backward = kernel::group_norm_backward,
+      .relu_bias_backward = kernel::relu_bias_backward,
       .max_pool = kernel::max_pool,
       .max_pool_backward = kernel::max_pool_backward,
       .resample = kernel::resample,

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "nn/init.h"
+#include "ops/conv_relu.h"
 
 namespace voxgrad::nn {
 namespace {
@@ -49,6 +50,16 @@ void make_parameters(Tensor& weight, Tensor& bias, int64_t rows, int64_t columns
   init::uniform_(bias, -bound, bound);
 }
 
+template <class Options>
+Tensor run_with_relu(const Tensor& x, const Tensor& weight, const Tensor& bias, const Options& options,
+                     int64_t out_channels, const GroupNorm* norm) {
+  if (norm == nullptr) return conv_relu(x, weight, bias, options);
+  // A norm of other channels, or of none because the batch is missing, has an error of its own.
+  const bool fits = norm->num_channels() == out_channels && x.defined() && x.dim() == weight.dim();
+  if (!fits) return norm->forward(conv_relu(x, weight, bias, options));
+  return conv_relu_group_norm(x, weight, bias, options, norm->arguments());
+}
+
 }  // namespace
 
 template <int N>
@@ -64,6 +75,11 @@ Tensor Conv<N>::forward(const Tensor& x) const {
   if constexpr (N == 1) return conv1d(x, weight, bias, options);
   if constexpr (N == 2) return conv2d(x, weight, bias, options);
   if constexpr (N == 3) return conv3d(x, weight, bias, options);
+}
+
+template <int N>
+Tensor Conv<N>::forward_relu(const Tensor& x, const GroupNorm* norm) const {
+  return run_with_relu(x, weight, bias, function_options<N>(options_), options_.out_channels, norm);
 }
 
 template <int N>
@@ -87,6 +103,11 @@ Tensor transposed(const Tensor& x, const Tensor& weight, const Tensor& bias, con
 template <int N>
 Tensor ConvTranspose<N>::forward(const Tensor& x) const {
   return transposed<N>(x, weight, bias, function_options<N>(options_));
+}
+
+template <int N>
+Tensor ConvTranspose<N>::forward_relu(const Tensor& x, const GroupNorm* norm) const {
+  return run_with_relu(x, weight, bias, function_options<N>(options_), options_.out_channels, norm);
 }
 
 template <int N>

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "nn/module.h"
+#include "ops/conv_relu.h"
 #include "ops/norm.h"
 
 namespace voxgrad::nn {
@@ -21,6 +22,8 @@ class GroupNorm : public Layer {
   int64_t num_groups() const { return num_groups_; }
   int64_t num_channels() const { return num_channels_; }
   const GroupNormOptions& options() const { return options_; }
+  /// What forward() gives group_norm beside the input.
+  GroupNormArguments arguments() const { return {num_groups_, weight, bias, options_.eps}; }
   Tensor weight, bias;
   VG_MODULE(weight, bias)
 

@@ -16,6 +16,7 @@
 #include "ops/conv_geometry.h"
 #include "ops/halves.h"
 #include "ops/kernels.h"
+#include "ops/rectified.h"
 #include "ops/reduce.h"
 #include "ops/shape.h"
 #include "ops/volume.h"
@@ -31,19 +32,20 @@ Tensor sum_over_voxels(const Tensor& grad) {
   return is_half(grad.dtype()) ? sum(grad.to(f32), axes).to(grad.dtype()) : sum(grad, axes);
 }
 
+// With `relu` the result is rectified (ops/rectified.h): the bias, then, is no input of the operation.
 Tensor convolve(const Tensor& x, const Tensor& weight, const Tensor& bias, const Triple& size,
-                const ConvGeometry& geometry);
+                const ConvGeometry& geometry, bool relu = false);
 Tensor convolve_transposed(const Tensor& y, const Tensor& weight, const Tensor& bias, const Triple& size,
-                           const ConvGeometry& geometry);
+                           const ConvGeometry& geometry, bool relu = false);
 Tensor convolve_weight(const Tensor& x, const Tensor& y, const Triple& size, const ConvGeometry& geometry);
 
 Tensor convolve(const Tensor& x, const Tensor& weight, const Tensor& bias, const Triple& size,
-                const ConvGeometry& geometry) {
+                const ConvGeometry& geometry, bool relu) {
   Tensor y = empty_volume(x, weight.size(0), size, x.dtype());
   const auto bias_view = optional_view(bias);
-  kernels(x.device()).conv_forward(y.view_out(), x.view_in(), weight.view_in(), pointer(bias_view), geometry);
-  const bool dx = wants_grad(x), dw = wants_grad(weight), db = wants_grad(bias);
-  return record("conv", y, {x, weight, bias},
+  kernels(x.device()).conv_forward(y.view_out(), x.view_in(), weight.view_in(), {pointer(bias_view), relu}, geometry);
+  const bool dx = wants_grad(x), dw = wants_grad(weight), db = !relu && wants_grad(bias);
+  return record("conv", y, {x, weight, relu ? Tensor() : bias},
                 [=, x_saved = saved_if(dw, x), w_saved = saved_if(dx, weight), x_size = spatial_size(x),
                  w_size = spatial_size(weight)](const Tensor& grad) {
                   return Tensors{dx ? convolve_transposed(grad, w_saved(), {}, x_size, geometry) : Tensor(),
@@ -53,12 +55,13 @@ Tensor convolve(const Tensor& x, const Tensor& weight, const Tensor& bias, const
 }
 
 Tensor convolve_transposed(const Tensor& y, const Tensor& weight, const Tensor& bias, const Triple& size,
-                           const ConvGeometry& geometry) {
+                           const ConvGeometry& geometry, bool relu) {
   Tensor x = empty_volume(y, weight.size(1) * geometry.groups, size, y.dtype());
   const auto bias_view = optional_view(bias);
-  kernels(y.device()).conv_backward_data(x.view_out(), y.view_in(), weight.view_in(), pointer(bias_view), geometry);
-  const bool dy = wants_grad(y), dw = wants_grad(weight), db = wants_grad(bias);
-  return record("conv_transpose", x, {y, weight, bias},
+  kernels(y.device())
+      .conv_backward_data(x.view_out(), y.view_in(), weight.view_in(), {pointer(bias_view), relu}, geometry);
+  const bool dy = wants_grad(y), dw = wants_grad(weight), db = !relu && wants_grad(bias);
+  return record("conv_transpose", x, {y, weight, relu ? Tensor() : bias},
                 [=, y_saved = saved_if(dw, y), w_saved = saved_if(dy, weight), y_size = spatial_size(y),
                  w_size = spatial_size(weight)](const Tensor& grad) {
                   return Tensors{dy ? convolve(grad, w_saved(), {}, y_size, geometry) : Tensor(),
@@ -210,10 +213,10 @@ Call checked(const Request& r, const Tensor& input, const Tensor& weight, const 
   return {lift(x), lift(weight), size, {lift(r.stride, 1), lift(r.padding, 0), lift(r.dilation, 1), r.groups}};
 }
 
-Tensor run(const Request& r, const Tensor& input, const Tensor& weight, const Tensor& bias) {
+Tensor run(const Request& r, const Tensor& input, const Tensor& weight, const Tensor& bias, bool relu = false) {
   const Call call = checked(r, input, weight, bias);
   const auto map = r.transposed ? convolve_transposed : convolve;
-  Tensor y = map(call.x, call.weight, bias, call.size, call.geometry);
+  Tensor y = map(call.x, call.weight, bias, call.size, call.geometry, relu);
   for (int64_t i = r.axes(); i < 3; ++i) y = squeeze(y, 2);
   return input.dim() == r.axes() + 2 ? y : squeeze(y, 0);
 }
@@ -282,6 +285,16 @@ std::string explain(const Request& r, const Shape& input, const Shape& weight, c
   return text.str();
 }
 
+/// The names of the public functions.
+template <int N>
+constexpr const char* kConvName = N == 1   ? "conv1d"
+                                  : N == 2 ? "conv2d"
+                                           : "conv3d";
+template <int N>
+constexpr const char* kConvTransposeName = N == 1   ? "conv_transpose1d"
+                                           : N == 2 ? "conv_transpose2d"
+                                                    : "conv_transpose3d";
+
 template <int N>
 Request request(const char* op, const ConvOptions<N>& o) {
   return {op, Dims(o.stride.values), Dims(o.padding.values), Dims(o.dilation.values), o.groups};
@@ -311,6 +324,22 @@ template struct ConvOptions<3>;
 template struct ConvTransposeOptions<1>;
 template struct ConvTransposeOptions<2>;
 template struct ConvTransposeOptions<3>;
+
+template <int N>
+Tensor rectified_conv(const Tensor& x, const Tensor& weight, const Tensor& bias, const ConvOptions<N>& options) {
+  return run(request(kConvName<N>, options), x, weight, bias, true);
+}
+template <int N>
+Tensor rectified_conv(const Tensor& x, const Tensor& weight, const Tensor& bias,
+                      const ConvTransposeOptions<N>& options) {
+  return run(request(kConvTransposeName<N>, options), x, weight, bias, true);
+}
+template Tensor rectified_conv(const Tensor&, const Tensor&, const Tensor&, const ConvOptions<1>&);
+template Tensor rectified_conv(const Tensor&, const Tensor&, const Tensor&, const ConvOptions<2>&);
+template Tensor rectified_conv(const Tensor&, const Tensor&, const Tensor&, const ConvOptions<3>&);
+template Tensor rectified_conv(const Tensor&, const Tensor&, const Tensor&, const ConvTransposeOptions<1>&);
+template Tensor rectified_conv(const Tensor&, const Tensor&, const Tensor&, const ConvTransposeOptions<2>&);
+template Tensor rectified_conv(const Tensor&, const Tensor&, const Tensor&, const ConvTransposeOptions<3>&);
 
 Tensor conv3d(const Tensor& x, const Tensor& weight, const Tensor& bias, const ConvOptions<3>& options) {
   return run(request("conv3d", options), x, weight, bias);

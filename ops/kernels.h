@@ -96,6 +96,20 @@ struct ConvExplanation {
   double flop_rate = 0, byte_rate = 0;  // what the device can do at best, a second; 0: not known
 };
 
+/// What a convolution does to its sums before it writes them.
+struct ConvEpilogue {
+  const View* bias;  ///< over the result's channels, or null
+  bool relu;         ///< after the bias
+
+  ConvEpilogue(const View* channel_bias = nullptr, bool with_relu = false) : bias(channel_bias), relu(with_relu) {}
+};
+
+/// Whether the input of a normalisation is relu(z + bias), so that its gradient has to go on to z.
+struct ReluBefore {
+  bool relu = false;
+  const View* dbias = nullptr;  ///< (C), the sums of dz, or null
+};
+
 struct PoolGeometry {
   Triple kernel_size{1};
   Triple stride{1};
@@ -154,11 +168,12 @@ struct Kernels {
   void (*matmul)(const View& c, const View& a, const View& b);
 
   // ---- convolution: x (N, Ci, D, H, W), w (Co, Ci / groups, kD, kH, kW), y (N, Co, D', H', W').
-  // bias may be null. Output position o and tap k meet input position o * stride - padding + k * dilation.
+  // Output position o and tap k meet input position o * stride - padding + k * dilation.
   // f32, f64, bf16 and f16; halves are summed in f32 and rounded once.
-  void (*conv_forward)(const View& y, const View& x, const View& w, const View* bias, const ConvGeometry& geometry);
+  void (*conv_forward)(const View& y, const View& x, const View& w, const ConvEpilogue& epilogue,
+                       const ConvGeometry& geometry);
   /// x from y: the gradient of conv_forward in its input, and conv_transpose forward (bias over x's channels).
-  void (*conv_backward_data)(const View& x, const View& y, const View& w, const View* bias,
+  void (*conv_backward_data)(const View& x, const View& y, const View& w, const ConvEpilogue& epilogue,
                              const ConvGeometry& geometry);
   void (*conv_backward_weight)(const View& w, const View& x, const View& y, const ConvGeometry& geometry);
   /// What one of the three would run; the views' data is not looked at. On CUDA also without a GPU.
@@ -169,9 +184,11 @@ struct Kernels {
   // (C) or null
   void (*group_norm)(const View& y, const View& mean, const View& rstd, const View& x, const View* gamma,
                      const View* beta, double eps);
-  /// dgamma and dbeta (C) may be null.
+  /// dgamma and dbeta (C) may be null. Behind a ReLU dx is dz.
   void (*group_norm_backward)(const View& dx, const View* dgamma, const View* dbeta, const View& dy, const View& x,
-                              const View& mean, const View& rstd, const View* gamma);
+                              const View& mean, const View& rstd, const View* gamma, const ReluBefore& before);
+  /// dz = relu_grad(dy, y), dbias (C) = its sums over samples and positions: views (N, C, L) as above.
+  void (*relu_bias_backward)(const View& dz, const View& dbias, const View& dy, const View& y);
 
   // ---- pooling and resampling
   /// y (N, C, D', H', W'), indices i64 of y's shape: position in D * H * W of the first maximum; NaN wins.

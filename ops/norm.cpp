@@ -8,6 +8,7 @@
 #include "ops/checks.h"
 #include "ops/elementwise.h"
 #include "ops/kernels.h"
+#include "ops/rectified.h"
 #include "ops/reduce.h"
 #include "ops/shape.h"
 #include "ops/volume.h"
@@ -15,26 +16,8 @@
 namespace voxgrad {
 namespace {
 
-bool is_channels_last(const Tensor& x) { return x.suggest_memory_format() == MemoryFormat::channels_last; }
-
-/// The kernels' (N, C, L) view of an x that is dense in one of the two memory formats.
-View as_rows(const Tensor& x, View view) {
-  const int64_t n = x.size(0), c = x.size(1);
-  int64_t l = 1;
-  for (int64_t i = 2; i < x.dim(); ++i) l *= x.size(i);
-  const bool last = is_channels_last(x);
-  const int64_t size[] = {n, c, l};
-  const int64_t stride[] = {c * l, last ? 1 : l, last ? c : 1};
-  view.rank = 3;
-  for (int i = 0; i < 3; ++i) {
-    view.size[i] = size[i];
-    view.stride[i] = stride[i];
-  }
-  return view;
-}
-
 struct Wanted {
-  bool x, weight, bias;
+  bool x, weight, bias, relu_bias;
 };
 
 /// With n = (x - mean) * rstd: dbias = sum dy, dweight = sum dy * n, and with h = dy * weight,
@@ -60,22 +43,36 @@ Tensors composed_gradients(const Tensor& grad, const Tensor& x, const Tensor& we
   return grads;
 }
 
+/// The same through the ReLU that made x, from z and relu_bias.
+Tensors composed_gradients(const Tensor& grad, const Tensor& x, const Tensor& weight, int64_t groups, double eps,
+                           Wanted wanted, const Tensor& relu_bias) {
+  const Tensor y = record_relu(x, relu_bias);
+  Tensors grads = composed_gradients(grad, y, weight, groups, eps, wanted);
+  const Tensors through = relu_gradients(grads[0], y, wanted.relu_bias);
+  grads[0] = through[0];
+  grads.push_back(through[1]);
+  return grads;
+}
+
 Tensors fused_gradients(const Tensor& grad, const Tensor& x, const Tensor& mean, const Tensor& rstd,
-                        const Tensor& weight, Wanted wanted) {
+                        const Tensor& weight, Wanted wanted, bool relu) {
   const Tensor dy = grad.contiguous(x.suggest_memory_format());
   const Tensor dx = empty_like(x);
-  Tensors grads{wanted.x ? dx : Tensor(), Tensor(), Tensor()};
-  std::optional<View> dweight, dbias;
+  Tensors grads{wanted.x ? dx : Tensor(), Tensor(), Tensor(), Tensor()};
+  std::optional<View> dweight, dbias, drelu_bias;
   const auto allocate = [&](Tensor& into, std::optional<View>& view) {
     into = empty({x.size(1)}, x.options());
     view = into.view_out();
   };
   if (wanted.weight) allocate(grads[1], dweight);
   if (wanted.bias) allocate(grads[2], dbias);
+  if (wanted.relu_bias) allocate(grads[3], drelu_bias);
   const auto gamma = optional_view(weight);
   kernels(x.device())
       .group_norm_backward(as_rows(x, dx.view_out()), pointer(dweight), pointer(dbias), as_rows(x, dy.view_in()),
-                           as_rows(x, x.view_in()), mean.view_in(), rstd.view_in(), pointer(gamma));
+                           as_rows(x, x.view_in()), mean.view_in(), rstd.view_in(), pointer(gamma),
+                           {relu, pointer(drelu_bias)});
+  if (!relu) grads.pop_back();
   return grads;
 }
 
@@ -87,23 +84,28 @@ void check_eps(const char* op, double eps) {
   check(std::isfinite(eps) && eps >= 0, op, "eps must be finite and not negative, got ", eps);
 }
 
+/// `before`: what was added before the ReLU if `input` is rectified (ops/rectified.h); may be undefined.
 Tensor normalise(const char* op, const Tensor& input, int64_t groups, const Tensor& weight, const Tensor& bias,
-                 double eps) {
-  const bool dense = input.is_contiguous() || input.is_contiguous(MemoryFormat::channels_last);
-  const Tensor x = dense ? input : input.contiguous();
+                 double eps, const std::optional<Tensor>& before = {}) {
+  const Tensor x = is_dense_volume(input) ? input : input.contiguous();
   const Tensor y = empty_like(x);
   const Tensor mean = empty({x.size(0), groups}, x.options()), rstd = empty_like(mean);
   const auto gamma = optional_view(weight), beta = optional_view(bias);
   kernels(x.device())
       .group_norm(as_rows(x, y.view_out()), mean.view_out(), rstd.view_out(), as_rows(x, x.view_in()), pointer(gamma),
                   pointer(beta), eps);
-  const Wanted wanted{x.requires_grad(), wants_grad(weight), wants_grad(bias)};
-  return record(op, y, {x, weight, bias},
-                [=, x = Saved(x), mean = Saved(mean), rstd = Saved(rstd), weight = Saved(weight)](const Tensor& grad) {
+  const bool relu = before.has_value(), drelu_bias = relu && wants_grad(*before);
+  const Wanted wanted{x.requires_grad() || drelu_bias, wants_grad(weight), wants_grad(bias), drelu_bias};
+  Tensors inputs{x, weight, bias};
+  if (relu) inputs.push_back(*before);
+  return record(op, y, inputs,
+                [=, x = Saved(x), mean = Saved(mean), rstd = Saved(rstd), weight = Saved(weight),
+                 before = relu ? Saved(*before) : Saved()](const Tensor& grad) {
                   // Nothing to normalise, and no means of it: the kernel knows what empty sums are.
-                  if (grad_enabled() && x().numel() > 0)
-                    return composed_gradients(grad, x(), weight(), groups, eps, wanted);
-                  return fused_gradients(grad, x(), mean(), rstd(), weight(), wanted);
+                  if (!grad_enabled() || x().numel() == 0)
+                    return fused_gradients(grad, x(), mean(), rstd(), weight(), wanted, relu);
+                  return relu ? composed_gradients(grad, x(), weight(), groups, eps, wanted, before())
+                              : composed_gradients(grad, x(), weight(), groups, eps, wanted);
                 });
 }
 
@@ -121,13 +123,27 @@ void check_parameters(const char* op, const Tensor& x, const Tensor& weight, con
 
 }  // namespace
 
-Tensor group_norm(const Tensor& x, int64_t num_groups, const Tensor& weight, const Tensor& bias, double eps) {
+namespace {
+
+void check_group_norm(const Tensor& x, int64_t num_groups, const Tensor& weight, const Tensor& bias, double eps) {
   check_input("group_norm", x, 2, "(N, C, spatial...)");
   check_eps("group_norm", eps);
   check(num_groups > 0 && x.size(1) > 0 && x.size(1) % num_groups == 0, "group_norm", "num_groups ", num_groups,
         " does not divide the ", x.size(1), " channels of input ", x.shape());
   check_parameters("group_norm", x, weight, bias, {x.size(1)});
+}
+
+}  // namespace
+
+Tensor group_norm(const Tensor& x, int64_t num_groups, const Tensor& weight, const Tensor& bias, double eps) {
+  check_group_norm(x, num_groups, weight, bias, eps);
   return normalise("group_norm", x, num_groups, weight, bias, eps);
+}
+
+Tensor record_relu_group_norm(const Tensor& rectified, const Tensor& relu_bias, int64_t num_groups,
+                              const Tensor& weight, const Tensor& bias, double eps) {
+  check_group_norm(rectified, num_groups, weight, bias, eps);
+  return normalise("relu_group_norm", rectified, num_groups, weight, bias, eps, relu_bias);
 }
 
 Tensor instance_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps) {

@@ -18,6 +18,27 @@ inline Tensor empty_volume(const Tensor& like, int64_t channels, const Triple& s
   return empty_strided(shape, last ? channels_last_strides(shape) : contiguous_strides(shape), {dtype, like.device()});
 }
 
+/// Whether `x` (N, C, spatial...) lies dense in one of the two memory formats.
+inline bool is_dense_volume(const Tensor& x) {
+  return x.is_contiguous() || x.is_contiguous(MemoryFormat::channels_last);
+}
+
+/// (N, C, L) as kernels see such a tensor: `view` is of one of x's shape and memory format.
+inline View as_rows(const Tensor& x, View view) {
+  const int64_t n = x.size(0), c = x.size(1);
+  int64_t l = 1;
+  for (int64_t i = 2; i < x.dim(); ++i) l *= x.size(i);
+  const bool last = x.suggest_memory_format() == MemoryFormat::channels_last;
+  const int64_t size[] = {n, c, l};
+  const int64_t stride[] = {c * l, last ? 1 : l, last ? c : 1};
+  view.rank = 3;
+  for (int i = 0; i < 3; ++i) {
+    view.size[i] = size[i];
+    view.stride[i] = stride[i];
+  }
+  return view;
+}
+
 inline bool wants_grad(const Tensor& t) { return t.defined() && t.requires_grad(); }
 
 /// For kernels, which take a pointer that may be null.

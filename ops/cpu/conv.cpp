@@ -37,6 +37,7 @@ struct Problem {
   const T* bias = nullptr;
   int64_t bias_stride = 0;
   bool adds = false;  ///< to what is in `out`, in place of the bias
+  bool relu = false;  ///< of complete results
 
   int64_t in_channels() const { return in.channels / groups; }
   int64_t out_channels() const { return out.channels / groups; }
@@ -273,12 +274,14 @@ class Convolution {
     const int64_t columns = unit.block.family->columns;
     const int64_t channel_stride = p_.out.channel_stride;
     const bool adds = p_.adds || unit.first_channel > 0;
+    const bool relu = p_.relu && unit.first_channel + unit.channels == p_.in_channels();
+    const auto finished = [relu](T value) { return relu && value < T(0) ? T(0) : value; };
     const T* bias = p_.bias ? p_.bias + (unit.group * p_.out_channels() + unit.block.first) * p_.bias_stride : nullptr;
     if (channel_stride < out_step) {
       for (int64_t m = 0; m < rows; ++m)
         for (int64_t n = 0; n < unit.block.count; ++n) {
           T& to = out[m * out_step + n * channel_stride];
-          to = sums[m * columns + n] + (adds ? to : bias ? bias[n * p_.bias_stride] : T(0));
+          to = finished(sums[m * columns + n] + (adds ? to : bias ? bias[n * p_.bias_stride] : T(0)));
         }
       return;
     }
@@ -287,9 +290,9 @@ class Convolution {
       const T* from = sums + n;
       const T start = bias ? bias[n * p_.bias_stride] : T(0);
       if (adds) {
-        for (int64_t m = 0; m < rows; ++m) to[m * out_step] += from[m * columns];
+        for (int64_t m = 0; m < rows; ++m) to[m * out_step] = finished(to[m * out_step] + from[m * columns]);
       } else {
-        for (int64_t m = 0; m < rows; ++m) to[m * out_step] = start + from[m * columns];
+        for (int64_t m = 0; m < rows; ++m) to[m * out_step] = finished(start + from[m * columns]);
       }
     }
   }
@@ -314,11 +317,11 @@ void fill_bias(const View& out, const View* bias) {
 }
 
 /// `transposed`: out is x and in is y; the weight is (y channels, x channels / groups, ...) either way.
-void convolve(const char* op, bool transposed, const View& out, const View& in, const View& w, const View* bias,
-              const ConvGeometry& geometry) {
+void convolve(const char* op, bool transposed, const View& out, const View& in, const View& w,
+              const ConvEpilogue& epilogue, const ConvGeometry& geometry) {
   if (is_half(out.dtype))
-    return through_float32(out, in, w, bias, [&](const View& o, const View& i, const View& v, const View* b) {
-      convolve(op, transposed, o, i, v, b, geometry);
+    return through_float32(out, in, w, epilogue.bias, [&](const View& o, const View& i, const View& v, const View* b) {
+      convolve(op, transposed, o, i, v, {b, epilogue.relu}, geometry);
     });
   dispatch<float, double>(out.dtype, op, "CPU", [&]<class T>() {
     if (out.numel() == 0) return;
@@ -328,8 +331,10 @@ void convolve(const char* op, bool transposed, const View& out, const View& in, 
     problem.weight_group_stride = w.size[0] / geometry.groups * w.stride[0];
     problem.weight_out_stride = w.stride[transposed ? 1 : 0];
     problem.weight_in_stride = w.stride[transposed ? 0 : 1];
+    const View* bias = epilogue.bias;
     problem.bias = bias ? bias->as<const T>() : nullptr;
     problem.bias_stride = bias ? bias->stride[0] : 0;
+    bool whole = true;  // one piece writes every result, complete
     for_each_kernel_piece(w, geometry, [&](const View& piece, const ConvGeometry& g) {
       bool covered = true;
       for (int axis = 0; axis < 3; ++axis) {
@@ -342,21 +347,26 @@ void convolve(const char* op, bool transposed, const View& out, const View& in, 
         problem.weight_stride[axis] = piece.stride[axis + 2];
       }
       problem.weight = piece.as<const T>();
+      whole = whole && covered && piece.numel() == w.numel();
+      problem.relu = epilogue.relu && whole;
       if (!covered && !problem.adds) fill_bias<T>(out, bias);
       Convolution<T>(problem).run();
       problem.adds = true;
     });
+    if (epilogue.relu && !whole) unary(UnaryOp::relu, out, out, 0, 0);
   });
 }
 
 }  // namespace
 
-void conv_forward(const View& y, const View& x, const View& w, const View* bias, const ConvGeometry& geometry) {
-  convolve("conv", false, y, x, w, bias, geometry);
+void conv_forward(const View& y, const View& x, const View& w, const ConvEpilogue& epilogue,
+                  const ConvGeometry& geometry) {
+  convolve("conv", false, y, x, w, epilogue, geometry);
 }
 
-void conv_backward_data(const View& x, const View& y, const View& w, const View* bias, const ConvGeometry& geometry) {
-  convolve("conv_transpose", true, x, y, w, bias, geometry);
+void conv_backward_data(const View& x, const View& y, const View& w, const ConvEpilogue& epilogue,
+                        const ConvGeometry& geometry) {
+  convolve("conv_transpose", true, x, y, w, epilogue, geometry);
 }
 
 ConvExplanation explain_conv(ConvPass, const View&, const View& w, const View&, const ConvGeometry&) {

@@ -28,8 +28,10 @@ void softmax(const View& y, const View& x, int axis, bool logarithm);
 void matmul(const View& c, const View& a, const View& b);
 
 // conv*.cpp
-void conv_forward(const View& y, const View& x, const View& w, const View* bias, const ConvGeometry& geometry);
-void conv_backward_data(const View& x, const View& y, const View& w, const View* bias, const ConvGeometry& geometry);
+void conv_forward(const View& y, const View& x, const View& w, const ConvEpilogue& epilogue,
+                  const ConvGeometry& geometry);
+void conv_backward_data(const View& x, const View& y, const View& w, const ConvEpilogue& epilogue,
+                        const ConvGeometry& geometry);
 void conv_backward_weight(const View& w, const View& x, const View& y, const ConvGeometry& geometry);
 ConvExplanation explain_conv(ConvPass pass, const View& x, const View& w, const View& y, const ConvGeometry& geometry);
 
@@ -37,7 +39,8 @@ ConvExplanation explain_conv(ConvPass pass, const View& x, const View& w, const 
 void group_norm(const View& y, const View& mean, const View& rstd, const View& x, const View* gamma, const View* beta,
                 double eps);
 void group_norm_backward(const View& dx, const View* dgamma, const View* dbeta, const View& dy, const View& x,
-                         const View& mean, const View& rstd, const View* gamma);
+                         const View& mean, const View& rstd, const View* gamma, const ReluBefore& before);
+void relu_bias_backward(const View& dz, const View& dbias, const View& dy, const View& y);
 
 // pool.cpp, resample.cpp
 void max_pool(const View& y, const View& indices, const View& x, const PoolGeometry& geometry);

@@ -4,12 +4,14 @@
 // Statistics are taken block by block in two sweeps through the first-level cache, and blocks, then channels, are
 // joined by Chan, Golub and LeVeque's update ("Updating formulae and a pairwise algorithm for computing sample
 // variances", 1979): one pass over memory, and no difference of large squares.
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
 #include "core/dtype.h"
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/loops.h"
+#include "ops/scalar_ops.h"
 
 namespace voxgrad::cpu {
 namespace {
@@ -244,7 +246,7 @@ void add_gradient_row(const Slabs& slabs, const Slab& slab, int64_t r, const Vie
 
 template <class T>
 void backward(const View& dx, const View* dgamma, const View* dbeta, const View& dy, const View& x, const View& mean,
-              const View& rstd, const View* gamma) {
+              const View& rstd, const View* gamma, bool relu) {
   const Slabs slabs(x);
   const int64_t lines = slabs.samples * slabs.channels;
   std::vector<T> means(static_cast<size_t>(lines));
@@ -286,10 +288,16 @@ void backward(const View& dx, const View* dgamma, const View* dbeta, const View&
           at<T>(mean, i), static_cast<T>(low), static_cast<T>(scale * entry<T>(gamma, channel + c, 1)),
           static_cast<T>(-scale * scale * mean_hn), static_cast<T>(-scale * mean_h)};
   });
-  map_channels<T>(
-      slabs, coefficients,
-      [](const Coefficients& k, T g, T v) { return g * k.factor + (((v - k.high) - k.low) * k.slope + k.offset); }, dx,
-      dy, x);
+  const auto gradient = [](const Coefficients& k, T g, T v) {
+    return g * k.factor + (((v - k.high) - k.low) * k.slope + k.offset);
+  };
+  const auto through_relu = [gradient](const Coefficients& k, T g, T v) {
+    return apply<BinaryOp::relu_grad>(gradient(k, g, v), v, T(0), T(0));
+  };
+  if (relu)
+    map_channels<T>(slabs, coefficients, through_relu, dx, dy, x);
+  else
+    map_channels<T>(slabs, coefficients, gradient, dx, dy, x);
 
   for (int64_t c = 0; c < slabs.channels; ++c) {
     GradientSums total;
@@ -297,6 +305,16 @@ void backward(const View& dx, const View* dgamma, const View* dbeta, const View&
     if (dbeta) dbeta->as<T>()[c * dbeta->stride[0]] = static_cast<T>(total.dy);
     if (dgamma) dgamma->as<T>()[c * dgamma->stride[0]] = static_cast<T>(total.dy_centred);
   }
+}
+
+/// sums (C) of x (N, C, L).
+void sum_over_positions(const View& sums, const View& x) {
+  View out = sums;
+  out.rank = 3;
+  const int64_t size[] = {1, sums.size[0], 1}, stride[] = {0, sums.stride[0], 0};
+  std::copy_n(size, 3, out.size);
+  std::copy_n(stride, 3, out.stride);
+  reduce(ReduceOp::sum, out, x);
 }
 
 }  // namespace
@@ -308,9 +326,15 @@ void group_norm(const View& y, const View& mean, const View& rstd, const View& x
 }
 
 void group_norm_backward(const View& dx, const View* dgamma, const View* dbeta, const View& dy, const View& x,
-                         const View& mean, const View& rstd, const View* gamma) {
+                         const View& mean, const View& rstd, const View* gamma, const ReluBefore& before) {
   dispatch<float, double>(x.dtype, "group_norm_backward", "CPU",
-                          [&]<class T>() { backward<T>(dx, dgamma, dbeta, dy, x, mean, rstd, gamma); });
+                          [&]<class T>() { backward<T>(dx, dgamma, dbeta, dy, x, mean, rstd, gamma, before.relu); });
+  if (before.dbias) sum_over_positions(*before.dbias, dx);
+}
+
+void relu_bias_backward(const View& dz, const View& dbias, const View& dy, const View& y) {
+  binary(BinaryOp::relu_grad, dz, dy, y, 0, 0);
+  sum_over_positions(dbias, dz);
 }
 
 }  // namespace voxgrad::cpu

@@ -22,6 +22,7 @@ const Kernels& cpu_kernels() {
       .explain_conv = cpu::explain_conv,
       .group_norm = cpu::group_norm,
       .group_norm_backward = cpu::group_norm_backward,
+      .relu_bias_backward = cpu::relu_bias_backward,
       .max_pool = cpu::max_pool,
       .max_pool_backward = cpu::max_pool_backward,
       .resample = cpu::resample,

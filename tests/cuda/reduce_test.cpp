@@ -3,6 +3,9 @@
 #include <functional>
 
 #include "ops/create.h"
+#include "ops/elementwise.h"
+#include "ops/reduce.h"
+#include "ops/shape.h"
 #include "tests/cuda/random_view.h"
 
 namespace voxgrad::cudatest {
@@ -148,7 +151,7 @@ void check_group_norm(Random& random, DType dtype, const Shape& shape, int64_t g
     k.group_norm(y.on(device), mean.on(device), rstd.on(device), x.on(device), affine ? &g : nullptr,
                  affine ? &b : nullptr, 1e-5);
     k.group_norm_backward(dx.on(device), &dg, &db, dy.on(device), x.on(device), mean.on(device), rstd.on(device),
-                          affine ? &g : nullptr);
+                          affine ? &g : nullptr, {});
   }
   // The gradients start from mean and rstd as each device rounded them.
   const double tolerance = rounding(dtype), coarse = centre == 0 ? 5 * tolerance : 2000 * tolerance;
@@ -182,6 +185,50 @@ TEST_F(CudaReduce, GroupNormOfContiguousSpans) {
     for (const auto& c : cases)
       check_group_norm(random, dtype, c.shape, c.groups, Layout::contiguous, 0, random.chance(0.7), true);
   });
+}
+
+/// max |a - b| <= tolerance * max of `scale`.
+void expect_near(const Tensor& a, const Tensor& b, const Tensor& scale, double tolerance, const std::string& what) {
+  if (a.numel() == 0) return;
+  EXPECT_LE(amax(abs(a - b)).item(), tolerance * amax(abs(scale)).item()) << what;
+}
+
+// dz is the plain gradient behind the mask, and the bias's gradient the sum of dz.
+TEST_F(CudaReduce, GradientsThroughReluAreMaskedAndSummed) {
+  const Shape shapes[] = {{2, 6, 20001}, {1, 4, 4096}, {3, 9, 1}, {2, 8, 3}, {40, 3, 771}, {2, 300, 33}, {2, 4, 0}};
+  for (const DType dtype : {f32, f64})
+    for (const Shape& shape : shapes)
+      for (const bool last : {false, true}) {
+        const TensorOptions options{dtype, Device::cuda()};
+        const std::string what = concat(shape, ' ', dtype, last ? " channels last" : "");
+        const auto volume = [&](const Tensor& t) {
+          return last ? t.permute({0, 2, 1}).contiguous().permute({0, 2, 1}) : t;
+        };
+        const int64_t channels = shape[1], groups = channels % 2 == 0 ? 2 : 1;
+        const Tensor y = volume(relu(randn(shape, options))), dy = volume(randn(shape, options));
+        const Tensor gamma = randn({channels}, options), dgamma = empty_like(gamma), dbeta = empty_like(gamma);
+        const Tensor mean = zeros({shape[0], groups}, options), rstd = ones({shape[0], groups}, options);
+        const Tensor plain = empty_like(y), masked = empty_like(y), dz = empty_like(y), dbias = empty_like(gamma);
+        const Kernels& k = kernels(Device::cuda());
+        const View g = gamma.view_in(), dg = dgamma.view_out(), db = dbeta.view_out(), sums = dbias.view_out();
+        for (const bool norm : {false, true}) {
+          if (norm) {
+            const auto run = [&](const Tensor& dx, const ReluBefore& before) {
+              k.group_norm_backward(dx.view_out(), &dg, &db, dy.view_in(), y.view_in(), mean.view_in(), rstd.view_in(),
+                                    &g, before);
+            };
+            run(plain, {});
+            run(dz, {true, &sums});
+          } else {
+            plain.copy_(dy);
+            k.relu_bias_backward(dz.view_out(), sums, dy.view_in(), y.view_in());
+          }
+          k.binary(BinaryOp::relu_grad, masked.view_out(), plain.view_in(), y.view_in(), 0, 0);
+          expect_near(dz, masked, masked, norm ? 4 * rounding(dtype) : 0, what);
+          const Tensor expected = sum(dz, {0, 2});
+          expect_near(dbias, expected, expected.numel() > 0 ? sum(abs(dz), {0, 2}) : expected, rounding(dtype), what);
+        }
+      }
 }
 
 TEST_F(CudaReduce, MaxPoolAgrees) {

@@ -160,7 +160,7 @@ TEST(CpuKernels, GroupNormForwardAndBackward) {
         cpu.group_norm(y.view, mean.view, rstd.view, x.view, affine ? &gamma.view : nullptr,
                        affine ? &beta.view : nullptr, kEps);
         cpu.group_norm_backward(dx.view, &dgamma.view, &dbeta.view, dy.view, x.view, mean.view, rstd.view,
-                                affine ? &gamma.view : nullptr);
+                                affine ? &gamma.view : nullptr, {});
 
         const auto number = [&](const Dims& i) { return static_cast<size_t>(i[0] * groups + i[1] / per); };
         const auto group_means = [&](auto f) {

@@ -2,6 +2,7 @@
 // rounded once.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <tuple>
 
@@ -10,6 +11,7 @@
 #include "ops/conv.h"
 #include "ops/create.h"
 #include "ops/elementwise.h"
+#include "ops/rectified.h"
 
 namespace voxgrad {
 namespace {
@@ -39,6 +41,13 @@ const Case kCases[] = {
 Tensor apply(const Case& c, const Tensor& x, const Tensor& w, const Tensor& bias) {
   if (!c.transposed) return conv3d(x, w, bias, {c.stride, c.padding, c.dilation, c.groups});
   return conv_transpose3d(x, w, bias, {c.stride, c.padding, c.output_padding, c.groups, c.dilation});
+}
+
+/// With a ReLU in the kernel.
+Tensor apply_with_relu(const Case& c, const Tensor& x, const Tensor& w, const Tensor& bias) {
+  if (!c.transposed) return rectified_conv(x, w, bias, ConvOptions<3>{c.stride, c.padding, c.dilation, c.groups});
+  return rectified_conv(x, w, bias,
+                        ConvTransposeOptions<3>{c.stride, c.padding, c.output_padding, c.groups, c.dilation});
 }
 
 /// The result, its gradients in x, w and the bias for `grad`, and of the first the gradient in w for `second`.
@@ -76,6 +85,26 @@ TEST_P(HalfConv, RoundsOnce) {
     for (const double value : exact) largest = std::max(largest, std::abs(value));
     for (size_t k = 0; k < exact.size(); ++k)
       ASSERT_NEAR(values[k], exact[k], rounding * std::abs(exact[k]) + 4e-6 * largest) << "result " << i << " at " << k;
+  }
+}
+
+TEST_P(HalfConv, AReluInTheKernelIsOneBehindIt) {
+  const auto& [c, dtype, type] = GetParam();
+  if (type == DeviceType::cuda && !cuda::is_available()) GTEST_SKIP() << "no CUDA device";
+  manual_seed(2);
+  const auto numbers = [&, half = dtype, device = Device{type, 0}](const Shape& shape) {
+    return affine(rand(shape), 2, -1).to(device, half);
+  };
+  const Tensor x = numbers(c.x), w = numbers(c.w), bias = numbers({c.transposed ? c.w[1] * c.groups : c.w[0]});
+  for (const Tensor& b : {bias, Tensor()}) {
+    const auto plain = apply(c, x, w, b).to_vector<double>(), got = apply_with_relu(c, x, w, b).to_vector<double>();
+    ASSERT_EQ(got.size(), plain.size());
+    size_t negative = 0;
+    for (size_t i = 0; i < plain.size(); ++i) {
+      ASSERT_EQ(got[i], std::max(plain[i], 0.0)) << i;
+      negative += plain[i] < 0;
+    }
+    EXPECT_GT(negative, 0u);
   }
 }
 

@@ -1,5 +1,5 @@
 // Convolutions: a geometry a line. Axes differ in size wherever they can, so that mixed-up axes are seen.
-#include "ops/conv.h"
+#include "ops/conv_relu.h"
 #include "tests/ops/op_cases.h"
 
 namespace voxgrad::optest {
@@ -139,6 +139,89 @@ void add_fewer_axes(std::vector<OpCase>& cases) {
   });
 }
 
+/// A geometry with ReLU, and with ReLU and GroupNorm, behind it. The reference is the chain.
+void add_chains(std::vector<OpCase>& cases, bool transposed, const Geometry& g) {
+  const std::string name = std::string(transposed ? "conv_transpose3d_" : "conv3d_") + g.name;
+  const auto relu_of = [=](const Arrays& a) {
+    return reference::map(reference_of(transposed, g, a), [](double v) { return v > 0 ? v : 0.0; });
+  };
+  const auto run = [=](const Tensors& t, const GroupNormArguments* norm) {
+    const Tensor bias = g.bias ? t[2] : Tensor();
+    const auto with = [&](const auto& options) {
+      return norm ? conv_relu_group_norm(t[0], t[1], bias, options, *norm) : conv_relu(t[0], t[1], bias, options);
+    };
+    return transposed ? with(transpose_options(g)) : with(conv_options(g));
+  };
+  OpCase c{name + "_relu", [=](const Tensors& t) { return run(t, nullptr); }, inputs_of(transposed, g, Domain::any)};
+  c.reference = relu_of;
+  c.keeps_layout = g.x.size() == 5;
+  c.tolerance = 3e-5;
+  Shape no_batch = g.x;
+  no_batch[0] = 0;
+  std::vector<Shape> edge{no_batch, g.w};
+  if (g.bias) edge.push_back(c.inputs[2].shape);
+  c.edges = {edge};
+  if (g.x.size() < 5) c.edges.clear();
+  cases.push_back(c);
+  if (g.x.size() < 5) return;
+
+  const Shape channels{transposed ? g.w[1] * g.groups : g.w[0]};
+  const int64_t groups = channels[0] % 2 == 0 ? channels[0] / 2 : 1;
+  const size_t gamma = c.inputs.size(), beta = gamma + 1;
+  c.name += "_group_norm";
+  c.function = [=](const Tensors& t) {
+    const GroupNormArguments norm{groups, t[gamma], t[beta], 0.1};
+    return run(t, &norm);
+  };
+  c.reference = [=](const Arrays& a) { return reference::group_norm(relu_of(a), groups, &a[gamma], &a[beta], 0.1); };
+  for (int i = 0; i < 2; ++i) {
+    c.inputs.push_back({channels});
+    c.edges[0].push_back(channels);
+  }
+  cases.push_back(c);
+}
+
+void add_chains(std::vector<OpCase>& cases) {
+  for (const Geometry& g : kConv)
+    if (const std::string name = g.name; name == "s2_p1" || name == "groups" || name == "unbatched")
+      add_chains(cases, false, g);
+  for (const Geometry& g : kTransposed)
+    if (const std::string name = g.name;
+        name == "k3_p1" || name == "groups" || name == "dilated_strided_padded" || name == "unbatched")
+      add_chains(cases, true, g);
+  const Geometry plain{"plain", {2, 3, 2, 3, 2}, {3, 2, 2, 1, 2}, false};
+  const Geometry gaps{"gaps", {2, 2, 2, 1, 3}, {2, 2, 1, 2, 1}, true, {2, 3, 2}};  // some results are the bias alone
+  for (const Geometry& g : {plain, gaps}) add_chains(cases, true, g);
+
+  OpCase norm{"relu_group_norm",
+              [](const Tensors& t) {
+                return relu_group_norm(t[0], {2, t[1], t[2], 0.1});
+              },
+              {{{2, 4, 2, 3, 1}, Domain::away}, {{4}}, {{4}}}};
+  norm.reference = [](const Arrays& a) {
+    const Array y = reference::map(a[0], [](double v) { return v > 0 ? v : 0.0; });
+    return reference::group_norm(y, 2, &a[1], &a[2], 0.1);
+  };
+  norm.edges = {{{0, 4, 2, 3, 1}, {4}, {4}}, {{1, 2, 1}, {2}, {2}}, {{2, 4, 0}, {4}, {4}}};
+  norm.keeps_layout = true;
+  norm.tolerance = 3e-5;
+  cases.push_back(norm);
+
+  const Geometry up1{"", {2, 2, 3}, {2, 2, 4}, true, {1, 1, 3}, {0, 0, 1}};
+  OpCase one_axis{"conv_transpose1d_relu_group_norm",
+                  [](const Tensors& t) {
+                    return conv_relu_group_norm(t[0], t[1], t[2], ConvTransposeOptions<1>{.stride = 3, .padding = 1},
+                                                {.num_groups = 1, .eps = 0.1});
+                  },
+                  inputs_of(true, up1, Domain::any)};
+  one_axis.reference = [up1](const Arrays& a) {
+    const Array y = reference::map(reference_of(true, up1, a), [](double v) { return v > 0 ? v : 0.0; });
+    return reference::group_norm(y, 1, nullptr, nullptr, 0.1);
+  };
+  one_axis.tolerance = 3e-5;
+  cases.push_back(one_axis);
+}
+
 }  // namespace
 
 void add_conv_cases(std::vector<OpCase>& cases) {
@@ -149,6 +232,7 @@ void add_conv_cases(std::vector<OpCase>& cases) {
     add(cases, std::string("conv_transpose3d_") + g.name, true, g,
         [g](const Tensors& t) { return conv_transpose3d(t[0], t[1], bias_of(t), transpose_options(g)); });
   add_fewer_axes(cases);
+  add_chains(cases);
 }
 
 }  // namespace voxgrad::optest

@@ -1,0 +1,347 @@
+// Modules that Sequential runs as one operation: results, gradients, hooks and memory are those of the chain.
+#include "nn/sequential.h"
+
+#include <map>
+
+#include "core/autograd.h"
+#include "nn/layers.h"
+#include "ops/create.h"
+#include "ops/gradcheck.h"
+#include "ops/reduce.h"
+#include "ops/shape.h"
+#include "tests/support.h"
+
+namespace voxgrad {
+namespace {
+
+using Chain = std::vector<std::shared_ptr<nn::Layer>>;
+
+/// The layers one after the other, by themselves.
+Tensor run_apart(const Chain& chain, Tensor x) {
+  for (const auto& layer : chain) x = layer->forward(x);
+  return x;
+}
+
+nn::Sequential together(const Chain& chain) {
+  nn::Sequential model;
+  for (const auto& layer : chain) model.push_back(layer);
+  return model;
+}
+
+template <class L, class... Args>
+std::shared_ptr<nn::Layer> layer(Args&&... args) {
+  return std::make_shared<L>(std::forward<Args>(args)...);
+}
+
+std::shared_ptr<nn::Layer> up(bool bias = true) {
+  return layer<nn::ConvTranspose3d>(nn::ConvTranspose3d::Options{
+      .in_channels = 4, .out_channels = 8, .kernel_size = 3, .stride = 2, .padding = 1, .bias = bias});
+}
+std::shared_ptr<nn::Layer> conv(bool bias = true) {
+  return layer<nn::Conv3d>(
+      nn::Conv3d::Options{.in_channels = 4, .out_channels = 8, .kernel_size = 3, .padding = 1, .bias = bias});
+}
+std::shared_ptr<nn::Layer> relu() { return layer<nn::ReLU>(); }
+std::shared_ptr<nn::Layer> norm(int64_t groups = 2) { return layer<nn::GroupNorm>(groups, 8); }
+
+struct ChainCase {
+  const char* name;
+  std::function<Chain()> make;
+  const char* last;  // the operation that the result comes from
+};
+
+const std::vector<ChainCase>& chains() {
+  static const std::vector<ChainCase> table{
+      {"up_relu_norm",
+       [] {
+         return Chain{up(), relu(), norm()};
+       },
+       "relu_group_norm"},
+      {"up_relu_norm_without_bias",
+       [] {
+         return Chain{up(false), relu(), norm()};
+       },
+       "relu_group_norm"},
+      {"up_relu",
+       [] {
+         return Chain{up(), relu()};
+       },
+       "relu"},
+      {"up_relu_without_bias",
+       [] {
+         return Chain{up(false), relu()};
+       },
+       "relu"},
+      {"conv_relu_norm",
+       [] {
+         return Chain{conv(), relu(), norm(8)};
+       },
+       "relu_group_norm"},
+      {"conv_relu",
+       [] {
+         return Chain{conv(), relu()};
+       },
+       "relu"},
+      {"relu_norm",
+       [] {
+         return Chain{layer<nn::Conv3d>(nn::Conv3d::Options{4, 8, 1}), layer<nn::Tanh>(), relu(), norm()};
+       },
+       "relu_group_norm"},
+      {"conv_norm",
+       [] {
+         return Chain{conv(), norm()};
+       },
+       "group_norm"},
+      {"norm_relu",
+       [] {
+         return Chain{conv(), norm(), relu()};
+       },
+       "relu"},
+      {"two_blocks",
+       [] {
+         return Chain{conv(), relu(), norm(), layer<nn::Conv3d>(nn::Conv3d::Options{8, 8, 1}), relu(), relu(), norm()};
+       },
+       "relu_group_norm"},
+  };
+  return table;
+}
+
+struct Results {
+  Tensor y, dx;
+  Tensors grads;
+};
+
+Results results(const nn::Module& model, const std::function<Tensor(const Tensor&)>& function, const Tensor& input) {
+  const Tensor x = input.detach().requires_grad_();
+  model.zero_grad();
+  Results r{function(x), {}, {}};
+  const Tensor weights = sin(affine(reshape(arange(0, static_cast<double>(r.y.numel()), 1), r.y.shape()), 0.7, 0));
+  r.y.backward(weights.to(x.device(), x.dtype()));
+  r.dx = x.grad();
+  for (const Tensor& p : model.parameters()) r.grads.push_back(p.grad().clone());
+  return r;
+}
+
+void expect_close(const Tensor& a, const Tensor& b, double tolerance, const std::string& what) {
+  ASSERT_EQ(a.shape(), b.shape()) << what;
+  const std::vector<double> va = a.to_vector(), vb = b.to_vector();
+  double largest = 0, worst = 0;
+  for (size_t i = 0; i < va.size(); ++i) {
+    largest = std::max(largest, std::abs(vb[i]));
+    worst = std::max(worst, std::abs(va[i] - vb[i]));
+  }
+  EXPECT_LE(worst, tolerance * std::max(largest, 1e-3)) << what;
+}
+
+void expect_same_as_apart(const ChainCase& c, Device device, DType dtype, MemoryFormat format) {
+  manual_seed(5);
+  const Chain chain = c.make();
+  nn::Sequential model = together(chain);
+  model.to(device);
+  model.to(dtype);
+  const Tensor x = randn({2, 4, 3, 5, 4}, {dtype, device}).contiguous(format);
+  const Results fused = results(
+      model, [&](const Tensor& t) { return model(t); }, x);
+  const Results apart = results(
+      model, [&](const Tensor& t) { return run_apart(chain, t); }, x);
+  const std::string what = concat(c.name, ' ', dtype, " on ", device);
+  EXPECT_EQ(fused.y.grad_fn()->name, c.last) << what;
+  EXPECT_EQ(fused.y.strides(), apart.y.strides()) << what;
+  const double tolerance = dtype == f64 ? 1e-12 : 2e-5;
+  expect_close(fused.y, apart.y, tolerance, what);
+  expect_close(fused.dx, apart.dx, tolerance, what + " dx");
+  for (size_t i = 0; i < fused.grads.size(); ++i)
+    expect_close(fused.grads[i], apart.grads[i], tolerance, concat(what, " gradient ", i));
+}
+
+void expect_all_same_as_apart(Device device) {
+  for (const ChainCase& c : chains())
+    for (const DType dtype : {f32, f64})
+      for (const MemoryFormat format : {MemoryFormat::contiguous, MemoryFormat::channels_last})
+        expect_same_as_apart(c, device, dtype, format);
+}
+
+TEST(SequentialFusion, GivesWhatTheLayersGive) { expect_all_same_as_apart(Device::cpu()); }
+TEST(SequentialFusion, GivesWhatTheLayersGiveOnCuda) {
+  if (!cuda::is_available()) GTEST_SKIP() << "no GPU is present";
+  expect_all_same_as_apart(Device::cuda());
+}
+
+TEST(SequentialFusion, GradientsOfGradientsAgree) {
+  for (const ChainCase& c : chains()) {
+    manual_seed(6);
+    const Chain chain = c.make();
+    nn::Sequential model = together(chain);
+    model.to(f64);
+    const Tensor x = randn({1, 4, 2, 3, 2}, {f64, Device::cpu(), true});
+    const auto second = [&](const Tensor& y) {
+      Tensors inputs = model.parameters();
+      inputs.push_back(x);
+      const Tensors first = grad({sum(y * y)}, inputs, {}, false, true);
+      Tensor total = full({}, 0, {f64});
+      for (const Tensor& g : first) total = total + sum(g * g);
+      return grad({total}, inputs, {}, false, false, true);
+    };
+    const Tensors fused = second(model(x)), apart = second(run_apart(chain, x));
+    for (size_t i = 0; i < fused.size(); ++i) {
+      ASSERT_EQ(fused[i].defined(), apart[i].defined()) << c.name << ' ' << i;
+      if (fused[i].defined()) expect_close(fused[i], apart[i], 1e-9, concat(c.name, " second gradient ", i));
+    }
+  }
+}
+
+TEST(SequentialFusion, OneBackwardAfterTheOtherAccumulates) {
+  const Chain chain{up(), relu(), norm()};
+  const nn::Sequential model = together(chain);
+  const Tensor x = rand({1, 4, 2, 2, 2});
+  const Tensor loss = sum(model(x) * model(x));
+  loss.backward({}, true);
+  const std::vector<double> once = model.parameters()[0].grad().to_vector();
+  loss.backward();
+  const std::vector<double> twice = model.parameters()[0].grad().to_vector();
+  for (size_t i = 0; i < once.size(); ++i) EXPECT_EQ(twice[i], 2 * once[i]);
+}
+
+// What a caller can get hold of: parameters, the input, and results of the parts by themselves.
+TEST(SequentialFusion, HooksAndOtherReadersSeeTheSameGradients) {
+  const Chain chain{up(), relu(), norm()};
+  const nn::Sequential head = together({chain[0], chain[1]}), model = together(chain);
+  const auto gradients = [&](bool fused) {
+    model.zero_grad();
+    const Tensor x = affine(reshape(arange(0, 32, 1), {1, 4, 2, 2, 2}), 0.1, -1).requires_grad_();
+    std::map<std::string, std::vector<double>> seen;
+    const auto note = [&](const std::string& name) {
+      return [&seen, name](const Tensor& g) {
+        seen[name] = g.to_vector();
+        return affine(g, 0.5, 0);
+      };
+    };
+    std::vector<HookHandle> hooks;
+    for (const auto& [name, p] : model.named_parameters()) hooks.push_back(p.register_hook(note(name)));
+    hooks.push_back(x.register_hook(note("x")));
+    // The ReLU's result has three readers: a hook, the norm, and the loss.
+    const Tensor y = fused ? head(x) : run_apart({chain[0], chain[1]}, x);
+    hooks.push_back(y.register_hook(note("y")));
+    sum(chain[2]->forward(y) * y).backward();
+    for (const HookHandle& hook : hooks) hook.remove();
+    seen["dx"] = x.grad().to_vector();
+    return seen;
+  };
+  const auto fused = gradients(true), apart = gradients(false);
+  EXPECT_EQ(fused.size(), 7u);
+  for (const auto& [name, values] : apart) {
+    ASSERT_EQ(fused.at(name).size(), values.size()) << name;
+    for (size_t i = 0; i < values.size(); ++i) EXPECT_NEAR(fused.at(name)[i], values[i], 1e-3) << name;
+  }
+}
+
+TEST(SequentialFusion, FrozenParametersGetNoGradient) {
+  for (const size_t trained : {size_t{0}, size_t{1}, size_t{2}, size_t{3}}) {
+    const nn::Sequential model = together({up(), relu(), norm()});
+    model.requires_grad_(false);
+    const Tensors parameters = model.parameters();
+    parameters[trained].requires_grad_();
+    sum(model(rand({1, 4, 2, 2, 2}))).backward();
+    for (size_t i = 0; i < parameters.size(); ++i) EXPECT_EQ(parameters[i].grad().defined(), i == trained);
+  }
+  NoGradGuard no_grad;
+  EXPECT_FALSE(together({up(), relu(), norm()})(rand({1, 4, 2, 2, 2})).requires_grad());
+}
+
+// A class of the user's own is never taken for the one it derives from.
+TEST(SequentialFusion, DerivedClassesRunTheirOwnForward) {
+  struct Doubled : nn::ReLU {
+    Tensor forward(const Tensor& x) const override { return affine(voxgrad::relu(x), 2, 0); }
+  };
+  struct Shifted : nn::Conv3d {
+    explicit Shifted(const Options& given) : nn::Conv3d(given) {}
+    Tensor forward(const Tensor& x) const override { return affine(nn::Conv3d::forward(x), 1, 10); }
+  };
+  const Tensor x = rand({1, 4, 2, 2, 2});
+  for (const Chain& chain :
+       {Chain{conv(), layer<Doubled>(), norm()}, Chain{layer<Shifted>(nn::Conv3d::Options{4, 8, 1}), relu(), norm()}})
+    EXPECT_EQ(together(chain)(x).to_vector(), run_apart(chain, x).to_vector());
+}
+
+TEST(SequentialFusion, WhatDoesNotFitIsRefusedAsByTheLayers) {
+  const nn::Sequential other = together({up(), relu(), layer<nn::GroupNorm>(2, 6)});
+  EXPECT_ERROR(other(rand({1, 4, 2, 2, 2})), "GroupNorm: expects (N, 6, ...)");
+  EXPECT_ERROR(together({relu(), norm()})(rand({1, 4, 2})), "GroupNorm: expects (N, 8, ...)");
+  EXPECT_ERROR(together({up(), relu()})(rand({1, 3, 2, 2, 2})), "conv_transpose3d: weight expects 4 input channels");
+  EXPECT_ERROR(together({up(), relu()})(Tensor()), "conv_transpose3d: input is undefined");
+  // Without its batch axis the result's channels are not where GroupNorm looks for them.
+  EXPECT_ERROR(together({up(), relu(), norm()})(rand({4, 2, 2, 2})), "GroupNorm: expects (N, 8, ...)");
+}
+
+void expect_layers_decide_on_halves(Device device) {
+  const auto message = [](const std::function<void()>& run) -> std::string {
+    try {
+      run();
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "";
+  };
+  for (const DType dtype : {bf16, f16})
+    for (const ChainCase& c : chains()) {
+      const Chain chain = c.make();
+      nn::Sequential model = together(chain);
+      model.to(device);
+      model.to(dtype);
+      const Tensor x = ones({1, 4, 2, 2, 2}, {dtype, device});
+      const std::string apart = message([&] { run_apart(chain, x); });
+      EXPECT_NE(apart.find(concat(dtype)), std::string::npos) << c.name << ": " << apart;
+      EXPECT_EQ(message([&] { model(x); }), apart) << c.name;
+    }
+  // Convolutions take them, whatever they are behind.
+  nn::Sequential convolutions = together({conv(), layer<nn::Conv3d>(nn::Conv3d::Options{8, 4, 1}), up()});
+  convolutions.to(device);
+  convolutions.to(bf16);
+  EXPECT_EQ(convolutions(ones({1, 4, 2, 2, 2}, {bf16, device})).dtype(), bf16);
+}
+
+// There are convolutions of halves, but no ReLU and no GroupNorm: the refusal is that of the layer.
+TEST(SequentialFusion, LayersDecideOnHalves) { expect_layers_decide_on_halves(Device::cpu()); }
+TEST(SequentialFusion, LayersDecideOnHalvesOnCuda) {
+  if (!cuda::is_available()) GTEST_SKIP() << "no GPU is present";
+  expect_layers_decide_on_halves(Device::cuda());
+}
+
+/// Peak bytes of a training step beside what is there before it.
+int64_t peak_of_step(const nn::Module& model, const std::function<Tensor(const Tensor&)>& function, const Tensor& x) {
+  model.zero_grad();
+  x.set_grad({});
+  memory::reset_peak(x.device());
+  const int64_t before = memory::stats(x.device()).current;
+  const Tensor y = function(x);
+  y.backward(y.detach());
+  return memory::stats(x.device()).peak - before;
+}
+
+void expect_no_more_memory(Device device) {
+  for (const ChainCase& c : chains()) {
+    const Chain chain = c.make();
+    nn::Sequential model = together(chain);
+    model.to(device);
+    const Tensor x = rand({1, 4, 16, 16, 16}, {f32, device, true});
+    const auto saved = [&](const std::function<Tensor(const Tensor&)>& function) {
+      const int64_t before = memory::stats(device).current;
+      const Tensor y = function(x);
+      return memory::stats(device).current - before;
+    };
+    const auto fused = [&](const Tensor& t) { return model(t); };
+    const auto apart = [&](const Tensor& t) { return run_apart(chain, t); };
+    EXPECT_LE(saved(fused), saved(apart)) << c.name;
+    // Sums of a few numbers a channel more, and what the kernels' workspaces are rounded to.
+    EXPECT_LE(peak_of_step(model, fused, x), peak_of_step(model, apart, x) + 65536) << c.name;
+  }
+}
+
+TEST(SequentialFusion, TakesNoMoreMemory) { expect_no_more_memory(Device::cpu()); }
+TEST(SequentialFusion, TakesNoMoreMemoryOnCuda) {
+  if (!cuda::is_available()) GTEST_SKIP() << "no GPU is present";
+  expect_no_more_memory(Device::cuda());
+}
+
+}  // namespace
+}  // namespace voxgrad
