@@ -59,6 +59,7 @@ const Runtime& cuda_runtime() {
 
 namespace cuda {
 
+bool has_wgmma(int) { return false; }
 bool is_available() { return false; }
 int device_count() { return 0; }
 

@@ -23,8 +23,9 @@ std::string in_mib(int64_t bytes) {
 std::string describe(const ConvProblem& p, const GatherPlan& plan) {
   int64_t blocks = p.batch * p.groups * plan.column_tiles;
   for (const int tiles : plan.tiles) blocks *= tiles;
-  if (p.direction == ConvDirection::transposed) blocks *= plan.classes;
-  return concat("tensor cores, ", name(arithmetic_of(p)), ": tile of ", volume(plan.box), " results x ", plan.columns,
+  if (p.direction == ConvDirection::transposed) blocks *= plan.classes / plan.slots;
+  return concat("tensor cores, ", name(arithmetic_of(p)), plan.wgmma ? " by wgmma" : " by mma.sync", ": tile of ",
+                volume(plan.box), " results x ", plan.slots > 1 ? "4 phases x " : "", plan.columns,
                 " channels, input of ", volume(plan.extent), ", ", plan.classes,
                 p.direction == ConvDirection::transposed ? " phases" : " residues", ", ", plan.chunks,
                 " chunks of channels, ", blocks, " blocks, workspace ", in_mib(workspace_bytes(p, plan)));
@@ -32,9 +33,10 @@ std::string describe(const ConvProblem& p, const GatherPlan& plan) {
 
 std::string describe(const ConvProblem& p, const WeightPlan& plan) {
   const int64_t blocks = plan.ranges * p.groups * plan.row_tiles * plan.column_tiles;
-  return concat("tensor cores, ", name(arithmetic_of(p)), ": tile of ", plan.rows, " channels x ", plan.column_tiles,
-                " pieces of ", plan.columns * 8, " (channel, tap), boxes of ", volume(plan.box), ", ", plan.ranges,
-                " ranges of ", plan.range, " boxes, ", blocks, " blocks, workspace ", in_mib(workspace_bytes(p, plan)));
+  return concat("tensor cores, ", name(arithmetic_of(p)), plan.wgmma ? " by wgmma" : " by mma.sync", ": tile of ",
+                plan.rows, " channels x ", plan.column_tiles, " pieces of ", plan.columns * 8,
+                " (channel, tap), boxes of ", volume(plan.box), ", ", plan.ranges, " ranges of ", plan.range,
+                " boxes, ", blocks, " blocks, workspace ", in_mib(workspace_bytes(p, plan)));
 }
 
 std::string describe(const ConvProblem& p) {

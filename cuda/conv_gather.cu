@@ -2,6 +2,7 @@
 #include "cuda/conv_gather.h"
 
 #include "cuda/conv_gather_mma.cuh"
+#include "cuda/conv_gather_wgmma.cuh"
 #include "cuda/conv_pack.h"
 #include "cuda/conv_plan.h"
 #include "cuda/kernels.h"
@@ -15,8 +16,14 @@ void run(GatherMma& p, const PackWeights& pack, const Launch& launch) {
   pack_weights<Arithmetic>(pack, packed.as<void>(), launch.stream);
   check_launch("conv: packing of weights");
   p.weights = packed.as<uint4>();
-  launch_gather_mma<Arithmetic>(p, pack.columns, launch.stream);
+  (pack.wgmma ? launch_gather_wgmma<Arithmetic> : launch_gather_mma<Arithmetic>)(p, pack.columns, launch.stream);
   check_launch("conv");
+}
+
+int attribute(int device, cudaDeviceAttr which) {
+  int value = 0;
+  check_cuda(cudaDeviceGetAttribute(&value, which, device), "conv");
+  return value;
 }
 
 /// Fills the table of taps, class after class.
@@ -39,7 +46,7 @@ void list_taps(GatherMma& p) {
         index /= part[a]->taps;
         offset[a] = row % fold * (p.extent[a].value / fold) + row / fold;
       }
-      p.tap_offset[count++] = ((offset[0] * p.extent[1].value + offset[1]) * p.extent[2].value + offset[2]) * 4;
+      p.tap_offset[count++] = ((offset[0] * p.extent[1].value + offset[1]) * p.line + offset[2]) * 4;
     }
   }
   p.class_begin[p.classes] = count;
@@ -66,10 +73,18 @@ void fill_bias(const View& out, const ConvEpilogue& epilogue, const Launch& laun
 
 }  // namespace
 
-int64_t shared_memory_limit(const Launch& launch) {
-  int bytes = 0;
-  check_cuda(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, launch.device), "conv");
-  return bytes;
+void describe_device(ConvProblem& problem, const Launch& launch) {
+  problem.shared_limit = attribute(launch.device, cudaDevAttrMaxSharedMemoryPerBlockOptin);
+  problem.wgmma = has_wgmma(launch.device);
+}
+
+bool has_wgmma(int device) {
+#ifdef VOXGRAD_SM90A
+  return attribute(device, cudaDevAttrComputeCapabilityMajor) == 9;
+#else
+  static_cast<void>(device);
+  return false;
+#endif
 }
 
 bool gather_on_tensor_cores(const View& out, const View& in, const View& w, const ConvEpilogue& epilogue,
@@ -77,7 +92,7 @@ bool gather_on_tensor_cores(const View& out, const View& in, const View& w, cons
   const int in_axis = transposed ? 0 : 1;  // of the weight
   ConvProblem problem =
       conv_problem(transposed ? ConvDirection::transposed : ConvDirection::forward, in, out, w, geometry);
-  problem.shared_limit = shared_memory_limit(launch);
+  describe_device(problem, launch);
   const auto plan = plan_gather(problem);
   if (!plan) return false;
 
@@ -96,8 +111,10 @@ bool gather_on_tensor_cores(const View& out, const View& in, const View& w, cons
   p.chunks = plan->chunks;
   p.transposed = transposed;
   p.halo_voxels = plan->halo_voxels;
+  p.line = plan->line;
   p.pitch = plan->pitch;
   p.classes = plan->classes;
+  p.slots = plan->slots;
   p.merged = plan->merged;
   p.buffers = plan->buffers;
   p.batch = problem.batch;
@@ -126,6 +143,8 @@ bool gather_on_tensor_cores(const View& out, const View& in, const View& w, cons
                    plan->column_tiles,
                    plan->chunks,
                    p.class_begin[p.classes],
+                   plan->slots,
+                   plan->wgmma,
                    {}};
   std::copy_n(plan->axis, 3, pack.axis);
   switch (arithmetic_of(problem)) {

@@ -1,6 +1,7 @@
 // Convolutions on tensor cores: forward, transposed, weight gradient.
 #pragma once
 
+#include "cuda/conv_plan.h"
 #include "cuda/launch.h"
 #include "ops/kernels.h"
 
@@ -10,8 +11,8 @@ namespace voxgrad::cuda {
 bool gather_on_tensor_cores(const View& out, const View& in, const View& w, const ConvEpilogue& epilogue,
                             const ConvGeometry& geometry, bool transposed, const Launch& launch);
 
-/// Bytes of shared memory that a block may have.
-int64_t shared_memory_limit(const Launch& launch);
+/// What a plan has to know of the GPU that the problem goes to.
+void describe_device(ConvProblem& problem, const Launch& launch);
 
 /// The same for the weight gradient.
 bool weight_on_tensor_cores(const View& w, const View& x, const View& y, const ConvGeometry& geometry,

@@ -13,48 +13,15 @@
 // inputs and phases of strided results are parts of their own (conv_parts.h), so that no tap is multiplied for nothing.
 #pragma once
 
-#include <algorithm>
-
-#include "cuda/conv_instances.h"
-#include "cuda/conv_parts.h"
-#include "cuda/divisor.h"
-#include "cuda/launch.h"
-#include "cuda/mma.cuh"
+#include "cuda/conv_gather_block.cuh"
 
 namespace voxgrad::cuda {
-
-/// Words of input channels that are staged at a time.
-inline constexpr int kChunk = 8;
-inline constexpr int kMaxTaps = 1024, kMaxClasses = 64;
-/// The offset of a voxel that is not there.
-inline constexpr uint32_t kOutside = UINT32_MAX;
-
-/// What the kernel is told. A class is a part of an axis for each axis: of the results (transposed, where a block has
-/// one class), or of the inputs (forward, where it has them all).
-struct GatherMma {
-  const void* in;
-  const uint4* weights;  // packed
-  const void* bias;      // or null
-  void* out;
-  int64_t in_stride[5], out_stride[5], bias_stride;
-  int64_t batch;
-  int in_channels, out_channels;  // of a group
-  int groups, column_tiles, chunks;
-  bool transposed, relu;
-  Divisor box[3], extent[3];                   // of results; of the halo
-  int box_voxels, halo_voxels, rounds, pitch;  // rounds: voxels that a thread stages at most
-  int tiles[3], classes;
-  bool merged;  // a block takes all phases and columns of its box; one halo, all of whose chunks are staged at once
-  int buffers;  // staged chunks
-  AxisParts axis[3];
-  int class_begin[kMaxClasses + 1];  // the first of a class's taps
-  int tap_offset[kMaxTaps];          // bytes from the corner of the staged halo to what the tap reads
-};
 
 template <class Arithmetic_, int kN8_>
 struct GatherTile {
   using Arithmetic = Arithmetic_;
-  static constexpr int kM16 = 4, kN8 = kN8_, kWarps = 4, kThreads = 32 * kWarps;
+  static constexpr bool kWgmma = false;
+  static constexpr int kSlots = 1, kM16 = 4, kN8 = kN8_, kWarps = 4, kThreads = 32 * kWarps, kStagers = kThreads;
   static constexpr int kRows = 16 * kM16 * kWarps, kColumns = 8 * kN8;
   static constexpr int kSlab = kColumns * kChunk * Arithmetic::kParts;  // words of one tap of B
   static constexpr int kStepTaps = kSlab > 256 ? 4 : 8, kStages = 3;
@@ -66,153 +33,6 @@ struct GatherTile {
     return sizeof(uint32_t) * (kRing + p.buffers * kChunk * p.pitch + 2 * p.rounds * kThreads);
   }
 };
-
-/// Where a block is: its tile of the results.
-struct GatherPlace {
-  int64_t sample;
-  int group, column_tile, phase;
-  int q[3];  // the box's corner
-};
-
-__device__ inline GatherPlace gather_place(const GatherMma& p) {
-  GatherPlace place;
-  unsigned index = blockIdx.x;
-  const auto digit = [&](unsigned base) {
-    const unsigned d = index % base;
-    index /= base;
-    return static_cast<int>(d);
-  };
-  place.column_tile = p.merged ? 0 : digit(p.column_tiles);
-  place.phase = p.transposed && !p.merged ? digit(p.classes) : 0;
-  for (int a = 2; a >= 0; --a) place.q[a] = digit(p.tiles[a]) * p.box[a].value;
-  place.group = digit(p.groups);
-  place.sample = index;
-  return place;
-}
-
-__device__ inline void class_parts(const GatherMma& p, int number, int (&part)[3]) {
-  for (int a = 2; a >= 0; --a) {
-    part[a] = number % p.axis[a].parts;
-    number /= p.axis[a].parts;
-  }
-}
-
-/// Input elements of one voxel on their way to shared memory.
-template <class Arithmetic>
-struct StagedVoxel {
-  using Element = typename Arithmetic::Element;
-  static constexpr int kChannels = kChunk * Arithmetic::kElements;
-  Element value[kChannels];
-
-  /// `base` and `stride` (bytes) are the same for all threads: an address is one addition in uniform registers.
-  __device__ void load(const char* base, int64_t stride, int channels, uint32_t offset) {
-    const bool inside = offset != kOutside;
-    if (channels >= kChannels) {
-#pragma unroll
-      for (int c = 0; c < kChannels; ++c, base += stride)
-        value[c] = inside ? *reinterpret_cast<const Element*>(base + offset) : Element(0.0f);
-    } else {
-#pragma unroll
-      for (int c = 0; c < kChannels; ++c, base += stride)
-        value[c] = inside && c < channels ? *reinterpret_cast<const Element*>(base + offset) : Element(0.0f);
-    }
-  }
-  __device__ void store(uint32_t shared, uint32_t pitch) const {
-#pragma unroll
-    for (int w = 0; w < kChunk; ++w, shared += pitch) {
-      Element x[Arithmetic::kElements];
-#pragma unroll
-      for (int e = 0; e < Arithmetic::kElements; ++e) x[e] = value[w * Arithmetic::kElements + e];
-      store_shared(shared, Arithmetic::word(x));
-    }
-  }
-};
-
-/// Where the voxels of a stage of A come from and go to. Each thread keeps, in shared memory, what it needs for the
-/// voxels that it stages itself: bytes from the corner (or kOutside), and words from the staged corner.
-template <int kThreads>
-struct HaloStage {
-  int number, chunk;  // class, chunk of channels
-  int64_t corner;     // elements
-
-  __device__ void locate(const GatherMma& p, const GatherPlace& place, uint32_t* offsets, int item_size) {
-    int part[3], first[3];
-    class_parts(p, number, part);
-    corner = 0;
-    for (int a = 0; a < 3; ++a) {
-      const AxisPart& at = p.axis[a].part[part[a]];
-      first[a] = (place.q[a] + at.low) * p.axis[a].fold * p.axis[a].in_step + at.residue;
-      corner += first[a] * p.in_stride[a + 2];
-    }
-    for (int v = static_cast<int>(threadIdx.x); v < p.rounds * kThreads; v += kThreads) {
-      int index = v, offset = 0;
-      bool inside = v < p.halo_voxels;
-      for (int a = 2; a >= 0; --a) {
-        const int step = p.extent[a].take(index) * p.axis[a].in_step;
-        inside &= static_cast<unsigned>(first[a] + step) < static_cast<unsigned>(p.axis[a].in_size);
-        offset += step * static_cast<int>(p.in_stride[a + 2]);
-      }
-      offsets[v] = inside ? static_cast<uint32_t>(offset) * item_size : kOutside;
-    }
-  }
-  __device__ static void place_words(const GatherMma& p, int* targets) {
-    const int fold = p.axis[2].fold;
-    for (int v = static_cast<int>(threadIdx.x); v < p.rounds * kThreads; v += kThreads) {
-      int target = min(v, p.halo_voxels);   // there is room for one more, which nobody reads
-      if (fold > 1 && v < p.halo_voxels) {  // residues apart, so that neighbouring results read neighbouring words
-        int rest = v;
-        const int w = p.extent[2].take(rest);
-        target += w % fold * (p.extent[2].value / fold) + w / fold - w;
-      }
-      targets[v] = target * static_cast<int>(sizeof(uint32_t));
-    }
-  }
-};
-
-/// out = sum + bias of a phase's box.
-template <class Tile>
-__device__ void write_results(const GatherMma& p, const GatherPlace& place, int number,
-                              const Accumulator (&sum)[Tile::kM16][Tile::kN8]) {
-  using Element = typename Tile::Arithmetic::Element;
-  const int lane = static_cast<int>(threadIdx.x) % 32, first_row = static_cast<int>(threadIdx.x) / 32 * 16 * Tile::kM16;
-  int phase[3] = {0, 0, 0};
-  if (p.transposed) class_parts(p, number, phase);
-  const int64_t channel = int64_t{place.group} * p.out_channels + place.column_tile * Tile::kColumns + lane % 4 * 2;
-  Element* rows[2 * Tile::kM16];
-  unsigned inside = 0;  // a bit a row
-#pragma unroll
-  for (int i = 0; i < 2 * Tile::kM16; ++i) {
-    int m = first_row + i * 8 + lane / 4;
-    bool valid = m < p.box_voxels;
-    int64_t offset = place.sample * p.out_stride[0] + channel * p.out_stride[1];
-#pragma unroll
-    for (int a = 2; a >= 0; --a) {
-      const AxisPart& at = p.axis[a].part[phase[a]];
-      const int q = place.q[a] + (a > 0 ? p.box[a].take(m) : m);
-      valid &= q < at.count;
-      offset += (at.first + int64_t{q} * p.axis[a].out_step) * p.out_stride[a + 2];
-    }
-    rows[i] = static_cast<Element*>(p.out) + offset;
-    inside |= static_cast<unsigned>(valid) << i;
-  }
-  const int columns = p.out_channels - place.column_tile * Tile::kColumns - lane % 4 * 2;
-  const float floor = p.relu ? 0.0f : -INFINITY;
-#pragma unroll
-  for (int n = 0; n < Tile::kN8; ++n)
-#pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      if (n * 8 + j >= columns) continue;
-      const int64_t step = (n * 8 + j) * p.out_stride[1];
-      const float shift =
-          p.bias ? static_cast<float>(static_cast<const Element*>(p.bias)[(channel + n * 8 + j) * p.bias_stride])
-                 : 0.0f;
-#pragma unroll
-      for (int i = 0; i < 2 * Tile::kM16; ++i) {
-        const float value = sum[i / 2][n][i % 2 * 2 + j] + shift;
-        if (inside >> i & 1) rows[i][step] = Element(value < floor ? floor : value);  // NaN stays
-      }
-    }
-}
 
 template <class Tile>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) gather_mma(const __grid_constant__ GatherMma p) {
@@ -229,15 +49,9 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) gather_mma(cons
   uint32_t* const offsets = a_words + p.buffers * a_buffer;
   int* const targets = reinterpret_cast<int*>(offsets + p.rounds * kThreads);
 
-  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
-  const int g = lane / 4, t = lane % 4;
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, t = lane % 4;
   GatherPlace place = gather_place(p);
-  if (p.transposed && !p.merged) {  // boxes beyond this phase's results: another phase may have more of them
-    int phase[3];
-    class_parts(p, place.phase, phase);
-    for (int a = 0; a < 3; ++a)
-      if (place.q[a] >= p.axis[a].part[phase[a]].count) return;
-  }
+  if (!p.merged && !has_results<1>(p, place)) return;
   const int last_class = p.transposed && !p.merged ? place.phase + 1 : p.classes;
 
   // ---- A on its way
@@ -246,18 +60,19 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) gather_mma(cons
                                     place.group * int64_t{p.in_channels} * p.in_stride[1]);
   const int64_t channel_bytes = p.in_stride[1] * static_cast<int64_t>(sizeof(Element));
   HaloStage<kThreads> stage{place.phase, 0, 0};
-  stage.locate(p, place, offsets, sizeof(Element));
-  stage.place_words(p, targets);
+  stage.locate(p, place, offsets, sizeof(Element), thread);
+  stage.place_words(p, targets, thread);
   const auto next_stage = [&] {
     if (++stage.chunk < p.chunks) return;
     stage.chunk = 0;
     ++stage.number;
-    stage.locate(p, place, offsets, sizeof(Element));
+    stage.locate(p, place, offsets, sizeof(Element), thread);
   };
   const auto load_voxel = [&](StagedVoxel<Arithmetic>& voxel, int round) {
     const int first = stage.chunk * StagedVoxel<Arithmetic>::kChannels;
-    voxel.load(in + stage.corner * static_cast<int64_t>(sizeof(Element)) + first * channel_bytes, channel_bytes,
-               p.in_channels - first, offsets[thread + round * kThreads]);
+    const uint32_t offset = offsets[thread + round * kThreads];
+    voxel.load(in + stage.corner * static_cast<int64_t>(sizeof(Element)) + first * channel_bytes + offset,
+               channel_bytes, offset == kOutside ? 0 : p.in_channels - first);
   };
   const auto store_voxel = [&](const StagedVoxel<Arithmetic>& voxel, int round, int buffer) {
     voxel.store(shared_address(a_words + buffer * a_buffer) + targets[thread + round * kThreads], p.pitch * 4);
@@ -316,11 +131,10 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) gather_mma(cons
   uint32_t rows[2 * kM16];  // of A: shared addresses of this lane's rows and words of channels
 #pragma unroll
   for (int i = 0; i < 2 * kM16; ++i) {
-    int m = warp * 16 * kM16 + i * 8 + g;
+    int m = row_of_box<Tile>(i);
     const bool inside = m < p.box_voxels;
     const int w = p.box[2].take(m), h = p.box[1].take(m);
-    rows[i] =
-        shared_address(a_words + t * p.pitch + (inside ? (m * p.extent[1].value + h) * p.extent[2].value + w : 0));
+    rows[i] = shared_address(a_words + t * p.pitch + (inside ? (m * p.extent[1].value + h) * p.line + w : 0));
   }
   const uint32_t* const columns = b_ring + lane * 2 * kParts;
 
@@ -405,16 +219,8 @@ template <class Arithmetic>
 void launch_gather_mma(const GatherMma& problem, int columns, cudaStream_t stream);
 
 template <class Tile>
-void launch_gather_tile(GatherMma p, cudaStream_t stream) {
-  ++conv_instance<Tile, false, Tile::kColumns>.launches;
-  p.rounds = (p.halo_voxels + Tile::kThreads - 1) / Tile::kThreads;
-  const size_t bytes = Tile::shared_bytes(p);
-  check_cuda(
-      cudaFuncSetAttribute(gather_mma<Tile>, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),
-      "conv: shared memory");
-  const int64_t blocks = p.batch * p.groups * p.tiles[0] * p.tiles[1] * p.tiles[2] *
-                         (p.merged ? 1 : p.column_tiles * (p.transposed ? p.classes : 1));
-  gather_mma<Tile><<<static_cast<unsigned>(blocks), Tile::kThreads, bytes, stream>>>(p);
+void launch_gather_tile(const GatherMma& p, cudaStream_t stream) {
+  launch_gather<Tile>(gather_mma<Tile>, p, stream);
 }
 
 }  // namespace voxgrad::cuda

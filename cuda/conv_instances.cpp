@@ -10,8 +10,8 @@ std::vector<ConvInstance*>& list() {
 
 }  // namespace
 
-ConvInstance::ConvInstance(bool weight_gradient, ConvArithmetic of, int tile_width)
-    : weight(weight_gradient), arithmetic(of), width(tile_width) {
+ConvInstance::ConvInstance(bool weight_gradient, bool by_wgmma, ConvArithmetic of, int tile_width)
+    : weight(weight_gradient), wgmma(by_wgmma), arithmetic(of), width(tile_width) {
   list().push_back(this);
 }
 

@@ -13,9 +13,10 @@ namespace voxgrad::cuda {
 
 struct ConvInstance {
   /// Joins the list; for objects that are never destroyed.
-  ConvInstance(bool weight_gradient, ConvArithmetic of, int tile_width);
+  ConvInstance(bool weight_gradient, bool by_wgmma, ConvArithmetic of, int tile_width);
 
-  bool weight;  // conv_weight_mma.cuh, else conv_gather_mma.cuh
+  bool weight;  // the weight gradient, else the gather
+  bool wgmma;
   ConvArithmetic arithmetic;
   int width;
   std::atomic<int64_t> launches = 0;
@@ -29,7 +30,7 @@ constexpr ConvArithmetic arithmetic_kind() {
 
 /// The instance of a tile: whoever compiles a launch of it makes it exist, from the program's start.
 template <class Tile, bool kWeight, int kWidth>
-inline ConvInstance conv_instance{kWeight, arithmetic_kind<typename Tile::Arithmetic>(), kWidth};
+inline ConvInstance conv_instance{kWeight, Tile::kWgmma, arithmetic_kind<typename Tile::Arithmetic>(), kWidth};
 
 /// All that this program holds.
 const std::vector<ConvInstance*>& conv_instances();

@@ -1,6 +1,9 @@
-// Convolution weights in the order in which the lanes of conv_gather_mma.cuh multiply them:
-//   (group, column tile, class of taps, chunk of channels, tap of the class, block of 8 columns, lane, its words),
-// so that a block reads them from one end to the other. Channels beyond the last are zero.
+// Convolution weights in the order in which the gathers on tensor cores multiply them,
+//   (group, column tile, class of taps, chunk of channels, tap of the class, ...),
+// so that a block reads them from one end to the other. What follows is
+//   (block of 8 columns, lane, its words) for conv_gather_mma.cuh,
+//   (part, slab as in wgmma.cuh) for conv_gather_wgmma.cuh, where `slots` classes count as one.
+// Channels beyond the last are zero.
 #include "cuda/conv_pack.h"
 
 namespace voxgrad::cuda {
@@ -21,20 +24,26 @@ __global__ void pack_kernel(const __grid_constant__ PackWeights p, uint32_t* pac
     const int lane = digit(32), block = digit(p.columns / 8);
     int of_tile = digit(p.chunks * p.taps);  // (class, chunk, tap of the class)
     const int tile = digit(p.column_tiles);
-    int part[3], taps = 1;
-    for (int c = 0;; ++c) {
-      int number = c;
-      taps = 1;
+    int part[3];
+    const auto taps_of = [&](int number) {  // and the class's parts
+      int taps = 1;
       for (int a = 2; a >= 0; --a) {
         part[a] = number % p.axis[a].parts;
         number /= p.axis[a].parts;
         taps *= p.axis[a].part[part[a]].taps;
       }
+      return taps;
+    };
+    int number = 0, taps;
+    for (;; number += p.slots) {
+      taps = 0;
+      for (int slot = 0; slot < p.slots; ++slot) taps += taps_of(number + slot);
       if (of_tile < p.chunks * taps) break;
       of_tile -= p.chunks * taps;
     }
     const int chunk = of_tile / taps;
     int in_class = of_tile % taps;
+    for (int of_class = taps_of(number); in_class >= of_class; of_class = taps_of(++number)) in_class -= of_class;
     int64_t tap = 0;
     for (int a = 2; a >= 0; --a) {
       const AxisPart& at = p.axis[a].part[part[a]];
@@ -52,7 +61,10 @@ __global__ void pack_kernel(const __grid_constant__ PackWeights p, uint32_t* pac
       }
       uint32_t parts[kParts];
       Arithmetic::split(x, parts);
-      for (int part = 0; part < kParts; ++part) packed[(i * kParts + part) * 2 + half] = parts[part];
+      const int64_t of_tap = i / (p.columns * 4) * p.columns * 8 * kParts;
+      for (int part = 0; part < kParts; ++part)
+        packed[p.wgmma ? of_tap + part * p.columns * 8 + block * 64 + lane / 4 * 8 + (half ^ lane / 16) * 4 + lane % 4
+                       : (i * kParts + part) * 2 + half] = parts[part];
     }
   }
 }

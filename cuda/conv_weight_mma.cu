@@ -3,6 +3,7 @@
 
 #include "cuda/conv_gather.h"
 #include "cuda/conv_plan.h"
+#include "cuda/conv_weight_wgmma.cuh"
 
 namespace voxgrad::cuda {
 namespace {
@@ -90,13 +91,21 @@ void list_classes(const WeightPlan& plan, WeightMma& p) {
   }
 }
 
+/// Whether the 16 bytes from each fourth word on lie together in memory, and aligned.
+bool has_quads(const View& y) {
+  const auto aligned = [&](int64_t elements) { return elements * item_size(y.dtype) % 16 == 0; };
+  return y.stride[4] == 1 && reinterpret_cast<uintptr_t>(y.data) % 16 == 0 && aligned(y.stride[0]) &&
+         aligned(y.stride[1]) && aligned(y.stride[2]) && aligned(y.stride[3]);
+}
+
 template <class Arithmetic>
 void run(WeightMma& p, WeightSum& sum, const WeightPlan& plan, const Launch& launch) {
   const int64_t blocks = plan.ranges * p.groups * p.row_tiles * p.column_tiles;
   const Workspace partial(launch, static_cast<size_t>(plan.ranges * sum.elements) * sizeof(float));
   p.partial = partial.as<float>();
   sum.partial = p.partial;
-  launch_weight_mma<Arithmetic>(p, plan.rows, blocks, plan.buffers * plan.shared_bytes, launch.stream);
+  const auto launch_tiles = plan.wgmma ? launch_weight_wgmma<Arithmetic> : launch_weight_mma<Arithmetic>;
+  launch_tiles(p, plan.rows, blocks, plan.table_bytes + plan.buffers * plan.shared_bytes, launch.stream);
   check_launch("conv weight gradient");
   weight_sum<typename Arithmetic::Element>
       <<<grid_size(sum.elements, kSumColumns), kSumColumns * kSumSlices, 0, launch.stream>>>(sum);
@@ -108,7 +117,7 @@ void run(WeightMma& p, WeightSum& sum, const WeightPlan& plan, const Launch& lau
 bool weight_on_tensor_cores(const View& w, const View& x, const View& y, const ConvGeometry& geometry,
                             const Launch& launch) {
   ConvProblem problem = conv_problem(ConvDirection::weight, x, y, w, geometry);
-  problem.shared_limit = shared_memory_limit(launch);
+  describe_device(problem, launch);
   const auto plan = plan_weight(problem);
   if (!plan) return false;
 
@@ -129,6 +138,9 @@ bool weight_on_tensor_cores(const View& w, const View& x, const View& y, const C
   p.pitch = plan->pitch;
   p.buffers = plan->buffers;
   p.buffer_words = plan->shared_bytes / 4;
+  p.box_words = plan->box_words;
+  p.table_bytes = plan->table_bytes;
+  p.y_quads = has_quads(y);
   p.boxes = plan->boxes;
   p.range = plan->range;
   for (int a = 0; a < 3; ++a) {
@@ -139,6 +151,7 @@ bool weight_on_tensor_cores(const View& w, const View& x, const View& y, const C
   }
   list_classes(*plan, p);
   const int elements = w.dtype == DType::f32 ? 1 : 2;
+  p.steps = (plan->box[0] * plan->box[1] * plan->box[2] + 8 * elements - 1) / (8 * elements);
   for (int step = 0; step < kBoxWords / 8; ++step) {
     int word = step * 8 * elements;
     const int x_word = p.box[2].take(word) / elements, row = p.box[1].take(word);

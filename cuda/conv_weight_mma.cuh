@@ -51,6 +51,9 @@ struct WeightMma {
   int run;                    // words of a residue's (and shift's) row of the halo
   int halo_words, pitch;      // pitch: words between staged channels of x
   int buffers, buffer_words;  // 2: the next box is copied while this one is multiplied
+  int box_words, steps;       // of wgmma's boxes; 8 words a step
+  int table_bytes;            // of what wgmma keeps before its buffers
+  bool y_quads;               // 16 bytes of a row of y can be copied at a time
   int tiles[3];
   int64_t boxes, range;  // in all; of a range
   AxisParts axis[3];
@@ -62,6 +65,7 @@ struct WeightMma {
 template <class Arithmetic_, int kM16_, int kN8_>
 struct WeightTile {
   using Arithmetic = Arithmetic_;
+  static constexpr bool kWgmma = false;
   static constexpr int kM16 = kM16_, kN8 = kN8_, kWarps = 4;
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kRows = 16 * kM16, kColumns = kN8 * kWarps;  // columns of 8

@@ -124,6 +124,10 @@ ConvProblem random_problem(Random& random) {
     p.out_size[a] = p.direction == ConvDirection::transposed ? x : y;
   }
   p.geometry.groups = p.groups;
+  p.wgmma = random.chance(0.7);
+  p.choice.mma_sync = random.chance(0.2);
+  p.choice.slots = static_cast<int8_t>(random.integer(0, 4));
+  p.choice.stacks = random.chance(0.8) ? int8_t{0} : static_cast<int8_t>(random.integer(1, 16));
   p.choice.width = random.chance(0.5) ? 0 : static_cast<int>(random.integer(1, 16)) * 8;
   return p;
 }
@@ -144,7 +148,11 @@ constexpr int kMostShared = 113 * 1024;
 
 void check_gather(const ConvProblem& p, const GatherPlan& plan) {
   constexpr int kRows = 256, kThreads = 128, kMaxTaps = 1024, kMaxClasses = 64;  // of conv_gather_mma.cuh
-  constexpr int kRing = 3 * 4 * 64 * 8, kChunk = 8;                              // words, of its widest tile
+  constexpr int kChunk = 8;
+  const bool three = arithmetic_of(p) == ConvArithmetic::tf32x3;
+  const int tap_words = plan.columns * kChunk * (three ? 2 : 1);
+  const int ring = plan.wgmma ? 4 * gather_step_taps(plan.columns, three, plan.slots) * tap_words
+                              : 3 * (tap_words <= 256 ? 8 : 4) * tap_words;
   const int elements = p.dtype == f32 ? 1 : 2;
   int results = 1, halo = 1, classes = 1, taps = 1;
   for (int a = 0; a < 3; ++a) {
@@ -155,13 +163,16 @@ void check_gather(const ConvProblem& p, const GatherPlan& plan) {
     classes *= plan.axis[a].parts;
     taps *= static_cast<int>(p.kernel[a]);
   }
-  EXPECT_LE(results, kRows);
+  EXPECT_LE(results * plan.slots, plan.wgmma ? gather_wgmma_rows(plan.columns, three, plan.slots) : kRows);
+  EXPECT_TRUE(plan.slots == 1 || (plan.wgmma && plan.axis[1].parts * plan.axis[2].parts == plan.slots));
+  EXPECT_TRUE(!plan.wgmma || (may_use_wgmma(p) && !plan.merged));
   EXPECT_EQ(plan.halo_voxels, halo);
-  EXPECT_TRUE(plan.pitch > halo && plan.pitch % 32 == 8) << plan.pitch << " for " << halo;
+  EXPECT_TRUE(plan.line >= plan.extent[2] && (plan.box[2] % 8 == 0 || (plan.line - plan.box[2]) % 8 == 0));
+  EXPECT_TRUE(plan.pitch > halo / plan.extent[2] * plan.line && plan.pitch % 32 == 8) << plan.pitch << " for " << halo;
   const int staged = (halo + kThreads - 1) / kThreads * kThreads;
-  EXPECT_LE((kRing + plan.buffers * kChunk * plan.pitch + 2 * staged) * 4, plan.merged ? p.shared_limit : kMostShared);
+  EXPECT_LE((ring + plan.buffers * kChunk * plan.pitch + 2 * staged) * 4, plan.merged ? p.shared_limit : kMostShared);
   EXPECT_TRUE(plan.classes == classes && classes <= kMaxClasses && taps <= kMaxTaps);
-  const auto widths = gather_widths(arithmetic_of(p));
+  const auto widths = gather_widths(arithmetic_of(p), plan.wgmma);
   EXPECT_TRUE(compiled(widths, plan.columns)) << plan.columns;
   if (compiled(widths, p.choice.width)) {
     EXPECT_EQ(plan.columns, p.choice.width);
@@ -171,6 +182,40 @@ void check_gather(const ConvProblem& p, const GatherPlan& plan) {
   // Not more than the weights, filled up to whole tiles, in two parts.
   const int64_t filled = p.groups * (p.out_channels + plan.columns) * (p.in_channels + 8 * elements) * taps;
   EXPECT_LE(workspace_bytes(p, plan), 8 * filled);
+}
+
+/// Blocks of 8 channels that the tiles of a class touch at most.
+int most_blocks(const WeightPlan& plan, const WeightPlan::Class& c) {
+  int most = 0;
+  for (int tile = 0; tile < c.tiles; ++tile) {
+    const int first = tile * c.tile_columns;
+    const int last = std::min(first + c.tile_columns, plan.blocks8 * c.padded_taps) - 1;
+    most = std::max(most, last / c.padded_taps - first / c.padded_taps + 1);
+  }
+  return most;
+}
+
+/// The words of shared memory, and what the kernels count on.
+void check_weight_memory(const ConvProblem& p, const WeightPlan& plan) {
+  int most = 0;  // blocks of 8 channels
+  for (const WeightPlan::Class& c : plan.classes) {
+    most = std::max(most, most_blocks(plan, c));
+    if (plan.wgmma) {
+      EXPECT_LE(c.tile_columns, 8 * most_stacks(arithmetic_of(p), plan.rows));
+    } else {
+      EXPECT_TRUE(c.padded_taps % c.tile_columns == 0 || c.tile_columns % c.taps == 0);
+    }
+  }
+  const int parts = arithmetic_of(p) == ConvArithmetic::tf32x3 ? 2 : 1;  // that wgmma finds in shared memory
+  const int y = plan.wgmma ? parts * plan.box_words / 4 * quad_words(plan.rows) : plan.rows * (plan.box_words + 4);
+  EXPECT_GE(plan.shared_bytes, (y + most * 8 * plan.pitch) * 4);
+  EXPECT_EQ(plan.shared_bytes % 16, 0);
+  EXPECT_EQ(plan.table_bytes % 16, 0);
+  EXPECT_LE(plan.table_bytes + plan.buffers * plan.shared_bytes, kMostShared);
+  if (!plan.wgmma) return;
+  EXPECT_GE(plan.table_bytes, plan.halo_words * 8);
+  EXPECT_TRUE(plan.box_words == 64 || plan.box_words == 128) << plan.box_words;
+  EXPECT_TRUE(plan.extent[0] <= 1024 && plan.extent[1] <= 1024 && plan.extent[2] <= 4096);
 }
 
 void check_weight(const ConvProblem& p, const WeightPlan& plan) {
@@ -183,12 +228,15 @@ void check_weight(const ConvProblem& p, const WeightPlan& plan) {
     boxes *= plan.tiles[a];
     words *= plan.box[a];
   }
-  EXPECT_LE(words, kBoxWords * elements);
+  EXPECT_LE(plan.box_words, kBoxWords);
+  EXPECT_LE(words, plan.box_words * elements);
+  EXPECT_TRUE(may_use_wgmma(p) || !plan.wgmma);
   EXPECT_EQ(plan.box[2] % (8 * elements), 0);
   EXPECT_EQ(plan.boxes, boxes);
   EXPECT_TRUE(plan.pitch >= plan.halo_words && plan.pitch % 32 == 4) << plan.pitch << " for " << plan.halo_words;
-  EXPECT_TRUE(compiled(weight_widths(arithmetic_of(p)), plan.rows)) << plan.rows;
-  if (compiled(weight_widths(arithmetic_of(p)), p.choice.width)) {
+  const auto widths = weight_widths(arithmetic_of(p), plan.wgmma);
+  EXPECT_TRUE(compiled(widths, plan.rows)) << plan.rows;
+  if (compiled(widths, p.choice.width)) {
     EXPECT_EQ(plan.rows, p.choice.width);
   }
   expect_tiled(p.out_channels, plan.rows, plan.row_tiles, "rows");
@@ -196,7 +244,7 @@ void check_weight(const ConvProblem& p, const WeightPlan& plan) {
   int tiles = 0, columns = 0, taps = 0, padded_taps = 0;
   for (const WeightPlan::Class& c : plan.classes) {
     expect_tiled(plan.blocks8 * c.padded_taps, c.tile_columns, c.tiles, "columns");
-    EXPECT_TRUE(c.padded_taps >= c.taps && (c.padded_taps % c.tile_columns == 0 || c.tile_columns % c.taps == 0));
+    EXPECT_GE(c.padded_taps, c.taps);
     tiles += c.tiles;
     columns += plan.blocks8 * c.padded_taps;
     taps += c.taps;
@@ -207,26 +255,31 @@ void check_weight(const ConvProblem& p, const WeightPlan& plan) {
   EXPECT_LE(plan.classes.size(), size_t{kMaxClasses});
   EXPECT_EQ(plan.column_tiles, tiles);
   EXPECT_EQ(plan.columns, columns);
-  EXPECT_LE(plan.shared_bytes, kMostShared);
+  check_weight_memory(p, plan);
   expect_tiled(plan.boxes, plan.range, plan.ranges, "ranges");
   const int64_t one = p.groups * p.out_channels * plan.columns * 8 * 4;
   EXPECT_LE(workspace_bytes(p, plan), std::max(kMostWorkspace, one));
 }
 
 TEST(ConvPlan, HoldsWhateverTheProblem) {
-  int planned = 0;
+  int planned = 0, by_wgmma = 0;
   for (unsigned seed = kFirstSeed; seed < kFirstSeed + 10000 && !HasFailure(); ++seed) {
     Random random(seed);
-    const ConvProblem p = random_problem(random);
+    ConvProblem p = random_problem(random);
     SCOPED_TRACE(concat("seed ", seed, ", direction ", static_cast<int>(p.direction), ", ", p.dtype, ", channels ",
                         p.in_channels, " -> ", p.out_channels, ", in ", p.in_size, ", out ", p.out_size, ", kernel ",
                         p.kernel, ", stride ", p.geometry.stride, ", padding ", p.geometry.padding, ", dilation ",
                         p.geometry.dilation));
     EXPECT_FALSE(cuda::explain(p).plan.empty());
     if (p.direction == ConvDirection::weight) {
-      const auto plan = plan_weight(p);
-      if (plan) check_weight(p, *plan);
-      planned += plan.has_value();
+      for (const auto& [gpu_has_it, refused] : {std::pair(true, false), {true, true}, {false, false}}) {
+        p.wgmma = gpu_has_it;
+        p.choice.mma_sync = refused;
+        const auto plan = plan_weight(p);
+        if (plan) check_weight(p, *plan);
+        planned += plan.has_value() && gpu_has_it && !refused;
+        by_wgmma += plan && plan->wgmma;
+      }
     } else {
       const auto plan = plan_gather(p);
       if (plan) check_gather(p, *plan);
@@ -234,6 +287,7 @@ TEST(ConvPlan, HoldsWhateverTheProblem) {
     }
   }
   EXPECT_GT(planned, 6000) << "the plain kernels shall be the exception";
+  EXPECT_GT(by_wgmma, 1000);
 }
 
 TEST(ConvPlan, HoldsAtTheMostTaps) {
@@ -293,14 +347,16 @@ TEST(ConvPlan, LeavesToThePlainKernelWhatIsNotItsOwn) {
 }
 
 TEST(ConvPlan, KnowsEveryCompiledTile) {
-  std::set<std::tuple<bool, ConvArithmetic, int>> known, held;
+  std::set<std::tuple<bool, bool, ConvArithmetic, int>> known, held;
   for (const auto arithmetic :
        {ConvArithmetic::tf32, ConvArithmetic::tf32x3, ConvArithmetic::bf16, ConvArithmetic::f16}) {
-    for (const int width : gather_widths(arithmetic)) known.insert({false, arithmetic, width});
-    for (const int width : weight_widths(arithmetic)) known.insert({true, arithmetic, width});
+    for (const bool wgmma : {false, true}) {
+      for (const int width : gather_widths(arithmetic, wgmma)) known.insert({false, wgmma, arithmetic, width});
+      for (const int width : weight_widths(arithmetic, wgmma)) known.insert({true, wgmma, arithmetic, width});
+    }
   }
   for (const ConvInstance* instance : conv_instances())
-    held.insert({instance->weight, instance->arithmetic, instance->width});
+    held.insert({instance->weight, instance->wgmma, instance->arithmetic, instance->width});
   if (held.empty()) GTEST_SKIP() << "this build has no CUDA";
   EXPECT_EQ(held, known);
 }

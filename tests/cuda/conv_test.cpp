@@ -93,25 +93,37 @@ TEST_P(CudaConvModes, IsExactWithEveryTile) {
       {3, 5, 1, {17, 1, 5}, {5, 1, 2}, {{3, 1, 2}, {6, 0, 1}, {2, 1, 3}, 2}},
   };
   std::vector<cuda::ConvChoice> choices{{.plain = true}};
-  for (const int width : cuda::gather_widths(mode.arithmetic())) choices.push_back({.width = width});
-  for (const int width : cuda::weight_widths(mode.arithmetic())) choices.push_back({.width = width});
+  for (const bool mma_sync : {true, false}) {
+    for (const int width : cuda::gather_widths(mode.arithmetic(), !mma_sync))
+      for (const int8_t slots : {1, 4})
+        if (!mma_sync || slots == 1) choices.push_back({.mma_sync = mma_sync, .slots = slots, .width = width});
+    for (const int width : cuda::weight_widths(mode.arithmetic(), !mma_sync)) {
+      choices.push_back({.mma_sync = mma_sync, .width = width});
+      for (const int stacks : cuda::kWgmmaStacks)
+        if (!mma_sync && stacks <= cuda::most_stacks(mode.arithmetic(), width))
+          choices.push_back({.stacks = static_cast<int8_t>(stacks), .width = width});
+    }
+  }
   Random random(kFirstSeed);
   for (const Problem& problem : problems) {
     Comparison comparison(problem, mode.dtype, random);
     for (const cuda::ConvChoice& choice : choices) {
-      SCOPED_TRACE(concat(mode, ", width ", choice.width, choice.plain ? " (plain): " : ": ", problem));
+      SCOPED_TRACE(concat(mode, ", width ", choice.width, ", slots ", int{choice.slots}, ", stacks ",
+                          int{choice.stacks}, choice.plain ? ", plain" : "", choice.mma_sync ? ", mma.sync: " : ": ",
+                          problem));
       const Setting setting(mode.precision, choice);
       comparison.check();
       if (HasFailure()) return;
     }
   }
   int compiled = 0;
+  const bool has_wgmma = cuda::has_wgmma(0);
   for (size_t i = 0; i < launches.size(); ++i) {
     const cuda::ConvInstance& instance = *cuda::conv_instances()[i];
-    if (instance.arithmetic != mode.arithmetic()) continue;
+    if (instance.arithmetic != mode.arithmetic() || (instance.wgmma && !has_wgmma)) continue;
     ++compiled;
-    EXPECT_GT(instance.launches, launches[i])
-        << "never run: " << (instance.weight ? "weight gradient" : "gather") << ", width " << instance.width;
+    EXPECT_GT(instance.launches, launches[i]) << "never run: " << (instance.weight ? "weight gradient" : "gather")
+                                              << (instance.wgmma ? ", wgmma" : "") << ", width " << instance.width;
   }
   EXPECT_GT(compiled, 0);
 }
