@@ -46,6 +46,7 @@ MODES = {
 PEAK = {"high": 402e12, "highest": 402e12 / 3, "bf16": 797e12, "f16": 797e12}  # the floor's arithmetic, FLOP/s
 COPY = 4.23e12  # bytes a second, read + write
 PARTS = ("forward", "data", "weight")
+PLAN = ("plain", "mma_sync", "slots", "width")  # of ConvChoice
 
 
 def triple(v):
@@ -81,8 +82,10 @@ class Case:
 
 
 class Ours:
-    def __init__(self, path):
-        self.call = ctypes.CDLL(path).voxgrad_conv_transpose
+    def __init__(self, path, plan):
+        library = ctypes.CDLL(path)
+        library.voxgrad_force_conv(*(plan.get(key, 0) for key in PLAN))
+        self.call = library.voxgrad_conv_transpose
         self.call.restype = ctypes.c_char_p
 
     def run(self, case, mode, part, result):
@@ -188,11 +191,13 @@ def main():
     parser.add_argument("--runs", type=int, default=15)
     parser.add_argument("--alone", action="store_true")
     parser.add_argument("--unchecked", action="store_true", help="leave the comparison with float64 out")
+    parser.add_argument("--plan", nargs="+", default=[], metavar="KEY=N",
+                        help=f"force the planner's choice: {', '.join(PLAN)}")
     parser.add_argument("--json")
     parser.add_argument("--markdown")
     options = parser.parse_args()
     torch.backends.cudnn.benchmark = True
-    ours = Ours(options.library)
+    ours = Ours(options.library, {key: int(n) for key, n in (item.split("=") for item in options.plan)})
     rows, text = [], []
     head = (f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}, "
             f"CUDA {torch.version.cuda}, {datetime.date.today()}, medians of {options.runs} runs, milliseconds")
@@ -201,6 +206,9 @@ def main():
         of_mode = []
         for name in options.shapes:
             of_mode.append(measure(ours, name, mode, options))
+            done = of_mode[-1]
+            print(mode, name, *(f"{key}={done[key]:.3f}" for key in done if key.endswith(("_ours", "_torch", "_cl"))),
+                  file=sys.stderr, flush=True)
             torch.cuda.empty_cache()
         text.append(table(of_mode, mode, options.alone))
         print(text[-1], flush=True)

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "core/precision.h"
+#include "cuda/conv_plan.h"
 #include "ops/kernels.h"
 
 namespace {
@@ -27,6 +28,12 @@ View view_of(void* data, DType dtype, const int64_t* size, bool channels_last) {
 }  // namespace
 
 extern "C" {
+
+/// What the planner is to choose from now on (cuda/conv_plan.h: ConvChoice).
+void voxgrad_force_conv(int plain, int mma_sync, int slots, int width) {
+  cuda::force_conv_choice(
+      {.plain = plain != 0, .mma_sync = mma_sync != 0, .slots = static_cast<int8_t>(slots), .width = width});
+}
 
 /// One kernel of a transposed convolution x (N, Cin, ...) -> y (N, Cout, ...) with weight (Cin, Cout / groups, ...):
 /// what = 0: y from x and w, 1: x from y and w (the data gradient), 2: w from x and y. dtype: 0 f32, 2 bf16, 3 f16.
