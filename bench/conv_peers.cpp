@@ -4,7 +4,7 @@
 #include <string>
 
 #include "core/precision.h"
-#include "cuda/conv_plan.h"
+#include "cuda/conv/plan.h"
 #include "ops/kernels.h"
 
 namespace {
@@ -29,7 +29,7 @@ View view_of(void* data, DType dtype, const int64_t* size, bool channels_last) {
 
 extern "C" {
 
-/// What the planner is to choose from now on (cuda/conv_plan.h: ConvChoice).
+/// What the planner is to choose from now on (cuda/conv/plan.h: ConvChoice).
 void voxgrad_force_conv(int plain, int mma_sync, int slots, int width) {
   cuda::force_conv_choice(
       {.plain = plain != 0, .mma_sync = mma_sync != 0, .slots = static_cast<int8_t>(slots), .width = width});

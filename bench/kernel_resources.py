@@ -56,7 +56,7 @@ def kernels_of(entry):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("build", type=pathlib.Path)
-    parser.add_argument("--files", default=r"cuda/conv_.*\.cu$", metavar="PATTERN")
+    parser.add_argument("--files", default=r"cuda/conv/.*\.cu$", metavar="PATTERN")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--most-spilled", type=int, default=64, metavar="BYTES")
     options = parser.parse_args()

@@ -29,11 +29,11 @@ Signature<&Kernels::reduce> reduce;
 Signature<&Kernels::softmax> softmax;
 // blas.cpp
 Signature<&Kernels::matmul> matmul;
-// conv.cu, conv_weight.cu
+// conv/conv.cu, conv/weight.cu
 Signature<&Kernels::conv_forward> conv_forward;
 Signature<&Kernels::conv_backward_data> conv_backward_data;
 Signature<&Kernels::conv_backward_weight> conv_backward_weight;
-// conv_explain.cpp
+// conv/explain.cpp
 Signature<&Kernels::explain_conv> explain_conv;
 // norm.cu, norm_backward.cu, relu_bias.cu
 Signature<&Kernels::group_norm> group_norm;

@@ -1,5 +1,5 @@
 // How the CUDA convolutions are cut into parts and tiles: plain C++, tested without a GPU and in builds without CUDA.
-#include "cuda/conv_plan.h"
+#include "cuda/conv/plan.h"
 
 #include <map>
 #include <numeric>
@@ -7,7 +7,7 @@
 #include <tuple>
 
 #include "core/precision.h"
-#include "cuda/conv_instances.h"
+#include "cuda/conv/instances.h"
 #include "ops/conv.h"
 #include "ops/conv_geometry.h"
 #include "tests/cuda/random_view.h"
@@ -147,7 +147,7 @@ bool compiled(std::span<const int> widths, int width) {
 constexpr int kMostShared = 113 * 1024;
 
 void check_gather(const ConvProblem& p, const GatherPlan& plan) {
-  constexpr int kRows = 256, kThreads = 128, kMaxTaps = 1024, kMaxClasses = 64;  // of conv_gather_mma.cuh
+  constexpr int kRows = 256, kThreads = 128, kMaxTaps = 1024, kMaxClasses = 64;  // of cuda/conv/gather_mma.cuh
   constexpr int kChunk = 8;
   const bool three = arithmetic_of(p) == ConvArithmetic::tf32x3;
   const int tap_words = plan.columns * kChunk * (three ? 2 : 1);
@@ -219,7 +219,7 @@ void check_weight_memory(const ConvProblem& p, const WeightPlan& plan) {
 }
 
 void check_weight(const ConvProblem& p, const WeightPlan& plan) {
-  constexpr int kBoxWords = 128, kMaxTaps = 1024, kMaxClasses = 64;  // of conv_weight_mma.cuh
+  constexpr int kBoxWords = 128, kMaxTaps = 1024, kMaxClasses = 64;  // of cuda/conv/weight_mma.cuh
   constexpr int64_t kMostWorkspace = int64_t{256} << 20;
   const int elements = p.dtype == f32 ? 1 : 2;
   int64_t boxes = p.batch, words = 1;

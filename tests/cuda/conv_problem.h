@@ -2,7 +2,7 @@
 #pragma once
 
 #include "core/precision.h"
-#include "cuda/conv_plan.h"
+#include "cuda/conv/plan.h"
 #include "tests/cuda/random_view.h"
 
 namespace voxgrad::cudatest {

@@ -4,7 +4,7 @@
 #include <limits>
 
 #include "core/autograd.h"
-#include "cuda/conv_instances.h"
+#include "cuda/conv/instances.h"
 #include "ops/conv.h"
 #include "ops/create.h"
 #include "ops/elementwise.h"

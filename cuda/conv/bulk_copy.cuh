@@ -1,0 +1,43 @@
+// Copies from global to shared memory by Hopper's copy engine, and the barriers (mbarrier) that count their bytes. What
+// comes so is seen by wgmma without a fence.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/conv/wgmma.cuh"
+
+namespace voxgrad::cuda {
+
+#if VOXGRAD_HAS_WGMMA
+/// For one thread that arrives each round. Others see it after publish_barriers() and __syncthreads().
+__device__ inline void init_barrier(uint32_t barrier) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
+}
+__device__ inline void publish_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+/// Copies `bytes` bytes, all multiples and addresses being of 16, and lets the barrier's round end when they are there.
+__device__ inline void copy_bulk(uint32_t shared, const void* global, uint32_t bytes, uint32_t barrier) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
+               "l"(global), "r"(bytes), "r"(barrier)
+               : "memory");
+}
+
+/// Until round `round` (0, 1, ...) has ended; no more than one round may be ahead.
+__device__ inline void await_round(uint32_t barrier, int round) {
+  uint32_t done;
+  do {
+    asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
+                 : "=r"(done)
+                 : "r"(barrier), "r"(round & 1)
+                 : "memory");
+  } while (!done);
+}
+#else
+__device__ inline void init_barrier(uint32_t) {}
+__device__ inline void publish_barriers() {}
+__device__ inline void copy_bulk(uint32_t, const void*, uint32_t, uint32_t) {}
+__device__ inline void await_round(uint32_t, int) {}
+#endif
+
+}  // namespace voxgrad::cuda

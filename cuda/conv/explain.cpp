@@ -1,0 +1,87 @@
+// What the planner of the convolutions chose, in words.
+#include <cstdio>
+
+#include "core/error.h"
+#include "cuda/conv/plan.h"
+#include "cuda/kernels.h"
+
+namespace voxgrad::cuda {
+namespace {
+
+// Of one H200, where nothing else limits: measured (TF32 at the clock that it keeps, halves, memory), or a third of
+// TF32's for three products.
+constexpr double kTf32Rate = 402e12, kHalfRate = 797e12, kDoubleRate = 67e12, kByteRate = 4.23e12;
+
+std::string volume(const int (&size)[3]) { return concat(size[0], " x ", size[1], " x ", size[2]); }
+
+std::string in_mib(int64_t bytes) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f MiB", static_cast<double>(bytes) / (1 << 20));
+  return text;
+}
+
+std::string describe(const ConvProblem& p, const GatherPlan& plan) {
+  int64_t blocks = p.batch * p.groups * plan.column_tiles;
+  for (const int tiles : plan.tiles) blocks *= tiles;
+  if (p.direction == ConvDirection::transposed) blocks *= plan.classes / plan.slots;
+  return concat("tensor cores, ", name(arithmetic_of(p)), plan.wgmma ? " by wgmma" : " by mma.sync", ": tile of ",
+                volume(plan.box), " results x ", plan.slots > 1 ? "4 phases x " : "", plan.columns,
+                " channels, input of ", volume(plan.extent), ", ", plan.classes,
+                p.direction == ConvDirection::transposed ? " phases" : " residues", ", ", plan.chunks,
+                " chunks of channels, ", blocks, " blocks, workspace ", in_mib(workspace_bytes(p, plan)));
+}
+
+std::string describe(const ConvProblem& p, const WeightPlan& plan) {
+  const int64_t blocks = plan.ranges * p.groups * plan.row_tiles * plan.column_tiles;
+  return concat("tensor cores, ", name(arithmetic_of(p)), plan.wgmma ? " by wgmma" : " by mma.sync", ": tile of ",
+                plan.rows, " channels x ", plan.column_tiles, " pieces of ", plan.columns * 8,
+                " (channel, tap), boxes of ", volume(plan.box), ", ", plan.ranges, " ranges of ", plan.range,
+                " boxes, ", blocks, " blocks, workspace ", in_mib(workspace_bytes(p, plan)));
+}
+
+std::string describe(const ConvProblem& p) {
+  if (p.direction == ConvDirection::weight) {
+    if (const auto plan = plan_weight(p)) return describe(p, *plan);
+  } else if (const auto plan = plan_gather(p)) {
+    return describe(p, *plan);
+  }
+  if (p.dtype == DType::bf16 || p.dtype == DType::f16) {
+    ConvProblem wide = p;
+    wide.dtype = DType::f32;
+    return "float32 copies, then " + describe(wide);
+  }
+  return p.direction == ConvDirection::weight ? "plain kernel, workspace at most 16 MiB or the weight's size"
+                                              : "plain kernel, no workspace";
+}
+
+double flop_rate(const ConvProblem& p) {
+  if (p.dtype == DType::f64) return kDoubleRate;
+  switch (arithmetic_of(p)) {
+    case ConvArithmetic::tf32:
+      return kTf32Rate;
+    case ConvArithmetic::tf32x3:
+      return kTf32Rate / 3;
+    default:
+      return kHalfRate;
+  }
+}
+
+}  // namespace
+
+ConvExplanation explain(const ConvProblem& problem) { return {describe(problem), flop_rate(problem), kByteRate}; }
+
+namespace kernel {
+
+ConvExplanation explain_conv(ConvPass pass, const View& x, const View& w, const View& y, const ConvGeometry& geometry) {
+  switch (pass) {
+    case ConvPass::forward:
+      return explain(conv_problem(ConvDirection::forward, x, y, w, geometry));
+    case ConvPass::backward_data:
+      return explain(conv_problem(ConvDirection::transposed, y, x, w, geometry));
+    default:
+      return explain(conv_problem(ConvDirection::weight, x, y, w, geometry));
+  }
+}
+
+}  // namespace kernel
+}  // namespace voxgrad::cuda

@@ -1,0 +1,22 @@
+// gather_wgmma.cuh in the arithmetic F16.
+#include "cuda/conv/gather_wgmma.cuh"
+
+namespace voxgrad::cuda {
+
+template <>
+void launch_gather_wgmma<F16>(const GatherMma& p, int columns, cudaStream_t stream) {
+  switch (columns) {
+    case 24:
+      return launch_gather_wgmma_tile<F16, 3>(p, stream);
+    case 32:
+      return launch_gather_wgmma_tile<F16, 4>(p, stream);
+    case 48:
+      return launch_gather_wgmma_tile<F16, 6>(p, stream);
+    case 64:
+      return launch_gather_wgmma_tile<F16, 8>(p, stream);
+    case 128:
+      return launch_gather_wgmma_tile<F16, 16>(p, stream);
+  }
+}
+
+}  // namespace voxgrad::cuda

@@ -1,0 +1,22 @@
+// gather_wgmma.cuh in the arithmetic Tf32.
+#include "cuda/conv/gather_wgmma.cuh"
+
+namespace voxgrad::cuda {
+
+template <>
+void launch_gather_wgmma<Tf32>(const GatherMma& p, int columns, cudaStream_t stream) {
+  switch (columns) {
+    case 24:
+      return launch_gather_wgmma_tile<Tf32, 3>(p, stream);
+    case 32:
+      return launch_gather_wgmma_tile<Tf32, 4>(p, stream);
+    case 48:
+      return launch_gather_wgmma_tile<Tf32, 6>(p, stream);
+    case 64:
+      return launch_gather_wgmma_tile<Tf32, 8>(p, stream);
+    case 128:
+      return launch_gather_wgmma_tile<Tf32, 16>(p, stream);
+  }
+}
+
+}  // namespace voxgrad::cuda

@@ -1,0 +1,16 @@
+// gather_wgmma.cuh in the arithmetic Tf32x3.
+#include "cuda/conv/gather_wgmma.cuh"
+
+namespace voxgrad::cuda {
+
+template <>
+void launch_gather_wgmma<Tf32x3>(const GatherMma& p, int columns, cudaStream_t stream) {
+  switch (columns) {
+    case 24:
+      return launch_gather_wgmma_tile<Tf32x3, 3>(p, stream);
+    case 32:
+      return launch_gather_wgmma_tile<Tf32x3, 4>(p, stream);
+  }
+}
+
+}  // namespace voxgrad::cuda

@@ -1,0 +1,38 @@
+// The compiled tiles of the tensor-core convolutions, each with the number of its launches: tests see to it that there
+// is none that they did not run.
+#pragma once
+
+#include <atomic>
+#include <type_traits>
+#include <vector>
+
+#include "core/half.h"
+#include "cuda/conv/plan.h"
+
+namespace voxgrad::cuda {
+
+struct ConvInstance {
+  /// Joins the list; for objects that are never destroyed.
+  ConvInstance(bool weight_gradient, bool by_wgmma, ConvArithmetic of, int tile_width);
+
+  bool weight;  // the weight gradient, else the gather
+  bool wgmma;
+  ConvArithmetic arithmetic;
+  int width;
+  std::atomic<int64_t> launches = 0;
+};
+
+template <class Arithmetic>
+constexpr ConvArithmetic arithmetic_kind() {
+  if (Arithmetic::kElements == 1) return Arithmetic::kParts == 1 ? ConvArithmetic::tf32 : ConvArithmetic::tf32x3;
+  return std::is_same_v<typename Arithmetic::Element, BFloat16> ? ConvArithmetic::bf16 : ConvArithmetic::f16;
+}
+
+/// The instance of a tile: whoever compiles a launch of it makes it exist, from the program's start.
+template <class Tile, bool kWeight, int kWidth>
+inline ConvInstance conv_instance{kWeight, Tile::kWgmma, arithmetic_kind<typename Tile::Arithmetic>(), kWidth};
+
+/// All that this program holds.
+const std::vector<ConvInstance*>& conv_instances();
+
+}  // namespace voxgrad::cuda

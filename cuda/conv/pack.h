@@ -1,0 +1,25 @@
+// Packing of convolution weights for the tensor-core kernels.
+#pragma once
+
+#include "cuda/conv/mma.cuh"
+#include "cuda/conv/parts.h"
+#include "cuda/launch.h"
+
+namespace voxgrad::cuda {
+
+struct PackWeights {
+  const void* weight;
+  int64_t group_stride, in_stride, out_stride, tap_stride[3];
+  int groups, in_channels, out_channels;    // channels of a group
+  int columns, column_tiles, chunks, taps;  // taps: of all classes
+  int slots;                                // classes whose taps follow each other chunk by chunk
+  bool wgmma;                               // slabs as in wgmma.cuh, not fragments
+  AxisParts axis[3];
+};
+
+template <class Arithmetic>
+size_t packed_bytes(const PackWeights& p);
+template <class Arithmetic>
+void pack_weights(const PackWeights& p, void* packed, cudaStream_t stream);
+
+}  // namespace voxgrad::cuda

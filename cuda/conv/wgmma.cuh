@@ -1,0 +1,121 @@
+// Tensor-core products of a warpgroup (wgmma, sm_90a): 64 rows x 8 * kN8 columns x 8 words, with A in registers and B
+// in shared memory.
+//
+// A and the accumulators of each of the four warps are those of its m16n8 products in mma.cuh: a warp holds 16 rows. So
+// a kernel may give each warp any 16 rows that it likes.
+//
+// B, 8 words of kN8 * 8 columns, is a slab in one of two forms: swizzled, with
+//
+//   word k of column n at  n * 8 + (k / 4 ^ n % 8 / 4) * 4 + k % 4,
+//
+// or made of core matrices, 4 words of 8 columns (n * 4 + k) each. The products run by themselves: until
+// await_products() says that they are done, nobody may touch their registers or the slab. Words come to a slab by
+// ordinary stores or copies; before the barrier that ends those, each thread that wrote calls publish_to_wgmma().
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "cuda/conv/mma.cuh"
+
+// Only there: on other architectures the kernels that use it are compiled to nothing, and never launched.
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define VOXGRAD_HAS_WGMMA 1
+#endif
+
+namespace voxgrad::cuda {
+
+/// What the instruction is told of a swizzled slab in shared memory, at a multiple of 256 bytes.
+__device__ inline uint64_t slab_descriptor(uint32_t shared) {
+  constexpr uint64_t kAlongColumns = 256 >> 4, kSwizzle32 = 3;  // bytes from 8 columns to the next, in 16s
+  return (shared & 0x3ffff) >> 4 | uint64_t{1} << 16 | kAlongColumns << 32 | kSwizzle32 << 62;
+}
+/// Of a slab of core matrices, which lie so many bytes apart, multiples of 16.
+__device__ inline uint64_t slab_descriptor(uint32_t shared, int along_k, int along_columns) {
+  return (shared & 0x3ffff) >> 4 | static_cast<uint64_t>(along_k >> 4) << 16 |
+         static_cast<uint64_t>(along_columns >> 4) << 32;
+}
+
+#if VOXGRAD_HAS_WGMMA
+/// Registers written since are seen by the products that follow.
+__device__ inline void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ inline void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+/// Until at most kPending of the groups that were committed are under way.
+template <int kPending>
+__device__ void await_products() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+__device__ inline void publish_to_wgmma() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// The operands of an instruction with N / 2 accumulators a thread.
+#define VG_C4(i) "+f"(c[i][0]), "+f"(c[i][1]), "+f"(c[i][2]), "+f"(c[i][3])
+#define VG_C8(i) VG_C4(i), VG_C4(i + 1)
+#define VG_C16(i) VG_C8(i), VG_C8(i + 2)
+#define VG_D4 "%0, %1, %2, %3"
+#define VG_D8 VG_D4 ", %4, %5, %6, %7"
+#define VG_D12 VG_D8 ", %8, %9, %10, %11"
+#define VG_D16 VG_D12 ", %12, %13, %14, %15"
+#define VG_D20 VG_D16 ", %16, %17, %18, %19"
+#define VG_D24 VG_D20 ", %20, %21, %22, %23"
+#define VG_D32 VG_D24 ", %24, %25, %26, %27, %28, %29, %30, %31"
+#define VG_D64                                                                         \
+  VG_D32                                                                               \
+  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+
+// The widths, each with its operands.
+#define VG_WGMMA_EACH_WIDTH(type, k, tail)                                                       \
+  VG_WGMMA(type, k, tail, 8, VG_D4, "%4, %5, %6, %7", "%8", "%9", VG_C4(0));                     \
+  VG_WGMMA(type, k, tail, 16, VG_D8, "%8, %9, %10, %11", "%12", "%13", VG_C8(0));                \
+  VG_WGMMA(type, k, tail, 24, VG_D12, "%12, %13, %14, %15", "%16", "%17", VG_C8(0), VG_C4(2));   \
+  VG_WGMMA(type, k, tail, 32, VG_D16, "%16, %17, %18, %19", "%20", "%21", VG_C16(0));            \
+  VG_WGMMA(type, k, tail, 40, VG_D20, "%20, %21, %22, %23", "%24", "%25", VG_C16(0), VG_C4(4));  \
+  VG_WGMMA(type, k, tail, 48, VG_D24, "%24, %25, %26, %27", "%28", "%29", VG_C16(0), VG_C8(4));  \
+  VG_WGMMA(type, k, tail, 64, VG_D32, "%32, %33, %34, %35", "%36", "%37", VG_C16(0), VG_C16(4)); \
+  VG_WGMMA(type, k, tail, 128, VG_D64, "%64, %65, %66, %67", "%68", "%69", VG_C16(0), VG_C16(4), VG_C16(8), VG_C16(12));
+
+#define VG_WGMMA(type, k, tail, columns, D, A, B, scale, ...)                                                 \
+  if constexpr (kN8 * 8 == columns)                                                                           \
+  asm volatile("{.reg .pred p; setp.ne.b32 p, " scale ", 0; wgmma.mma_async.sync.aligned.m64n" #columns "k" k \
+               ".f32." type "." type " {" D "}, {" A "}, " B ", p, 1, 1" tail ";}"                            \
+               : __VA_ARGS__                                                                                  \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(adds)))
+
+/// Queues c += a * B, B a slab of kN8 blocks of 8 columns (kN8 of 1 to 6, 8, or 16); c = a * B unless `adds`. To be
+/// rounded before: the hardware truncates to TF32.
+template <class Element, int kN8>
+__device__ void multiply_async(Accumulator (&c)[kN8], const uint32_t (&a)[4], uint64_t b, bool adds = true) {
+  static_assert((kN8 >= 1 && kN8 <= 6) || kN8 == 8 || kN8 == 16);
+  if constexpr (std::is_same_v<Element, float>) {
+    VG_WGMMA_EACH_WIDTH("tf32", "8", "")
+  } else if constexpr (std::is_same_v<Element, BFloat16>) {
+    VG_WGMMA_EACH_WIDTH("bf16", "16", ", 0")
+  } else {
+    VG_WGMMA_EACH_WIDTH("f16", "16", ", 0")
+  }
+}
+#undef VG_WGMMA
+#undef VG_WGMMA_EACH_WIDTH
+#undef VG_C4
+#undef VG_C8
+#undef VG_C16
+#undef VG_D4
+#undef VG_D8
+#undef VG_D12
+#undef VG_D16
+#undef VG_D20
+#undef VG_D24
+#undef VG_D32
+#undef VG_D64
+
+#else
+__device__ inline void begin_products() {}
+__device__ inline void commit_products() {}
+template <int kPending>
+__device__ void await_products() {}
+__device__ inline void publish_to_wgmma() {}
+template <class Element, int kN8>
+__device__ void multiply_async(Accumulator (&)[kN8], const uint32_t (&)[4], uint64_t, bool = true) {}
+#endif
+
+}  // namespace voxgrad::cuda
