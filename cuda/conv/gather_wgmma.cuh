@@ -133,7 +133,8 @@ struct GatherProducts {
     for (; first < taps; ++first) multiply_batch<kUsed>(offsets, buffer, slabs, first, 1);
   }
 
-  /// The taps from begin[s] to begin[s + 1] are those of slot s.
+  /// The taps from begin[s] to begin[s + 1] are those of slot s. ptxas wants the start of products said on each way to
+  /// them, else it says so itself, in a line for each.
   __device__ void multiply_slots(const int* offsets, uint32_t buffer, uint64_t slabs, int taps,
                                  const int (&begin)[kSlots + 1]) {
     constexpr int kTaps = kBatch / kOfSlot;  // of a batch
@@ -154,11 +155,14 @@ struct GatherProducts {
         for (int j = 0; j < kTaps; ++j)
 #pragma unroll
           for (int slot = 0; slot < kSlots; ++slot)
-            if (first + j < taps && first + j >= begin[slot] && first + j < begin[slot + 1])
+            if (first + j < taps && first + j >= begin[slot] && first + j < begin[slot + 1]) {
+              begin_products();
 #pragma unroll
               for (int b = 0; b < kOfSlot; ++b)
                 multiply(which, j * kOfSlot + b, slot * kOfSlot + b, slabs + (first + j) * (Tile::kTapWords / 4),
                          first + j == max(begin[slot], 0));
+            }
+        begin_products();
         commit_products();
         await_products<1>();
         load_taps(1 - which, first + kTaps);
