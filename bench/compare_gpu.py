@@ -183,6 +183,17 @@ def table(rows, mode, alone):
     return "\n".join(lines)
 
 
+def write(options, head, rows):
+    if options.json:
+        with open(options.json, "w") as file:
+            json.dump({"head": head, "rows": rows}, file, indent=1)
+    if options.markdown:
+        modes = dict.fromkeys(row["mode"] for row in rows)
+        tables = [table([row for row in rows if row["mode"] == mode], mode, options.alone) for mode in modes]
+        with open(options.markdown, "w") as file:
+            file.write(head + "\n\n" + "\n\n".join(tables) + "\n")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("library")
@@ -198,7 +209,7 @@ def main():
     options = parser.parse_args()
     torch.backends.cudnn.benchmark = True
     ours = Ours(options.library, {key: int(n) for key, n in (item.split("=") for item in options.plan)})
-    rows, text = [], []
+    rows = []
     head = (f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}, "
             f"CUDA {torch.version.cuda}, {datetime.date.today()}, medians of {options.runs} runs, milliseconds")
     print(head, flush=True)
@@ -206,19 +217,12 @@ def main():
         of_mode = []
         for name in options.shapes:
             of_mode.append(measure(ours, name, mode, options))
-            done = of_mode[-1]
-            print(mode, name, *(f"{key}={done[key]:.3f}" for key in done if key.endswith(("_ours", "_torch", "_cl"))),
-                  file=sys.stderr, flush=True)
             torch.cuda.empty_cache()
-        text.append(table(of_mode, mode, options.alone))
-        print(text[-1], flush=True)
-        rows += of_mode
-    if options.json:
-        with open(options.json, "w") as file:
-            json.dump({"head": head, "rows": rows}, file, indent=1)
-    if options.markdown:
-        with open(options.markdown, "w") as file:
-            file.write(head + "\n\n" + "\n\n".join(text) + "\n")
+            rows.append(of_mode[-1])
+            write(options, head, rows)  # a run that is ended keeps what it has measured
+            print(mode, name, *(f"{key}={rows[-1][key]:.3f}" for key in rows[-1] if key.endswith(("_ours", "_torch", "_cl"))),
+                  file=sys.stderr, flush=True)
+        print(table(of_mode, mode, options.alone), flush=True)
     sys.exit(any(r.get("wrong") for r in rows))
 
 
