@@ -86,6 +86,7 @@ struct ConvGeometry {
   Triple padding{0};
   Triple dilation{1};
   int64_t groups = 1;
+  friend bool operator==(const ConvGeometry&, const ConvGeometry&) = default;
 };
 
 enum class ConvPass : uint8_t { forward, backward_data, backward_weight };

@@ -25,7 +25,7 @@ std::string describe(const ConvProblem& p, const GatherPlan& plan) {
   for (const int tiles : plan.tiles) blocks *= tiles;
   if (p.direction == ConvDirection::transposed) blocks *= plan.classes / plan.slots;
   return concat("tensor cores, ", name(arithmetic_of(p)), plan.wgmma ? " by wgmma" : " by mma.sync", ": tile of ",
-                volume(plan.box), " results x ", plan.slots > 1 ? "4 phases x " : "", plan.columns,
+                volume(plan.box), " results x ", plan.slots > 1 ? "2 phases x " : "", plan.columns,
                 " channels, input of ", volume(plan.extent), ", ", plan.classes,
                 p.direction == ConvDirection::transposed ? " phases" : " residues", ", ", plan.chunks,
                 " chunks of channels, ", blocks, " blocks, workspace ", in_mib(workspace_bytes(p, plan)));

@@ -4,20 +4,35 @@
 #include "cuda/conv/gather_mma.cuh"
 #include "cuda/conv/gather_wgmma.cuh"
 #include "cuda/conv/pack.h"
-#include "cuda/conv/plan.h"
+#include "cuda/conv/plan_cache.h"
 #include "cuda/kernels.h"
 
 namespace voxgrad::cuda {
 namespace {
 
+/// By wgmma inputs are packed, too, as many samples at a time as the plan has memory for.
 template <class Arithmetic>
-void run(GatherMma& p, const PackWeights& pack, const Launch& launch) {
-  const Workspace packed(launch, packed_bytes<Arithmetic>(pack));
-  pack_weights<Arithmetic>(pack, packed.as<void>(), launch.stream);
+void run(GatherMma& p, const PackWeights& weights, PackInputs& inputs, int64_t samples, const Launch& launch) {
+  const Workspace packed(launch, packed_bytes<Arithmetic>(weights));
+  pack_weights<Arithmetic>(weights, packed.as<void>(), launch.stream);
   check_launch("conv: packing of weights");
   p.weights = packed.as<uint4>();
-  (pack.wgmma ? launch_gather_wgmma<Arithmetic> : launch_gather_mma<Arithmetic>)(p, pack.columns, launch.stream);
-  check_launch("conv");
+  if (!weights.wgmma) {
+    launch_gather_mma<Arithmetic>(p, weights.columns, launch.stream);
+    return check_launch("conv");
+  }
+  using Element = typename Arithmetic::Element;
+  const Workspace planes(launch, static_cast<size_t>(samples) * packed_bytes<Arithmetic>(inputs));
+  p.in = planes.as<void>();
+  for (int64_t left = p.batch; left > 0; left -= samples) {
+    p.batch = inputs.batch = std::min(left, samples);
+    pack_inputs<Arithmetic>(inputs, planes.as<void>(), launch.stream);
+    check_launch("conv: packing of inputs");
+    launch_gather_wgmma<Arithmetic>(p, weights.columns, launch.stream);
+    check_launch("conv");
+    inputs.in = static_cast<const Element*>(inputs.in) + p.batch * inputs.stride[0];
+    p.out = static_cast<Element*>(p.out) + p.batch * p.out_stride[0];
+  }
 }
 
 int attribute(int device, cudaDeviceAttr which) {
@@ -27,7 +42,7 @@ int attribute(int device, cudaDeviceAttr which) {
 }
 
 /// Fills the table of taps, class after class.
-void list_taps(GatherMma& p) {
+void list_taps(GatherMma& p, bool wgmma) {
   int count = 0;
   for (int c = 0; c < p.classes; ++c) {
     p.class_begin[c] = count;
@@ -39,14 +54,17 @@ void list_taps(GatherMma& p) {
       taps *= part[a]->taps;
     }
     for (int i = 0; i < taps; ++i) {
-      int index = i, offset[3];
+      int index = i, offset[3], residue = 0;
       for (int a = 2; a >= 0; --a) {
         const int fold = p.axis[a].fold;
         const int row = part[a]->start + index % part[a]->taps * part[a]->step - part[a]->low * fold;  // not negative
         index /= part[a]->taps;
-        offset[a] = row % fold * (p.extent[a].value / fold) + row / fold;
+        if (a == 2) residue = row % fold;  // the other axes are not folded
+        offset[a] = row / fold;
       }
-      p.tap_offset[count++] = ((offset[0] * p.extent[1].value + offset[1]) * p.line + offset[2]) * 4;
+      const int lines = p.extent[1].value, line = p.line_positions.value;
+      p.tap_offset[count++] = wgmma ? ((residue * p.extent[0].value + offset[0]) * lines + offset[1]) * line + offset[2]
+                                    : ((offset[0] * lines + offset[1]) * p.line + residue * line + offset[2]) * 4;
     }
   }
   p.class_begin[p.classes] = count;
@@ -93,7 +111,7 @@ bool gather_on_tensor_cores(const View& out, const View& in, const View& w, cons
   ConvProblem problem =
       conv_problem(transposed ? ConvDirection::transposed : ConvDirection::forward, in, out, w, geometry);
   describe_device(problem, launch);
-  const auto plan = plan_gather(problem);
+  const auto plan = remembered<plan_gather>(problem);
   if (!plan) return false;
 
   GatherMma p{};
@@ -113,6 +131,7 @@ bool gather_on_tensor_cores(const View& out, const View& in, const View& w, cons
   p.halo_voxels = plan->halo_voxels;
   p.line = plan->line;
   p.pitch = plan->pitch;
+  p.rows = plan->rows;
   p.classes = plan->classes;
   p.slots = plan->slots;
   p.merged = plan->merged;
@@ -128,7 +147,8 @@ bool gather_on_tensor_cores(const View& out, const View& in, const View& w, cons
     p.box_voxels *= plan->box[a];
     complete &= plan->axis[a].complete;
   }
-  list_taps(p);
+  p.line_positions = Divisor(plan->extent[2] / plan->axis[2].fold);
+  list_taps(p, plan->wgmma);
   if (!complete) fill_bias(out, epilogue, launch);
 
   PackWeights pack{w.data,
@@ -147,18 +167,30 @@ bool gather_on_tensor_cores(const View& out, const View& in, const View& w, cons
                    plan->wgmma,
                    {}};
   std::copy_n(plan->axis, 3, pack.axis);
+  PackInputs inputs{in.data, {}, 0, p.groups, p.in_channels, p.chunks, {}, {}};
+  std::copy_n(plan->axis, 3, inputs.axis);
+  std::copy_n(in.stride, 5, inputs.stride);
+  if (plan->wgmma) {
+    int64_t stride = 1;
+    for (int a = 2; a >= 0; --a) {
+      inputs.size[a] = static_cast<int>(in.size[a + 2]);
+      p.in_stride[a + 2] = stride;
+      stride *= in.size[a + 2];
+    }
+    p.plane_bytes = stride * kVoxelBytes;
+  }
   switch (arithmetic_of(problem)) {
     case ConvArithmetic::tf32:
-      run<Tf32>(p, pack, launch);
+      run<Tf32>(p, pack, inputs, plan->samples, launch);
       break;
     case ConvArithmetic::tf32x3:
-      run<Tf32x3>(p, pack, launch);
+      run<Tf32x3>(p, pack, inputs, plan->samples, launch);
       break;
     case ConvArithmetic::bf16:
-      run<Bf16>(p, pack, launch);
+      run<Bf16>(p, pack, inputs, plan->samples, launch);
       break;
     case ConvArithmetic::f16:
-      run<F16>(p, pack, launch);
+      run<F16>(p, pack, inputs, plan->samples, launch);
       break;
   }
   return true;

@@ -1,6 +1,6 @@
-// The warps that feed those of gather_wgmma.cuh: one copies weights to a ring of stages, three stage the inputs of a
-// step, 8 words of channels of the halo, ahead. What is full and what is empty goes by named barriers, and for weights
-// by the barriers of bulk_copy.cuh.
+// The warps that feed those of gather_wgmma.cuh: one copies weights to a ring of stages, three copy the inputs of a
+// step, 8 words of channels of the halo, ahead. Both were packed before (pack.cu), so that nothing is left to do but to
+// copy. What is full and what is empty goes by named barriers, and for weights by the barriers of bulk_copy.cuh.
 #pragma once
 
 #include "cuda/conv/bulk_copy.cuh"
@@ -12,11 +12,13 @@ namespace voxgrad::cuda {
 /// which are full when their bytes have come (bulk_copy.cuh).
 template <class Tile>
 struct GatherBarriers {
-  static constexpr int kMostBuffers = 4;
+  static constexpr int kMostBuffers = 4, kResults = 1 + 3 * kMostBuffers;
   static constexpr int kOfA = 32 * Tile::kWarps + Tile::kStagers, kOfB = 32 * Tile::kWarps + Tile::kCopiers;  // threads
   __device__ static void full_a(int i, bool wait) { meet<kOfA>(1 + i, wait); }
   __device__ static void empty_a(int i, bool wait) { meet<kOfA>(1 + kMostBuffers + i, wait); }
   __device__ static void empty_b(int i, bool wait) { meet<kOfB>(1 + 2 * kMostBuffers + i, wait); }
+  /// Of all that write results: those that multiply and those that stage.
+  __device__ static void results() { meet<kOfA>(kResults, true); }
 
  private:
   template <int kThreads>
@@ -67,63 +69,78 @@ __device__ void copy_weights(const GatherMma& p, const GatherPlace& place, uint3
   }
 }
 
-/// Where A comes from and goes to. By threads 0 to kStagers.
+/// Where A comes from and goes to. By threads 0 to kStagers, of which each takes every kStagers-th voxel of the halo.
 template <class Tile>
 struct GatherInputs {
-  using Element = typename Tile::Arithmetic::Element;
-  static constexpr int kStagers = Tile::kStagers, kChannels = StagedVoxel<typename Tile::Arithmetic>::kChannels;
+  static constexpr int kStagers = Tile::kStagers, kPlanes = 2 * Tile::Arithmetic::kParts;  // of a step
 
   const GatherMma& p;
   const GatherPlace& place;
   int thread;
-  uint32_t words;  // shared address of the first buffer
-  uint32_t* offsets;
-  int* targets;
-  const char* in;
-  int64_t channel_bytes;
-  HaloStage<kStagers> stage;
+  uint32_t words;         // shared address of the first buffer
+  uint32_t* table;        // of the voxels: bytes from the halo's corner, or kOutside; bytes from the staged corner
+  int number, chunk = 0;  // class, chunk of channels
+  const char* from;       // the halo's corner
 
   __device__ GatherInputs(const GatherMma& problem, const GatherPlace& at, uint32_t* shared, int of_thread)
       : p(problem),
         place(at),
         thread(of_thread),
         words(shared_address(shared)),
-        offsets(shared + p.buffers * kChunk * p.pitch),
-        targets(reinterpret_cast<int*>(offsets + p.rounds * kStagers)),
-        in(reinterpret_cast<const char*>(static_cast<const Element*>(p.in) + place.sample * p.in_stride[0] +
-                                         place.group * int64_t{p.in_channels} * p.in_stride[1])),
-        channel_bytes(p.in_stride[1] * static_cast<int64_t>(sizeof(Element))),
-        stage{place.phase, 0, 0} {
-    stage.locate(p, place, offsets, sizeof(Element), thread);
-    stage.place_words(p, targets, thread);
+        table(shared + p.buffers * Tile::buffer_words(p)),
+        number(place.phase) {
+    find_corner();
   }
-  /// Of this step: the first channel of the halo's corner, and how many there are.
-  __device__ const char* base() const {
-    return in + stage.corner * static_cast<int64_t>(sizeof(Element)) + stage.chunk * kChannels * channel_bytes;
+  /// Fills the table for the first step. By thread `thread` of `threads`.
+  __device__ static void fill_table(const GatherMma& p, const GatherPlace& place, uint32_t* table, int thread,
+                                    int threads) {
+    const int fold = p.axis[2].fold, line = p.extent[2].value / fold;
+    for (int v = thread; v < p.halo_voxels; v += threads) {  // residues apart: what neighbours read lies side by side
+      int lines = v;
+      const int w = p.extent[2].take(lines);
+      table[2 * v + 1] = ((w % fold * (p.halo_voxels / p.extent[2].value) + lines) * line + w / fold) * kVoxelBytes;
+    }
+    locate_halo<2>(p, place, place.phase, table, kVoxelBytes, thread, threads);
   }
-  __device__ int channels() const { return p.in_channels - stage.chunk * kChannels; }
-  __device__ uint32_t buffer(int i) const { return words + i * (kChunk * p.pitch * 4); }
   __device__ void next_step(bool more) {
-    if (++stage.chunk < p.chunks || !more) return;
-    stage.chunk = 0;
-    ++stage.number;
-    stage.locate(p, place, offsets, sizeof(Element), thread);
+    if (!more) return;
+    from += kPlanes * p.plane_bytes;
+    if (++chunk < p.chunks) return;
+    chunk = 0;
+    ++number;
+    locate_halo<2>(p, place, number, table, kVoxelBytes, thread, kStagers);
+    find_corner();
+  }
+  __device__ void copy_to(int buffer) const {
+    const uint32_t to = words + buffer * (4 * Tile::buffer_words(p)), pitch = p.rows.positions * kVoxelBytes;
+    constexpr int kMany = 4;  // whose entries are loaded together
+    for (int first = thread; first < p.halo_voxels; first += kMany * kStagers) {
+      uint2 entry[kMany];
+#pragma unroll
+      for (int i = 0; i < kMany; ++i)
+        if (first + i * kStagers < p.halo_voxels)
+          entry[i] = *reinterpret_cast<const uint2*>(table + 2 * (first + i * kStagers));
+#pragma unroll
+      for (int i = 0; i < kMany; ++i) {
+        if (first + i * kStagers >= p.halo_voxels) break;
+        const bool inside = entry[i].x != kOutside;
+        const char* at = inside ? from + entry[i].x : from;
+#pragma unroll
+        for (int plane = 0; plane < kPlanes; ++plane, at += p.plane_bytes)
+          copy_async(to + entry[i].y + plane * pitch, at, inside);
+      }
+    }
+    commit_copies();
+  }
+
+ private:
+  __device__ void find_corner() {
+    from = static_cast<const char*>(p.in) + halo_corner(p, place, number) * kVoxelBytes +
+           (place.sample * p.groups + place.group) * p.chunks * (kPlanes * p.plane_bytes);
   }
 };
 
-/// Rounds a voxel's words to the nearest TF32, once the hardware has truncated them; what is not finite stays.
-__device__ inline void round_words(uint32_t at, uint32_t pitch) {
-  uint32_t word[kChunk];
-#pragma unroll
-  for (int c = 0; c < kChunk; ++c) word[c] = load_shared(at + c * pitch);
-#pragma unroll
-  for (int c = 0; c < kChunk; ++c) {
-    if (fabsf(__uint_as_float(word[c])) < INFINITY) word[c] += 0x1000u;
-    store_shared(at + c * pitch, word[c]);
-  }
-}
-
-/// Stages A in the background, as many steps ahead as there are buffers, and rounds it where it lies.
+/// Copies A in the background, as many steps ahead as there are buffers.
 template <class Tile>
 __device__ void copy_inputs(const GatherMma& p, const GatherPlace& place, uint32_t* words, int thread) {
   using Barriers = GatherBarriers<Tile>;
@@ -134,23 +151,12 @@ __device__ void copy_inputs(const GatherMma& p, const GatherPlace& place, uint32
   for (int step = 0; step < work.steps + lag; ++step) {
     if (step < work.steps) {
       if (step >= p.buffers) Barriers::empty_a(buffer, true);
-      const char* const base = inputs.base();
-      const int channels = inputs.channels();
-      for (int round = 0; round < p.rounds; ++round) {
-        const uint32_t offset = inputs.offsets[thread + round * Tile::kStagers];
-        const int real = offset == kOutside ? 0 : channels;
-        const char* from = offset == kOutside ? base : base + offset;
-        uint32_t to = inputs.buffer(buffer) + inputs.targets[thread + round * Tile::kStagers];
-#pragma unroll
-        for (int c = 0; c < kChunk; ++c, to += p.pitch * 4) {
-          copy_word_async(to, from, c < real);
-          from += inputs.channel_bytes;
-        }
-      }
+      inputs.copy_to(buffer);
       if (++buffer == p.buffers) buffer = 0;
       inputs.next_step(step + 1 < work.steps);
+    } else {
+      commit_copies();
     }
-    commit_copies();
     if (step < lag) continue;
     if (lag == 0)
       await_copies<0>();
@@ -158,48 +164,8 @@ __device__ void copy_inputs(const GatherMma& p, const GatherPlace& place, uint32
       await_copies<1>();
     else
       await_copies<2>();
-    if constexpr (Tile::Arithmetic::kRounds)
-      for (int round = 0; round < p.rounds; ++round)
-        round_words(inputs.buffer(arrived) + inputs.targets[thread + round * Tile::kStagers], p.pitch * 4);
     Barriers::full_a(arrived, false);
     if (++arrived == p.buffers) arrived = 0;
-  }
-}
-
-/// Stages A through registers, in which it is paired: while one batch of voxels is stored, the next is on its way.
-template <class Tile>
-__device__ void pair_inputs(const GatherMma& p, const GatherPlace& place, uint32_t* words, int thread) {
-  using Barriers = GatherBarriers<Tile>;
-  using Voxel = StagedVoxel<typename Tile::Arithmetic>;
-  constexpr int kStagers = Tile::kStagers;
-  const GatherWork<Tile> work(p, place);
-  GatherInputs<Tile> inputs(p, place, words, thread);
-  Voxel voxel[2];
-  int load_step = 0, load_round = 0, store_step = 0, store_round = 0, buffer = 0;
-  const auto load = [&](Voxel& to) {
-    if (load_step == work.steps) return;
-    const uint32_t offset = inputs.offsets[thread + load_round * kStagers];
-    to.load(inputs.base() + offset, inputs.channel_bytes, offset == kOutside ? 0 : inputs.channels());
-    if (++load_round < p.rounds) return;
-    load_round = 0;
-    inputs.next_step(++load_step < work.steps);
-  };
-  const auto store = [&](const Voxel& from) {
-    if (store_round == 0 && store_step >= p.buffers) Barriers::empty_a(buffer, true);
-    from.store(inputs.buffer(buffer) + inputs.targets[thread + store_round * kStagers], p.pitch * 4);
-    if (++store_round < p.rounds) return;
-    store_round = 0;
-    ++store_step;
-    Barriers::full_a(buffer, false);
-    if (++buffer == p.buffers) buffer = 0;
-  };
-  load(voxel[0]);
-  while (store_step < work.steps) {
-    load(voxel[1]);
-    store(voxel[0]);
-    if (store_step == work.steps) break;
-    load(voxel[0]);
-    store(voxel[1]);
   }
 }
 

@@ -21,7 +21,7 @@ template <class Arithmetic_, int kN8_>
 struct GatherTile {
   using Arithmetic = Arithmetic_;
   static constexpr bool kWgmma = false;
-  static constexpr int kSlots = 1, kM16 = 4, kN8 = kN8_, kWarps = 4, kThreads = 32 * kWarps, kStagers = kThreads;
+  static constexpr int kM16 = 4, kN8 = kN8_, kWarps = 4, kThreads = 32 * kWarps, kStagers = kThreads;
   static constexpr int kRows = 16 * kM16 * kWarps, kColumns = 8 * kN8;
   static constexpr int kSlab = kColumns * kChunk * Arithmetic::kParts;  // words of one tap of B
   static constexpr int kStepTaps = kSlab > 256 ? 4 : 8, kStages = 3;
@@ -33,6 +33,124 @@ struct GatherTile {
     return sizeof(uint32_t) * (kRing + p.buffers * kChunk * p.pitch + 2 * p.rounds * kThreads);
   }
 };
+
+/// Input elements of one voxel on their way to shared memory.
+template <class Arithmetic>
+struct StagedVoxel {
+  using Element = typename Arithmetic::Element;
+  static constexpr int kChannels = kChunk * Arithmetic::kElements;
+  Element value[kChannels];
+
+  /// `channels` of them are there, `stride` bytes apart.
+  __device__ void load(const char* at, int64_t stride, int channels) {
+#pragma unroll
+    for (int c = 0; c < kChannels; ++c, at += stride) value[c] = load_element(at, c < channels);
+  }
+  /// Zero unless `inside`. In order, so that no more than one address has to be held.
+  __device__ static Element load_element(const char* at, bool inside) {
+    if constexpr (sizeof(Element) == 4) {
+      float x;
+      asm volatile("{.reg .pred p; setp.ne.u32 p, %2, 0; mov.f32 %0, 0f00000000; @p ld.global.nc.f32 %0, [%1];}"
+                   : "=f"(x)
+                   : "l"(at), "r"(static_cast<unsigned>(inside)));
+      return x;
+    } else {
+      uint16_t x;
+      asm volatile("{.reg .pred p; setp.ne.u32 p, %2, 0; mov.u16 %0, 0; @p ld.global.nc.u16 %0, [%1];}"
+                   : "=h"(x)
+                   : "l"(at), "r"(static_cast<unsigned>(inside)));
+      Element element;
+      element.bits = x;
+      return element;
+    }
+  }
+  __device__ void store(uint32_t shared, uint32_t pitch) const {
+#pragma unroll
+    for (int w = 0; w < kChunk; ++w, shared += pitch) {
+      Element x[Arithmetic::kElements];
+#pragma unroll
+      for (int e = 0; e < Arithmetic::kElements; ++e) x[e] = value[w * Arithmetic::kElements + e];
+      store_shared(shared, Arithmetic::word(x));
+    }
+  }
+};
+
+/// Fills the table of where the voxels that a thread stages go: bytes from the staged corner.
+template <int kThreads>
+__device__ void place_words(const GatherMma& p, int* targets, int thread) {
+  const int fold = p.axis[2].fold;
+  for (int v = thread; v < p.rounds * kThreads; v += kThreads) {
+    int lines = v;
+    const int w = p.extent[2].take(lines);  // residues apart, so that neighbouring results read neighbouring words
+    const int target = lines * p.line + w % fold * (p.extent[2].value / fold) + w / fold;
+    targets[v] = (v < p.halo_voxels ? target : p.pitch - 1) * static_cast<int>(sizeof(uint32_t));  // read by nobody
+  }
+}
+
+/// Where in the box row `i` of a lane's 2 * kM16 lies.
+template <class Tile>
+__device__ int row_of_box(int i) {
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  return i / 2 * (16 * Tile::kWarps) + warp * 16 + i % 2 * 8 + lane / 4;
+}
+
+/// nvcc moves none of these before another, which would take registers for addresses and values.
+template <class Element>
+__device__ void store_in_order(Element* at, Element value, bool really) {
+  if constexpr (sizeof(Element) == 4)
+    asm volatile("{.reg .pred p; setp.ne.u32 p, %2, 0; @p st.global.f32 [%0], %1;}" ::"l"(at), "f"(value),
+                 "r"(static_cast<unsigned>(really))
+                 : "memory");
+  else
+    asm volatile("{.reg .pred p; setp.ne.u32 p, %2, 0; @p st.global.u16 [%0], %1;}" ::"l"(at), "h"(value.bits),
+                 "r"(static_cast<unsigned>(really))
+                 : "memory");
+}
+
+/// out = sum + bias of a box, of class `number`.
+template <class Tile>
+__device__ void write_results(const GatherMma& p, const GatherPlace& place, int number,
+                              const Accumulator (&sum)[Tile::kM16][Tile::kN8]) {
+  using Element = typename Tile::Arithmetic::Element;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int64_t channel = int64_t{place.group} * p.out_channels + place.column_tile * Tile::kColumns + lane % 4 * 2;
+  const int columns = p.out_channels - place.column_tile * Tile::kColumns - lane % 4 * 2;
+  const float floor = p.relu ? 0.0f : -INFINITY;
+  int phase[3] = {};
+  if (p.transposed) class_parts(p, number, phase);
+  Element* rows[2 * Tile::kM16];
+  unsigned inside = 0;  // a bit a row
+#pragma unroll
+  for (int i = 0; i < 2 * Tile::kM16; ++i) {
+    int m = row_of_box<Tile>(i);
+    bool valid = m < p.box_voxels;
+    int64_t offset = place.sample * p.out_stride[0] + channel * p.out_stride[1];
+#pragma unroll
+    for (int a = 2; a >= 0; --a) {
+      const AxisPart& at = p.axis[a].part[phase[a]];
+      const int q = place.q[a] + (a > 0 ? p.box[a].take(m) : m);
+      valid &= q < at.count;
+      offset += (at.first + int64_t{q} * p.axis[a].out_step) * p.out_stride[a + 2];
+    }
+    rows[i] = static_cast<Element*>(p.out) + offset;
+    inside |= static_cast<unsigned>(valid) << i;
+  }
+#pragma unroll
+  for (int n = 0; n < Tile::kN8; ++n)
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      if (n * 8 + j >= columns) continue;
+      const int64_t step = (n * 8 + j) * p.out_stride[1];
+      const float shift =
+          p.bias ? static_cast<float>(static_cast<const Element*>(p.bias)[(channel + n * 8 + j) * p.bias_stride])
+                 : 0.0f;
+#pragma unroll
+      for (int i = 0; i < 2 * Tile::kM16; ++i) {
+        const float value = sum[i / 2][n][i % 2 * 2 + j] + shift;
+        store_in_order(rows[i] + step, Element(value < floor ? floor : value), inside >> i & 1);  // NaN stays
+      }
+    }
+}
 
 template <class Tile>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) gather_mma(const __grid_constant__ GatherMma p) {
@@ -59,14 +177,21 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) gather_mma(cons
       reinterpret_cast<const char*>(static_cast<const Element*>(p.in) + place.sample * p.in_stride[0] +
                                     place.group * int64_t{p.in_channels} * p.in_stride[1]);
   const int64_t channel_bytes = p.in_stride[1] * static_cast<int64_t>(sizeof(Element));
-  HaloStage<kThreads> stage{place.phase, 0, 0};
-  stage.locate(p, place, offsets, sizeof(Element), thread);
-  stage.place_words(p, targets, thread);
+  struct {
+    int number, chunk;  // class, chunk of channels
+    int64_t corner;
+  } stage{place.phase, 0, 0};
+  const auto locate = [&] {
+    locate_halo<1>(p, place, stage.number, offsets, sizeof(Element), thread, kThreads);
+    stage.corner = halo_corner(p, place, stage.number);
+  };
+  locate();
+  place_words<kThreads>(p, targets, thread);
   const auto next_stage = [&] {
     if (++stage.chunk < p.chunks) return;
     stage.chunk = 0;
     ++stage.number;
-    stage.locate(p, place, offsets, sizeof(Element), thread);
+    locate();
   };
   const auto load_voxel = [&](StagedVoxel<Arithmetic>& voxel, int round) {
     const int first = stage.chunk * StagedVoxel<Arithmetic>::kChannels;

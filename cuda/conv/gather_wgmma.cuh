@@ -1,19 +1,25 @@
-// The gather of gather_mma.cuh on wgmma (wgmma.cuh), which multiplies half as fast again and by itself, so that
-// the warps are free to load what comes next.
+// The gather of gather_mma.cuh on wgmma (wgmma.cuh), which multiplies half as fast again, reads both operands from
+// shared memory by itself, and so leaves the warps free to load what comes next.
 //
-//   A: kM16 times 64 rows of voxels x 8 words of input channels, from shared memory through registers,
-//   B: 8 words of input channels x kColumns output channels for each tap, in shared memory.
+//   A: tiles of 64 rows of voxels x 8 words of input channels,
+//   B: 8 words of input channels x kColumns output channels for each tap.
 //
-// The rows are the results of a box. Or they are slots: the same voxels of the input's lattice in each of four phases
-// of a strided, transposed convolution. All phases read the same inputs, so that the slots share one halo, and what
-// lies side by side in the result is written by one block.
+// The input is packed (pack.cu): rounded, and 4 words of channels of a voxel together. Of that the halo is staged, in
+// two planes of 16 bytes a voxel: core matrices. 8 neighbours are one wherever they begin, so that a tap is, again,
+// nothing but an offset. The rows of a tile are eights of neighbours at equal distances (RowTiles): 64 positions of the
+// halo on end, line after line, where the ends of lines belong to no result; or 8 lines of 8.
 //
-// Four warps multiply and write the results; they do nothing else, and have most of the registers. Four others feed
-// them (gather_feed.cuh), one to three steps of 8 words ahead. Products are queued in batches of a few taps, since each
-// queueing costs as much as a tap: while one is multiplied, the fragments of the next are loaded.
+// The rows are the results of a box. Or they are slots: the same voxels of the input's lattice in each of two phases of
+// a strided, transposed convolution, which read the same inputs and lie side by side in the result.
+//
+// Four warps multiply, and do nothing else; they have most of the registers. Four others feed them (gather_feed.cuh),
+// one to four steps of 8 words ahead. In the end all write the results (gather_results.cuh).
+//
+// What bounds it: a product reads 2 KiB of A and 256 bytes for each 8 columns of B, of which shared memory gives 128
+// bytes a clock. From 64 columns on that hides behind the multiplication; 48 columns reach 86 %, 32: 67 %, 24: 55 %.
 #pragma once
 
-#include "cuda/conv/gather_feed.cuh"
+#include "cuda/conv/gather_results.cuh"
 #include "cuda/conv/wgmma.cuh"
 
 namespace voxgrad::cuda {
@@ -23,50 +29,26 @@ struct GatherWgmmaTile {
   using Arithmetic = Arithmetic_;
   static constexpr bool kWgmma = true;
   static constexpr int kN8 = kN8_, kSlots = kSlots_;
-  static constexpr int kWarps = 4, kStagers = 96, kCopiers = 32;  // warps that multiply; threads that feed them
-  static constexpr int kThreads = 32 * kWarps + kStagers + kCopiers;
+  static constexpr int kWarps = 4;                                // that multiply
+  static constexpr int kStagers = kGatherStagers, kCopiers = 32;  // threads that feed them
   static constexpr int kColumns = 8 * kN8;
-  static constexpr int kM16 = gather_wgmma_rows(kColumns, Arithmetic::kParts > 1, kSlots) / 64;
-  static constexpr int kOfSlot = kM16 / kSlots;    // times 64 rows of a slot
+  static constexpr int kThreads = 32 * kWarps + kStagers + kCopiers;
+  static constexpr bool kThree = Arithmetic::kParts > 1;
+  static constexpr int kTiles = gather_row_tiles(kColumns, kThree, kSlots);  // of 64 rows
+  static constexpr int kOfSlot = kTiles / kSlots;
   static constexpr int kSlab = kColumns * kChunk;  // words of one part of one tap of B
   static constexpr int kTapWords = kSlab * Arithmetic::kParts;
-  static constexpr int kBatch = Arithmetic::kParts == 1 ? 4 : 2;  // times 64 rows whose fragments are loaded together
-  static constexpr int kStepTaps = gather_step_taps(kColumns, Arithmetic::kParts > 1, kSlots), kStages = 4;
-  static constexpr int kRing = kStages * kStepTaps * kTapWords;                  // words
-  static constexpr int kBlocks = 2;                                              // a multiprocessor: bounds registers
-  static constexpr int kFeederRegisters = Arithmetic::kElements == 1 ? 48 : 64;  // those of the others: what is left
+  static constexpr int kStepTaps = gather_step_taps(kColumns, kThree), kStages = kGatherStages;
+  static constexpr int kRing = kStages * kStepTaps * kTapWords;  // words
+  static constexpr int kBlocks = 2;                              // a multiprocessor: bounds registers
+  static constexpr int kRegisters = 200, kFeederRegisters = 56;  // of 128 in the mean
 
+  /// Of the halo, in its parts.
+  VG_HOST_DEVICE static int buffer_words(const GatherMma& p) { return p.rows.positions * kChunk * Arithmetic::kParts; }
   static size_t shared_bytes(const GatherMma& p) {
-    return sizeof(uint32_t) * (kRing + p.buffers * kChunk * p.pitch + 2 * p.rounds * kStagers);
-  }
-};
-
-/// A of one tap and 64 rows, in the arithmetic's parts.
-template <class Arithmetic>
-struct GatherFragment {
-  uint32_t part[Arithmetic::kParts][4];
-
-  __device__ void load(uint32_t row0, uint32_t row1, uint32_t offset, uint32_t upper) {
-    const uint32_t word[4] = {load_shared(row0 + offset), load_shared(row1 + offset),
-                              load_shared(row0 + (offset + upper)), load_shared(row1 + (offset + upper))};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      part[0][i] = word[i];
-      if constexpr (Arithmetic::kParts > 1) Arithmetic::split(word[i], part[0][i], part[1][i]);
-    }
-  }
-  /// Queues c += this * B; c = unless `adds`.
-  template <int kN8>
-  __device__ void multiply(Accumulator (&c)[kN8], uint64_t b, bool adds) const {
-    using Element = typename Arithmetic::Element;
-    constexpr uint64_t kPart = kN8 * 8 * kChunk / 4;  // 16 bytes from one part of B to the next
-    if constexpr (Arithmetic::kParts == 1) {
-      multiply_async<Element>(c, part[0], b, adds);
-    } else {
-      multiply_async<Element>(c, part[1], b, adds);
-      multiply_async<Element>(c, part[0], b + kPart);
-      multiply_async<Element>(c, part[0], b);
-    }
+    using Window = ResultWindow<GatherWgmmaTile>;
+    const int staged = kRing + p.buffers * buffer_words(p) + 2 * p.rounds * kStagers;
+    return sizeof(uint32_t) * std::max(staged, Window::kWindows * Window::kWords);
   }
 };
 
@@ -74,153 +56,120 @@ struct GatherFragment {
 template <class Tile>
 struct GatherProducts {
   using Arithmetic = typename Tile::Arithmetic;
-  static constexpr int kM16 = Tile::kM16, kN8 = Tile::kN8, kSlots = Tile::kSlots, kOfSlot = Tile::kOfSlot;
-  static constexpr int kBatch = Tile::kBatch;
+  static constexpr int kTiles = Tile::kTiles, kN8 = Tile::kN8, kSlots = Tile::kSlots, kOfSlot = Tile::kOfSlot;
   // Tensor cores truncate what they add: three products, whose errors shall not be seen, go to a sum of their own for
-  // the length of a stage (64 words at most).
-  static constexpr bool kSeparate = Arithmetic::kParts > 1;
+  // the length of some stages (64 words at most).
+  static constexpr bool kSeparate = Tile::kThree;
+  static constexpr int kSeparateStages = 8 / Tile::kStepTaps;
 
-  Accumulator sum[kM16][kN8] = {}, stage_sum[kSeparate ? kM16 : 1][kN8];
-  GatherFragment<Arithmetic> a[2][kBatch];  // a batch is multiplied, the next is loaded
-  uint32_t rows[2 * kOfSlot], upper;        // of A: shared addresses of this lane's rows and words of channels
+  Accumulator sum[kTiles][kN8], stage_sum[kSeparate ? kTiles : 1][kN8];
+  bool fresh[kSlots];  // the first product has still to come: of those that go to stage_sum, if that is used
+  int stages = 0;      // in stage_sum
 
-  __device__ GatherProducts(const GatherMma& p, const uint32_t* words) : upper(4 * p.pitch * 4) {
-#pragma unroll
-    for (int i = 0; i < 2 * kOfSlot; ++i) {
-      int m = row_of_box<Tile>(i);
-      const bool inside = m < p.box_voxels;
-      const int w = p.box[2].take(m), h = p.box[1].take(m);
-      rows[i] =
-          shared_address(words + threadIdx.x % 4 * p.pitch + (inside ? (m * p.extent[1].value + h) * p.line + w : 0));
-    }
-  }
-
-  __device__ void load(int which, int fragment, int block, uint32_t offset) {
-    a[which][fragment].load(rows[2 * block], rows[2 * block + 1], offset, upper);
-  }
-  __device__ void multiply(int which, int fragment, int m, uint64_t slab, bool first) {
+  __device__ GatherProducts() {
+    for (int slot = 0; slot < kSlots; ++slot) fresh[slot] = true;
     if constexpr (kSeparate)
-      a[which][fragment].multiply(stage_sum[m], slab, !first);
-    else
-      a[which][fragment].multiply(sum[m], slab, true);
+      for (int tile = 0; tile < kTiles; ++tile)
+        for (int n = 0; n < kN8; ++n)
+          for (int i = 0; i < 4; ++i) sum[tile][n][i] = 0;
   }
 
-  /// All rows take `taps` taps, no more than a batch's; `offsets` are those of the taps.
-  template <int kUsed>
-  __device__ void multiply_batch(const int* offsets, uint32_t buffer, uint64_t slabs, int first, int taps) {
-    const auto load_rows = [&](int m) {
+  /// Taps from `first` to `last`, whose slabs begin at b, of the step whose halo is at a. In the end products of this
+  /// stage may be under way, but none of the stages before.
+  __device__ void multiply_stage(const GatherMma& p, int number, int first, int last, uint64_t a, uint64_t b) {
 #pragma unroll
-      for (int j = 0; j < kBatch; ++j)
-        if (j < taps) load(m % 2, j, m, offsets[first + j] + buffer);
-    };
-    load_rows(0);
+    for (int slot = 0; slot < kSlots; ++slot) {
+      const int from = kSlots == 1 ? first : max(first, p.class_begin[number + slot]);
+      const int to = kSlots == 1 ? last : min(last, p.class_begin[number + slot + 1]);
+#pragma unroll 1
+      for (int tap = from; tap < to; ++tap) {
+        const uint64_t slab = advance_slab(b, (tap - first) * (Tile::kTapWords / 4));
+        const int offset = p.tap_offset[tap];
+        begin_products();
 #pragma unroll
-    for (int m = 0; m < kUsed; ++m) {
-      begin_products();
+        for (int tile = 0; tile < kOfSlot; ++tile)
+          multiply(p, slot, slot * kOfSlot + tile, advance_slab(a, offset + p.rows.base[tile]), slab);
+        fresh[slot] = false;
+        commit_products();
+        await_products<kPending>();
+      }
+    }
+    if (kPending > 1 && last - first < kPending) await_products<1>();
+  }
+  /// Adds up what is in stage_sum, of enough stages or of the last.
+  __device__ void end_stage(bool last) {
+    if constexpr (kSeparate) {
+      if (++stages < kSeparateStages && !last) return;
+      await_products<0>();
+      stages = 0;
 #pragma unroll
-      for (int j = 0; j < kBatch; ++j)
-        if (j < taps) multiply(m % 2, j, m, slabs + (first + j) * (Tile::kTapWords / 4), first + j == 0);
-      commit_products();
-      await_products<1>();
-      if (m + 1 < kUsed) load_rows(m + 1);
+      for (int slot = 0; slot < kSlots; ++slot) {
+        if (!fresh[slot])
+#pragma unroll
+          for (int tile = slot * kOfSlot; tile < (slot + 1) * kOfSlot; ++tile)
+#pragma unroll
+            for (int n = 0; n < kN8; ++n)
+#pragma unroll
+              for (int i = 0; i < 4; ++i) sum[tile][n][i] += stage_sum[tile][n][i];
+        fresh[slot] = true;
+      }
     }
   }
-  template <int kUsed>
-  __device__ void multiply_stage(const int* offsets, uint32_t buffer, uint64_t slabs, int taps) {
-    int first = 0;
-    for (; first + kBatch <= taps; first += kBatch) multiply_batch<kUsed>(offsets, buffer, slabs, first, kBatch);
-    // The rest by batches of known length, so that no branch comes between products.
-    for (; first < taps; ++first) multiply_batch<kUsed>(offsets, buffer, slabs, first, 1);
-  }
 
-  /// The taps from begin[s] to begin[s + 1] are those of slot s. ptxas wants the start of products said on each way to
-  /// them, else it says so itself, in a line for each.
-  __device__ void multiply_slots(const int* offsets, uint32_t buffer, uint64_t slabs, int taps,
-                                 const int (&begin)[kSlots + 1]) {
-    constexpr int kTaps = kBatch / kOfSlot;  // of a batch
-    const auto load_taps = [&](int which, int first) {
-#pragma unroll
-      for (int j = 0; j < kTaps; ++j)
-        if (first + j < taps)
-#pragma unroll
-          for (int b = 0; b < kOfSlot; ++b) load(which, j * kOfSlot + b, b, offsets[first + j] + buffer);
-    };
-    load_taps(0, 0);
-    for (int pair = 0; pair < taps; pair += 2 * kTaps)
-#pragma unroll
-      for (int which = 0; which < 2; ++which) {
-        const int first = pair + which * kTaps;
-        begin_products();
-#pragma unroll
-        for (int j = 0; j < kTaps; ++j)
-#pragma unroll
-          for (int slot = 0; slot < kSlots; ++slot)
-            if (first + j < taps && first + j >= begin[slot] && first + j < begin[slot + 1]) {
-              begin_products();
-#pragma unroll
-              for (int b = 0; b < kOfSlot; ++b)
-                multiply(which, j * kOfSlot + b, slot * kOfSlot + b, slabs + (first + j) * (Tile::kTapWords / 4),
-                         first + j == max(begin[slot], 0));
-            }
-        begin_products();
-        commit_products();
-        await_products<1>();
-        load_taps(1 - which, first + kTaps);
-      }
-  }
+ private:
+  // Taps under way beside the one that is queued: enough to multiply until the next is.
+  static constexpr int kTapClocks = kOfSlot * kN8 * 4 * (kSeparate ? 3 : 1);
+  static constexpr int kPending = std::clamp(256 / kTapClocks, 1, Tile::kStepTaps - 1);
 
-  /// Adds the sums of the stage to those of the box, for slots that had taps.
-  __device__ void end_stage(int taps, const int (&begin)[kSlots + 1]) {
+  __device__ void multiply(const GatherMma& p, int slot, int tile, uint64_t a, uint64_t b) {
+    using Element = typename Arithmetic::Element;
     if constexpr (kSeparate) {
-      await_products<0>();
-#pragma unroll
-      for (int m = 0; m < kM16; ++m)
-        if (begin[m / kOfSlot] < taps && begin[m / kOfSlot + 1] > 0)
-#pragma unroll
-          for (int n = 0; n < kN8; ++n)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) sum[m][n][i] += stage_sum[m][n][i];
+      const uint64_t low_a = advance_slab(a, 2 * p.rows.positions), low_b = advance_slab(b, Tile::kSlab / 4);
+      multiply_async<Element>(stage_sum[tile], low_a, b, !fresh[slot]);
+      multiply_async<Element>(stage_sum[tile], a, low_b);
+      multiply_async<Element>(stage_sum[tile], a, b);
+    } else {
+      multiply_async<Element>(sum[tile], a, b, !fresh[slot]);
     }
   }
 };
 
 /// Multiplies all steps and writes the results. By four warps.
 template <class Tile>
-__device__ void multiply_box(const GatherMma& p, const GatherPlace& place, uint32_t ring, uint32_t full,
-                             const uint32_t* words) {
+__device__ void multiply_box(const GatherMma& p, const GatherPlace& place, uint32_t* shared, uint32_t full) {
   using Barriers = GatherBarriers<Tile>;
-  constexpr int kSlots = Tile::kSlots, kM16 = Tile::kM16, kStages = Tile::kStages;
+  constexpr int kStages = Tile::kStages, kStepTaps = Tile::kStepTaps;
   const GatherWork<Tile> work(p, place);
-  GatherProducts<Tile> products(p, words);
-  int stage = 0, step = 0, of_a = 0;  // of_a: the buffer
-  for (int number = work.first; number < work.last; number += kSlots)
-    for (int chunk = 0; chunk < p.chunks; ++chunk, ++step) {
-      Barriers::full_a(of_a, true);
-      const uint32_t buffer = of_a * kChunk * p.pitch * 4;
-      const int last_tap = p.class_begin[number + kSlots];
-      for (int tap = p.class_begin[number]; tap < last_tap; tap += Tile::kStepTaps, ++stage) {
-        const int slot = stage % kStages;
-        await_round(full + 8 * slot, stage / kStages);
-        const uint64_t slabs = slab_descriptor(ring + slot * (4 * Tile::kStepTaps * Tile::kTapWords));
-        const int taps = min(Tile::kStepTaps, last_tap - tap);
-        int begin[kSlots + 1];
-#pragma unroll
-        for (int slot = 0; slot <= kSlots; ++slot) begin[slot] = p.class_begin[number + slot] - tap;
-        if constexpr (kSlots > 1)
-          products.multiply_slots(p.tap_offset + tap, buffer, slabs, taps, begin);
-        else if (kM16 > 4 && p.box_voxels <= 32 * kM16)
-          products.template multiply_stage<kM16 / 2>(p.tap_offset + tap, buffer, slabs, taps);
-        else
-          products.template multiply_stage<kM16>(p.tap_offset + tap, buffer, slabs, taps);
-        products.end_stage(taps, begin);
-        // The products of the stage before this one are done.
-        if (stage > 0 && stage + kStages - 1 < work.stages) Barriers::empty_b((stage - 1) % kStages, false);
-      }
-      if (step + p.buffers < work.steps) Barriers::empty_a(of_a, false);
-      if (++of_a == p.buffers) of_a = 0;
-    }
+  const uint32_t ring = shared_address(shared), words = shared_address(shared + Tile::kRing);
+  GatherProducts<Tile> products;
+  int stage = 0, buffer = 0, number = work.first, chunk = 0, tap = p.class_begin[number];
+  for (int step = 0; step < work.steps; ++step) {
+    Barriers::full_a(buffer, true);
+    publish_to_wgmma();
+    const uint64_t a = slab_descriptor(words + buffer * (4 * Tile::buffer_words(p)), p.rows.positions * kVoxelBytes,
+                                       p.rows.group * kVoxelBytes);
+    const int last_tap = p.class_begin[number + Tile::kSlots];
+    const int last_buffer = buffer == 0 ? p.buffers - 1 : buffer - 1;
+    do {
+      const int slot = stage % kStages;
+      await_round(full + 8 * slot, stage / kStages);
+      const int end = min(tap + kStepTaps, last_tap);
+      products.multiply_stage(p, number, tap, end, a, slab_descriptor(ring + slot * (4 * kStepTaps * Tile::kTapWords)));
+      const bool first_of_step = tap == p.class_begin[number];
+      tap = end;
+      // The products of the stage before this one are done.
+      if (stage > 0 && stage + kStages - 1 < work.stages) Barriers::empty_b((stage - 1) % kStages, false);
+      if (first_of_step && step > 0 && step - 1 + p.buffers < work.steps) Barriers::empty_a(last_buffer, false);
+      ++stage;
+      products.end_stage(stage == work.stages);
+    } while (tap < last_tap);
+    if (++chunk == p.chunks) chunk = 0, number += Tile::kSlots;
+    tap = p.class_begin[number];
+    if (++buffer == p.buffers) buffer = 0;
+  }
   await_products<0>();
-  write_results<Tile>(p, place, place.phase, products.sum);
+  Barriers::results();  // nobody reads what was staged any more
+  write_sums<Tile>(p, place, shared, products.sum);
 }
 
 template <class Tile>
@@ -228,26 +177,32 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) gather_wgmma(co
 #if VOXGRAD_HAS_WGMMA
   extern __shared__ __align__(1024) uint4 dynamic_shared[];
   __shared__ uint64_t full_stages[Tile::kStages];
-  uint32_t* const words = reinterpret_cast<uint32_t*>(dynamic_shared) + Tile::kRing;
-  const uint32_t ring = shared_address(dynamic_shared), full = shared_address(full_stages);
-  const GatherPlace place = gather_place(p);
-  if (!has_results<Tile::kSlots>(p, place)) return;
-  if (threadIdx.x == 0)
+  uint32_t* const shared = reinterpret_cast<uint32_t*>(dynamic_shared);
+  const uint32_t full = shared_address(full_stages);
+  __shared__ GatherPlace place;
+  if (threadIdx.x == 0) {
+    place = gather_place(p);
     for (int i = 0; i < Tile::kStages; ++i) init_barrier(full + 8 * i);
+  }
   publish_barriers();
+  __syncthreads();
+  if (!has_results<Tile::kSlots>(p, place)) return;
+  uint32_t* const table = shared + Tile::kRing + p.buffers * Tile::buffer_words(p);
+  GatherInputs<Tile>::fill_table(p, place, table, static_cast<int>(threadIdx.x), Tile::kThreads);
   __syncthreads();
   const int thread = static_cast<int>(threadIdx.x) - 32 * Tile::kWarps;
   if (thread < 0) {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(256 - Tile::kFeederRegisters));
-    multiply_box<Tile>(p, place, ring, full, words);
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Tile::kRegisters));
+    multiply_box<Tile>(p, place, shared, full);
   } else {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Tile::kFeederRegisters));
-    if (thread >= Tile::kStagers)
-      copy_weights<Tile>(p, place, ring, full);
-    else if constexpr (Tile::Arithmetic::kElements == 1)
-      copy_inputs<Tile>(p, place, words, thread);
-    else
-      pair_inputs<Tile>(p, place, words, thread);
+    if (thread >= Tile::kStagers) {
+      copy_weights<Tile>(p, place, shared_address(shared), full);
+    } else {
+      copy_inputs<Tile>(p, place, shared + Tile::kRing, thread);
+      GatherBarriers<Tile>::results();
+      help_to_write<Tile>(p, place, shared, Tile::kWarps + thread / 32);
+    }
   }
 #endif
 }
@@ -258,12 +213,12 @@ void launch_gather_wgmma(const GatherMma& problem, int columns, cudaStream_t str
 
 template <class Arithmetic, int kN8>
 void launch_gather_wgmma_tile(const GatherMma& p, cudaStream_t stream) {
-  if constexpr (kN8 <= 8) {
-    using Slots = GatherWgmmaTile<Arithmetic, kN8, 4>;
-    if (p.slots > 1) return launch_gather<Slots>(gather_wgmma<Slots>, p, stream);
-  }
-  using Tile = GatherWgmmaTile<Arithmetic, kN8, 1>;
-  launch_gather<Tile>(gather_wgmma<Tile>, p, stream);
+  using One = GatherWgmmaTile<Arithmetic, kN8, 1>;
+  using Two = GatherWgmmaTile<Arithmetic, kN8, 2>;
+  if (p.slots == 1)
+    launch_gather<One>(gather_wgmma<One>, p, stream);
+  else
+    launch_gather<Two>(gather_wgmma<Two>, p, stream);
 }
 
 }  // namespace voxgrad::cuda

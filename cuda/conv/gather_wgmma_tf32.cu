@@ -6,6 +6,8 @@ namespace voxgrad::cuda {
 template <>
 void launch_gather_wgmma<Tf32>(const GatherMma& p, int columns, cudaStream_t stream) {
   switch (columns) {
+    case 16:
+      return launch_gather_wgmma_tile<Tf32, 2>(p, stream);
     case 24:
       return launch_gather_wgmma_tile<Tf32, 3>(p, stream);
     case 32:

@@ -1,10 +1,17 @@
-// Convolution weights in the order in which the gathers on tensor cores multiply them,
+// What the convolutions on tensor cores read, in the order in which they want it.
+//
+// Weights in the order in which the gathers on tensor cores multiply them,
 //   (group, column tile, class of taps, chunk of channels, tap of the class, ...),
 // so that a block reads them from one end to the other. What follows is
 //   (block of 8 columns, lane, its words) for gather_mma.cuh,
 //   (part, slab as in wgmma.cuh) for gather_wgmma.cuh, where `slots` classes count as one.
 // Channels beyond the last are zero.
+//
+// Inputs, for gather_wgmma.cuh, rounded or split into parts, as
+//   (sample, group, chunk of 8 words of channels, part, half of the chunk, voxel, 4 words).
 #include "cuda/conv/pack.h"
+
+#include <algorithm>
 
 namespace voxgrad::cuda {
 namespace {
@@ -69,6 +76,71 @@ __global__ void pack_kernel(const __grid_constant__ PackWeights p, uint32_t* pac
   }
 }
 
+/// Whether a part reads what lies there on the axis.
+__device__ inline bool is_read(const AxisParts& axis, int position) {
+  if (axis.in_step == 1) return true;
+  const int residue = position % axis.in_step;
+  bool read = false;
+  for (int i = 0; i < axis.parts; ++i) read |= axis.part[i].residue == residue;
+  return read;
+}
+
+constexpr int kPackedVoxels = 4;  // of a thread at a time: loads that are on their way together
+
+template <class Arithmetic>
+__global__ void __launch_bounds__(kBlock) pack_inputs_kernel(const __grid_constant__ PackInputs p, uint4* packed) {
+  using Element = typename Arithmetic::Element;
+  constexpr int kElements = Arithmetic::kElements, kParts = Arithmetic::kParts;
+  const int voxels = p.size[0] * p.size[1] * p.size[2];
+  const int64_t planes = p.batch * p.groups * p.chunks * 2;
+  const bool all = p.axis[0].in_step * p.axis[1].in_step == 1;
+  const bool dense = p.stride[4] == 1 && p.stride[3] == p.size[2] && p.stride[2] == int64_t{p.size[2]} * p.size[1];
+  for (int64_t plane = blockIdx.y; plane < planes; plane += gridDim.y) {
+    const int64_t of_sample = plane / 2 / p.chunks;
+    const int half = static_cast<int>(plane % 2);
+    const int first = (static_cast<int>(plane / 2 % p.chunks) * 2 + half) * 4 * kElements;  // channel of the group
+    const int real = p.channels - first;
+    const Element* const from = static_cast<const Element*>(p.in) + of_sample / p.groups * p.stride[0] +
+                                (of_sample % p.groups * p.channels + first) * p.stride[1];
+    uint4* const to = packed + (plane / 2 * kParts * 2 + half) * voxels;
+    for (int first_voxel = static_cast<int>(blockIdx.x) * kPackedVoxels * kBlock; first_voxel < voxels;
+         first_voxel += static_cast<int>(gridDim.x) * kPackedVoxels * kBlock) {
+      Element x[kPackedVoxels][4][kElements];
+      bool wanted[kPackedVoxels];
+#pragma unroll
+      for (int j = 0; j < kPackedVoxels; ++j) {
+        const int v = first_voxel + j * kBlock + static_cast<int>(threadIdx.x);
+        wanted[j] = v < voxels;
+        int64_t offset = v;
+        if (!all || !dense) {
+          const int line = v / p.size[2], h = line % p.size[1], d = line / p.size[1];
+          wanted[j] &= all || (is_read(p.axis[0], d) && is_read(p.axis[1], h));
+          offset = d * p.stride[2] + h * p.stride[3] + (v - line * p.size[2]) * p.stride[4];
+        }
+#pragma unroll
+        for (int c = 0; c < 4 * kElements; ++c)
+          x[j][c / kElements][c % kElements] = wanted[j] && c < real ? from[c * p.stride[1] + offset] : Element(0.0f);
+      }
+#pragma unroll
+      for (int j = 0; j < kPackedVoxels; ++j) {
+        uint32_t word[kParts][4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          uint32_t parts[kParts];
+          Arithmetic::split(x[j][i], parts);
+#pragma unroll
+          for (int part = 0; part < kParts; ++part) word[part][i] = parts[part];
+        }
+        const int v = first_voxel + j * kBlock + static_cast<int>(threadIdx.x);
+        if (wanted[j])
+#pragma unroll
+          for (int part = 0; part < kParts; ++part)
+            to[int64_t{part * 2} * voxels + v] = make_uint4(word[part][0], word[part][1], word[part][2], word[part][3]);
+      }
+    }
+  }
+}
+
 }  // namespace
 
 template <class Arithmetic>
@@ -83,13 +155,34 @@ void pack_weights(const PackWeights& p, void* packed, cudaStream_t stream) {
   pack_kernel<Arithmetic><<<grid_size(fragments), kBlock, 0, stream>>>(p, static_cast<uint32_t*>(packed), fragments);
 }
 
+template <class Arithmetic>
+size_t packed_bytes(const PackInputs& p) {
+  return size_t{sizeof(uint4)} * 2 * Arithmetic::kParts * p.chunks * p.groups * p.size[0] * p.size[1] * p.size[2];
+}
+
+template <class Arithmetic>
+void pack_inputs(const PackInputs& p, void* packed, cudaStream_t stream) {
+  constexpr int64_t kMostPlanes = 65535;
+  const int64_t planes = p.batch * p.groups * p.chunks * 2, voxels = int64_t{p.size[0]} * p.size[1] * p.size[2];
+  const dim3 grid(grid_size(voxels, kPackedVoxels * kBlock), static_cast<unsigned>(std::min(planes, kMostPlanes)));
+  pack_inputs_kernel<Arithmetic><<<grid, kBlock, 0, stream>>>(p, static_cast<uint4*>(packed));
+}
+
 template size_t packed_bytes<Tf32>(const PackWeights&);
 template size_t packed_bytes<Tf32x3>(const PackWeights&);
 template size_t packed_bytes<Bf16>(const PackWeights&);
 template size_t packed_bytes<F16>(const PackWeights&);
 template void pack_weights<Tf32>(const PackWeights&, void*, cudaStream_t);
+template size_t packed_bytes<Tf32>(const PackInputs&);
+template void pack_inputs<Tf32>(const PackInputs&, void*, cudaStream_t);
 template void pack_weights<Tf32x3>(const PackWeights&, void*, cudaStream_t);
+template size_t packed_bytes<Tf32x3>(const PackInputs&);
+template void pack_inputs<Tf32x3>(const PackInputs&, void*, cudaStream_t);
 template void pack_weights<Bf16>(const PackWeights&, void*, cudaStream_t);
+template size_t packed_bytes<Bf16>(const PackInputs&);
+template void pack_inputs<Bf16>(const PackInputs&, void*, cudaStream_t);
 template void pack_weights<F16>(const PackWeights&, void*, cudaStream_t);
+template size_t packed_bytes<F16>(const PackInputs&);
+template void pack_inputs<F16>(const PackInputs&, void*, cudaStream_t);
 
 }  // namespace voxgrad::cuda

@@ -1,4 +1,4 @@
-// Packing of convolution weights for the tensor-core kernels.
+// Packing of convolution weights for the tensor-core kernels, and of inputs for those of them that use wgmma.
 #pragma once
 
 #include "cuda/conv/mma.cuh"
@@ -21,5 +21,20 @@ template <class Arithmetic>
 size_t packed_bytes(const PackWeights& p);
 template <class Arithmetic>
 void pack_weights(const PackWeights& p, void* packed, cudaStream_t stream);
+
+struct PackInputs {
+  const void* in;
+  int64_t stride[5];
+  int64_t batch;
+  int groups, channels, chunks;  // channels of a group; chunks of 8 words of them
+  int size[3];
+  AxisParts axis[3];  // lines of the input that no part reads are left out
+};
+
+/// Of one sample.
+template <class Arithmetic>
+size_t packed_bytes(const PackInputs& p);
+template <class Arithmetic>
+void pack_inputs(const PackInputs& p, void* packed, cudaStream_t stream);
 
 }  // namespace voxgrad::cuda

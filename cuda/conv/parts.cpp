@@ -88,4 +88,17 @@ std::optional<AxisParts> transposed_parts(int64_t in_size, int64_t out_size, int
   return axis;
 }
 
+void merge_halos(AxisParts& axis) {
+  int low = axis.part[0].low, high = low + axis.part[0].span;
+  for (int i = 1; i < axis.parts; ++i) {
+    low = std::min(low, axis.part[i].low);
+    high = std::max(high, axis.part[i].low + axis.part[i].span);
+  }
+  for (int i = 0; i < axis.parts; ++i) {
+    axis.part[i].low = low;
+    axis.part[i].span = high - low;
+  }
+  axis.max_span = high - low;
+}
+
 }  // namespace voxgrad::cuda

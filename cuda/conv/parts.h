@@ -48,5 +48,7 @@ std::optional<AxisParts> forward_parts(int64_t in_size, int64_t out_size, int64_
                                        int64_t padding, int64_t dilation, bool fold);
 std::optional<AxisParts> transposed_parts(int64_t in_size, int64_t out_size, int64_t kernel, int64_t stride,
                                           int64_t padding, int64_t dilation);
+/// Gives all parts the halo of all of them.
+void merge_halos(AxisParts& axis);
 
 }  // namespace voxgrad::cuda

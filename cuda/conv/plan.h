@@ -19,11 +19,13 @@ const char* name(ConvArithmetic arithmetic);
 
 /// What tests ask for in place of what the planner would choose.
 struct ConvChoice {
-  bool plain = false;     // the plain kernel
-  bool mma_sync = false;  // not wgmma
-  int8_t slots = 0;       // of the gather by wgmma: 1 or 4; 0: the planner's choice
-  int8_t stacks = 0;      // of a tile of the weight gradient by wgmma; 0 likewise
-  int width = 0;          // of a tile: columns of the gather, rows of the weight gradient; 0 likewise
+  bool plain : 1 = false;     // the plain kernel
+  bool mma_sync : 1 = false;  // not wgmma
+  int8_t slots = 0;           // of the gather by wgmma: 1 or 2; 0: the planner's choice
+  int8_t samples = 0;         // whose inputs it packs at a time; 0 likewise
+  int8_t stacks = 0;          // of a tile of the weight gradient by wgmma; 0 likewise
+  int width = 0;              // of a tile: columns of the gather, rows of the weight gradient; 0 likewise
+  friend bool operator==(const ConvChoice&, const ConvChoice&) = default;
 };
 /// Of the whole program, for the convolutions to come. A width that is not compiled is passed over.
 void force_conv_choice(ConvChoice choice);
@@ -38,8 +40,9 @@ struct ConvProblem {
   ConvGeometry geometry{};
   int64_t shared_limit = 227 * 1024;  // bytes of shared memory that a block may have: sm_90's
   bool wgmma = true;                  // the GPU has that instruction, and the program its code: sm_90a
-  Triple in_stride{0};
+  Triple in_stride{0}, out_stride{0};
   ConvChoice choice{};
+  friend bool operator==(const ConvProblem&, const ConvProblem&) = default;
 };
 
 /// The problem of these views, with the precision and the choice that are set now. In a weight gradient `in` is x and
@@ -58,37 +61,64 @@ std::optional<int> asked_width(const ConvProblem& problem, std::span<const int> 
 std::span<const int> gather_widths(ConvArithmetic arithmetic, bool wgmma);
 std::span<const int> weight_widths(ConvArithmetic arithmetic, bool wgmma);
 
-/// Of the gather by wgmma: rows of a tile, in all its slots, and the taps of a stage of weights. `three`: products.
-constexpr int gather_wgmma_rows(int columns, bool three, int slots) {
-  const int width = columns * (three ? 2 : 1);  // in registers
-  if (width > 64) return 128;
-  if (slots > 1) return width <= 32 ? 512 : 256;
-  return width <= 24 ? 512 : 256;
+/// Of the gather by wgmma: times 64 rows of a block, in all its slots, and the taps of a stage of weights. `three`:
+/// products.
+constexpr int gather_row_tiles(int columns, bool three, int slots) {
+  const int width = columns * (three ? 2 : 1), most = 256 / width / slots;  // accumulators: 128 registers
+  return slots * (width <= 32 && most > 4 ? 4 : most);                      // more would only want a larger halo
 }
-constexpr int gather_step_taps(int columns, bool three, int slots) {
-  const bool narrow = columns * (three ? 2 : 1) <= 32;
-  return slots > 1 ? (narrow && !three ? 16 : 8) : narrow ? 8 : columns > 64 ? 2 : 4;
+constexpr int gather_step_taps(int columns, bool three) {
+  const int width = columns * (three ? 2 : 1);
+  return width <= 16 ? 8 : width <= 64 ? 4 : 2;
 }
+
+inline constexpr int kGatherStagers = 96;  // threads that copy inputs
+inline constexpr int kGatherStages = 4;    // of the ring of weights
+inline constexpr int kVoxelBytes = 16;     // of a voxel's words that lie together, for wgmma
+
+/// The rows of a box, as they lie in the halo that is staged for wgmma: tiles of 8 times 8 neighbours. All numbers are
+/// positions of that halo, (residue, depth, height, width).
+struct RowTiles {
+  static constexpr int kMost = 5;
+  int group;                    // from 8 neighbours to the next
+  int base[kMost], end[kMost];  // of a tile: where it begins; behind which it has no results
+  int positions;                // that are staged, or read where there are no results
+};
+/// Rows for a box whose halo has lines of `line` positions, `lines` to a plane; nothing if `tiles` are too few. Of
+/// those that are not needed, all numbers are 0.
+std::optional<RowTiles> cover_box(const int (&box)[3], int lines, int line, int tiles);
 
 /// A tile of the tensor-core gather (gather_mma.cuh, gather_wgmma.cuh).
 struct GatherPlan {
   AxisParts axis[3];
   int box[3], extent[3], tiles[3];
   int halo_voxels, classes, taps;  // taps: most of a block
-  int line, pitch;                 // words from a staged line to the next, and from a word of channels
+  int line, pitch;                 // words from a staged line to the next, and from a word of channels (mma.sync)
+  RowTiles rows;                   // (wgmma)
   int columns, column_tiles, chunks;
   bool wgmma;
-  int slots;      // phases that a block multiplies side by side (wgmma)
-  bool merged;    // a block takes all phases and columns of its box, whose channels it stages once
-  int buffers;    // chunks of channels in shared memory at a time
-  double cycles;  // of all multiprocessors, by the model that chose the box
+  int slots;        // phases that a block multiplies side by side (wgmma)
+  bool merged;      // a block takes all phases and columns of its box, whose channels it stages once
+  int buffers;      // chunks of channels in shared memory at a time
+  int64_t samples;  // whose inputs are packed at a time (wgmma)
+  double cycles;    // of all multiprocessors, by the model that chose the box
 };
 
 /// Nothing if the plain kernel has to take it.
 std::optional<GatherPlan> plan_gather(const ConvProblem& problem);
 
-/// Of the packed weights.
+/// The same by one instruction: `axes` is a plan that has axes, columns and chunks.
+std::optional<GatherPlan> plan_gather_wgmma(const ConvProblem& problem, const GatherPlan& axes);
+std::optional<GatherPlan> plan_gather_mma(const ConvProblem& problem, const GatherPlan& axes);
+/// The widths of boxes that are worth a look: those that divide `count` into n near-equal pieces.
+std::vector<int> box_widths(int count, int most);
+/// Fills in what follows from the box; false if that leaves the range of the kernels.
+bool finish(const ConvProblem& problem, GatherPlan& plan);
+
+/// Of the packed weights and inputs.
 int64_t workspace_bytes(const ConvProblem& problem, const GatherPlan& plan);
+/// Of the packed inputs of a sample.
+int64_t input_bytes(const ConvProblem& problem, const GatherPlan& plan);
 
 /// The weight gradient by wgmma (weight_wgmma.cuh) takes columns of 8 in stacks of 8: the heights of tiles for
 /// which it is compiled, and the greatest beside so many rows, whose accumulators leave room for the rest in the

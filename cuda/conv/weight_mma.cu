@@ -2,7 +2,7 @@
 #include "cuda/conv/weight_mma.cuh"
 
 #include "cuda/conv/gather.h"
-#include "cuda/conv/plan.h"
+#include "cuda/conv/plan_cache.h"
 #include "cuda/conv/weight_wgmma.cuh"
 
 namespace voxgrad::cuda {
@@ -118,7 +118,7 @@ bool weight_on_tensor_cores(const View& w, const View& x, const View& y, const C
                             const Launch& launch) {
   ConvProblem problem = conv_problem(ConvDirection::weight, x, y, w, geometry);
   describe_device(problem, launch);
-  const auto plan = plan_weight(problem);
+  const auto plan = remembered<plan_weight>(problem);
   if (!plan) return false;
 
   WeightMma p{};

@@ -1,16 +1,18 @@
-// Tensor-core products of a warpgroup (wgmma, sm_90a): 64 rows x 8 * kN8 columns x 8 words, with A in registers and B
-// in shared memory.
+// Tensor-core products of a warpgroup (wgmma, sm_90a): 64 rows x 8 * kN8 columns x 8 words, with A in registers or in
+// shared memory, and B in shared memory.
 //
-// A and the accumulators of each of the four warps are those of its m16n8 products in mma.cuh: a warp holds 16 rows. So
-// a kernel may give each warp any 16 rows that it likes.
+// A in registers and the accumulators of each of the four warps are those of its m16n8 products in mma.cuh: a warp
+// holds 16 rows. So a kernel may give each warp any 16 rows that it likes.
 //
-// B, 8 words of kN8 * 8 columns, is a slab in one of two forms: swizzled, with
+// In shared memory an operand, 8 words of 64 rows or of kN8 * 8 columns, is a slab in one of two forms: swizzled, with
 //
 //   word k of column n at  n * 8 + (k / 4 ^ n % 8 / 4) * 4 + k % 4,
 //
-// or made of core matrices, 4 words of 8 columns (n * 4 + k) each. The products run by themselves: until
-// await_products() says that they are done, nobody may touch their registers or the slab. Words come to a slab by
-// ordinary stores or copies; before the barrier that ends those, each thread that wrote calls publish_to_wgmma().
+// or made of core matrices, 4 words of 8 columns (n * 4 + k) each, at any multiple of 16 bytes. Both are read at the
+// same rate, of 128 bytes a clock; each product reads A and B anew. The products run by themselves: until
+// await_products() says that they are done, nobody may touch their registers or the slabs. Words come to a slab by
+// ordinary stores or copies; then publish_to_wgmma() has to be called on their way to the products, by the threads that
+// wrote before the barrier that ends their writing, or by those that multiply behind it.
 #pragma once
 
 #include <cstdint>
@@ -36,6 +38,11 @@ __device__ inline uint64_t slab_descriptor(uint32_t shared, int along_k, int alo
          static_cast<uint64_t>(along_columns >> 4) << 32;
 }
 
+/// The same slab, `offset` times 16 bytes further on. In the lower word alone, which is all that changes.
+__device__ inline uint64_t advance_slab(uint64_t descriptor, int offset) {
+  return (descriptor & 0xffffffff00000000) | (static_cast<uint32_t>(descriptor) + static_cast<uint32_t>(offset));
+}
+
 #if VOXGRAD_HAS_WGMMA
 /// Registers written since are seen by the products that follow.
 __device__ inline void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -51,6 +58,7 @@ __device__ inline void publish_to_wgmma() { asm volatile("fence.proxy.async.shar
 #define VG_C4(i) "+f"(c[i][0]), "+f"(c[i][1]), "+f"(c[i][2]), "+f"(c[i][3])
 #define VG_C8(i) VG_C4(i), VG_C4(i + 1)
 #define VG_C16(i) VG_C8(i), VG_C8(i + 2)
+#define VG_C32(i) VG_C16(i), VG_C16(i + 4)
 #define VG_D4 "%0, %1, %2, %3"
 #define VG_D8 VG_D4 ", %4, %5, %6, %7"
 #define VG_D12 VG_D8 ", %8, %9, %10, %11"
@@ -63,42 +71,64 @@ __device__ inline void publish_to_wgmma() { asm volatile("fence.proxy.async.shar
   ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
   "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 
-// The widths, each with its operands.
-#define VG_WGMMA_EACH_WIDTH(type, k, tail)                                                       \
-  VG_WGMMA(type, k, tail, 8, VG_D4, "%4, %5, %6, %7", "%8", "%9", VG_C4(0));                     \
-  VG_WGMMA(type, k, tail, 16, VG_D8, "%8, %9, %10, %11", "%12", "%13", VG_C8(0));                \
-  VG_WGMMA(type, k, tail, 24, VG_D12, "%12, %13, %14, %15", "%16", "%17", VG_C8(0), VG_C4(2));   \
-  VG_WGMMA(type, k, tail, 32, VG_D16, "%16, %17, %18, %19", "%20", "%21", VG_C16(0));            \
-  VG_WGMMA(type, k, tail, 40, VG_D20, "%20, %21, %22, %23", "%24", "%25", VG_C16(0), VG_C4(4));  \
-  VG_WGMMA(type, k, tail, 48, VG_D24, "%24, %25, %26, %27", "%28", "%29", VG_C16(0), VG_C8(4));  \
-  VG_WGMMA(type, k, tail, 64, VG_D32, "%32, %33, %34, %35", "%36", "%37", VG_C16(0), VG_C16(4)); \
-  VG_WGMMA(type, k, tail, 128, VG_D64, "%64, %65, %66, %67", "%68", "%69", VG_C16(0), VG_C16(4), VG_C16(8), VG_C16(12));
+// The widths, each with the numbers of the operands that follow its accumulators.
+#define VG_EACH_WIDTH(form, type, k, tail)                                                        \
+  form(type, k, tail, 8, VG_D4, "%4", "%5", "%6", "%7", "%8", "%9", VG_C4(0));                    \
+  form(type, k, tail, 16, VG_D8, "%8", "%9", "%10", "%11", "%12", "%13", VG_C8(0));               \
+  form(type, k, tail, 24, VG_D12, "%12", "%13", "%14", "%15", "%16", "%17", VG_C8(0), VG_C4(2));  \
+  form(type, k, tail, 32, VG_D16, "%16", "%17", "%18", "%19", "%20", "%21", VG_C16(0));           \
+  form(type, k, tail, 40, VG_D20, "%20", "%21", "%22", "%23", "%24", "%25", VG_C16(0), VG_C4(4)); \
+  form(type, k, tail, 48, VG_D24, "%24", "%25", "%26", "%27", "%28", "%29", VG_C16(0), VG_C8(4)); \
+  form(type, k, tail, 64, VG_D32, "%32", "%33", "%34", "%35", "%36", "%37", VG_C32(0));           \
+  form(type, k, tail, 128, VG_D64, "%64", "%65", "%66", "%67", "%68", "%69", VG_C32(0), VG_C32(8));
+#define VG_EACH_TYPE(form, halves_tail)                     \
+  if constexpr (std::is_same_v<Element, float>) {           \
+    VG_EACH_WIDTH(form, "tf32", "8", "")                    \
+  } else if constexpr (std::is_same_v<Element, BFloat16>) { \
+    VG_EACH_WIDTH(form, "bf16", "16", halves_tail)          \
+  } else {                                                  \
+    VG_EACH_WIDTH(form, "f16", "16", halves_tail)           \
+  }
 
-#define VG_WGMMA(type, k, tail, columns, D, A, B, scale, ...)                                                 \
-  if constexpr (kN8 * 8 == columns)                                                                           \
-  asm volatile("{.reg .pred p; setp.ne.b32 p, " scale ", 0; wgmma.mma_async.sync.aligned.m64n" #columns "k" k \
-               ".f32." type "." type " {" D "}, {" A "}, " B ", p, 1, 1" tail ";}"                            \
-               : __VA_ARGS__                                                                                  \
+#define VG_WGMMA(type, k, tail, columns, D, A, b, adds)                                                               \
+  "{.reg .pred p; setp.ne.b32 p, " adds ", 0; wgmma.mma_async.sync.aligned.m64n" #columns "k" k ".f32." type "." type \
+  " {" D "}, " A ", " b ", p, 1, 1" tail ";}"
+#define VG_A_IN_REGISTERS(type, k, tail, columns, D, o0, o1, o2, o3, o4, o5, ...)              \
+  if constexpr (kN8 * 8 == columns)                                                            \
+  asm volatile(VG_WGMMA(type, k, tail, columns, D, "{" o0 ", " o1 ", " o2 ", " o3 "}", o4, o5) \
+               : __VA_ARGS__                                                                   \
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(adds)))
+#define VG_A_SHARED(type, k, tail, columns, D, o0, o1, o2, o3, o4, o5, ...) \
+  if constexpr (kN8 * 8 == columns)                                         \
+  asm volatile(VG_WGMMA(type, k, tail, columns, D, o0, o1, o2)              \
+               : __VA_ARGS__                                                \
+               : "l"(a), "l"(b), "r"(static_cast<int>(adds)))
 
-/// Queues c += a * B, B a slab of kN8 blocks of 8 columns (kN8 of 1 to 6, 8, or 16); c = a * B unless `adds`. To be
-/// rounded before: the hardware truncates to TF32.
+/// Whether there is an instruction for kN8 blocks of 8 columns.
+constexpr bool is_wgmma_width(int n8) { return (n8 >= 1 && n8 <= 6) || n8 == 8 || n8 == 16; }
+
+/// Queues c += a * B, B a slab of kN8 blocks of 8 columns; c = a * B unless `adds`. To be rounded before: the hardware
+/// truncates to TF32.
 template <class Element, int kN8>
 __device__ void multiply_async(Accumulator (&c)[kN8], const uint32_t (&a)[4], uint64_t b, bool adds = true) {
-  static_assert((kN8 >= 1 && kN8 <= 6) || kN8 == 8 || kN8 == 16);
-  if constexpr (std::is_same_v<Element, float>) {
-    VG_WGMMA_EACH_WIDTH("tf32", "8", "")
-  } else if constexpr (std::is_same_v<Element, BFloat16>) {
-    VG_WGMMA_EACH_WIDTH("bf16", "16", ", 0")
-  } else {
-    VG_WGMMA_EACH_WIDTH("f16", "16", ", 0")
-  }
+  static_assert(is_wgmma_width(kN8));
+  VG_EACH_TYPE(VG_A_IN_REGISTERS, ", 0")
 }
+/// The same with A, 64 rows, as a slab.
+template <class Element, int kN8>
+__device__ void multiply_async(Accumulator (&c)[kN8], uint64_t a, uint64_t b, bool adds = true) {
+  static_assert(is_wgmma_width(kN8));
+  VG_EACH_TYPE(VG_A_SHARED, ", 0, 0")
+}
+#undef VG_A_IN_REGISTERS
+#undef VG_A_SHARED
+#undef VG_EACH_TYPE
+#undef VG_EACH_WIDTH
 #undef VG_WGMMA
-#undef VG_WGMMA_EACH_WIDTH
 #undef VG_C4
 #undef VG_C8
 #undef VG_C16
+#undef VG_C32
 #undef VG_D4
 #undef VG_D8
 #undef VG_D12
@@ -116,6 +146,8 @@ __device__ void await_products() {}
 __device__ inline void publish_to_wgmma() {}
 template <class Element, int kN8>
 __device__ void multiply_async(Accumulator (&)[kN8], const uint32_t (&)[4], uint64_t, bool = true) {}
+template <class Element, int kN8>
+__device__ void multiply_async(Accumulator (&)[kN8], uint64_t, uint64_t, bool = true) {}
 #endif
 
 }  // namespace voxgrad::cuda

@@ -92,10 +92,10 @@ TEST_P(CudaConvModes, IsExactWithEveryTile) {
       {1, 65, 65, {4, 4, 35}, {1, 1, 7}, {{1, 1, 4}, {0, 0, 3}, {1, 1, 2}, 1}},
       {3, 5, 1, {17, 1, 5}, {5, 1, 2}, {{3, 1, 2}, {6, 0, 1}, {2, 1, 3}, 2}},
   };
-  std::vector<cuda::ConvChoice> choices{{.plain = true}};
+  std::vector<cuda::ConvChoice> choices{{.plain = true}, {.samples = 1, .width = 24}, {.samples = 2, .width = 32}};
   for (const bool mma_sync : {true, false}) {
     for (const int width : cuda::gather_widths(mode.arithmetic(), !mma_sync))
-      for (const int8_t slots : {1, 4})
+      for (const int8_t slots : {1, 2})
         if (!mma_sync || slots == 1) choices.push_back({.mma_sync = mma_sync, .slots = slots, .width = width});
     for (const int width : cuda::weight_widths(mode.arithmetic(), !mma_sync)) {
       choices.push_back({.mma_sync = mma_sync, .width = width});
@@ -108,9 +108,9 @@ TEST_P(CudaConvModes, IsExactWithEveryTile) {
   for (const Problem& problem : problems) {
     Comparison comparison(problem, mode.dtype, random);
     for (const cuda::ConvChoice& choice : choices) {
-      SCOPED_TRACE(concat(mode, ", width ", choice.width, ", slots ", int{choice.slots}, ", stacks ",
-                          int{choice.stacks}, choice.plain ? ", plain" : "", choice.mma_sync ? ", mma.sync: " : ": ",
-                          problem));
+      SCOPED_TRACE(concat(mode, ", width ", choice.width, ", slots ", int{choice.slots}, ", samples ",
+                          int{choice.samples}, ", stacks ", int{choice.stacks}, choice.plain ? ", plain" : "",
+                          choice.mma_sync ? ", mma.sync: " : ": ", problem));
       const Setting setting(mode.precision, choice);
       comparison.check();
       if (HasFailure()) return;

@@ -1,0 +1,181 @@
+// The gather by wgmma: how many columns and which box of results a block takes, and how rows of products cover it.
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <vector>
+
+#include "cuda/conv/plan.h"
+
+namespace voxgrad::cuda {
+namespace {
+
+constexpr int kMaxExtent = 1023;         // voxels of a halo along an axis
+constexpr int kHalfShared = 112 * 1024;  // bytes of shared memory with which two blocks fit on sm_90
+constexpr int kChunkWords = 8, kMostBuffers = 4;
+constexpr int64_t kMostPacked = int64_t{1} << 30;  // bytes of inputs, if it is more than one sample
+
+int divide_up(int a, int b) { return (a + b - 1) / b; }
+
+bool three_products(const ConvProblem& p) { return arithmetic_of(p) == ConvArithmetic::tf32x3; }
+int parts(const ConvProblem& p) { return three_products(p) ? 2 : 1; }
+
+int row_tiles(const ConvProblem& p, const GatherPlan& plan) {
+  return gather_row_tiles(plan.columns, three_products(p), plan.slots) / plan.slots;
+}
+
+/// Bytes of shared memory: a ring of weights, `buffers` halos, where each of their voxels comes from and goes to. The
+/// windows through which results are written are smaller than these (gather_results.cuh).
+int64_t shared_bytes(const ConvProblem& p, const GatherPlan& plan, int buffers) {
+  const int tap = plan.columns * kChunkWords * 4 * parts(p);
+  return int64_t{kGatherStages} * gather_step_taps(plan.columns, three_products(p)) * tap +
+         int64_t{buffers} * parts(p) * 2 * kVoxelBytes * plan.rows.positions +
+         int64_t{8} * divide_up(plan.halo_voxels, kGatherStagers) * kGatherStagers;
+}
+
+/// Halo, rows and memory of plan.box; false if they do not fit.
+bool lay_out(const ConvProblem& p, GatherPlan& plan) {
+  int positions = 1;
+  for (int a = 0; a < 3; ++a) {
+    const AxisParts& axis = plan.axis[a];
+    plan.extent[a] = (plan.box[a] - 1 + axis.max_span) * axis.fold;
+    if (plan.extent[a] > kMaxExtent) return false;
+    positions *= plan.extent[a];
+  }
+  plan.halo_voxels = positions;
+  if (positions > kHalfShared / (2 * kVoxelBytes)) return false;
+  const int line = plan.extent[2] / plan.axis[2].fold, lines = plan.extent[1];
+  const auto rows = cover_box(plan.box, lines, line, row_tiles(p, plan));
+  if (!rows) return false;
+  plan.rows = *rows;
+  int reach = positions - positions / plan.axis[2].fold;  // the most that a tap adds
+  for (int a = 0; a < 3; ++a) reach += (plan.axis[a].max_span - 1) * (a == 0 ? lines * line : a == 1 ? line : 1);
+  for (const int base : rows->base) positions = std::max(positions, base + 7 * rows->group + 8 + reach);
+  plan.rows.positions = positions;
+  plan.buffers = kMostBuffers;
+  while (plan.buffers > 1 && shared_bytes(p, plan, plan.buffers) > std::min<int64_t>(p.shared_limit, kHalfShared))
+    --plan.buffers;
+  return plan.buffers > 1;
+}
+
+/// Clocks of a multiprocessor for all that the problem has of such boxes: what its tensor cores, its shared memory, the
+/// threads that stage and the way to L2 need at least, for a step of 8 words of channels, and what is written in the
+/// end. Rough: it only has to order boxes.
+double cost(const ConvProblem& p, const GatherPlan& plan) {
+  const double products = three_products(p) ? 3 : 1, columns = plan.columns, positions = plan.halo_voxels;
+  const double blocks_of_phases = p.direction == ConvDirection::transposed ? plan.classes / plan.slots : 1;
+  const double halos = p.direction == ConvDirection::transposed ? 1 : plan.classes;  // of a block
+  double taps = 1, boxes = static_cast<double>(p.batch * p.groups) * plan.column_tiles, results = 1;
+  for (int a = 0; a < 3; ++a) {
+    taps *= plan.axis[a].kernel;
+    boxes *= divide_up(plan.axis[a].count, plan.box[a]);
+    results *= plan.box[a];
+  }
+  taps /= blocks_of_phases * halos;  // of a step
+  const double product_tiles = taps * row_tiles(p, plan) * products;
+  const double multiply = product_tiles * columns / 2;
+  const double staging = positions * parts(p) * 0.25;
+  const double shared = product_tiles * (16 + columns / 4) + staging;
+  const double stage = (positions * parts(p) * 0.7 + 1400) / (plan.buffers - 1);  // what comes while others multiply
+  const double from_l2 = (taps * columns + positions) * 32 * parts(p) / 45;
+  const double step = std::max({multiply, shared, stage / 2, from_l2}) + 150;
+  const double bytes = static_cast<double>(item_size(p.dtype));
+  // Where neighbours belong to another block, sectors are written in part.
+  const double written = results * plan.slots * columns * bytes / 18 * (plan.axis[2].out_step > plan.slots ? 2 : 1);
+  const double block = halos * plan.chunks * step + written / 2 + row_tiles(p, plan) * plan.slots * columns * 2 + 3000;
+  const double blocks = boxes * blocks_of_phases, at_once = 264;
+  const double waves = blocks < 8 * at_once ? std::ceil(blocks / at_once) * at_once / blocks : 1;
+  return blocks * block * waves;
+}
+
+void choose_box(const ConvProblem& p, GatherPlan& plan) {
+  GatherPlan trial = plan;
+  const int most = 64 * row_tiles(p, plan);
+  std::array<std::vector<int>, 3> candidates;
+  for (int a = 0; a < 3; ++a) {
+    candidates[a] = box_widths(plan.axis[a].count, most);
+    for (int width = 8; a > 0 && width < std::min(plan.axis[a].count, most); width *= 2) candidates[a].push_back(width);
+  }
+  plan.cycles = -1;
+  for (const int w : candidates[2])
+    for (const int h : candidates[1]) {
+      if (w * h > most) continue;
+      for (const int d : candidates[0]) {
+        if (w * h * d > most) continue;
+        const int box[3] = {d, h, w};
+        std::copy_n(box, 3, trial.box);
+        if (!lay_out(p, trial)) continue;
+        trial.cycles = cost(p, trial);
+        if (plan.cycles < 0 || trial.cycles < plan.cycles) plan = trial;
+      }
+    }
+}
+
+}  // namespace
+
+std::optional<RowTiles> cover_box(const int (&box)[3], int lines, int line, int most) {
+  const int plane = lines * line, of_plane = (box[1] - 1) * line + box[2];
+  RowTiles best{};
+  int best_tiles = std::min(most, RowTiles::kMost) + 1;
+  const auto offer = [&](int tiles, int group, const auto& place) {
+    if (tiles >= best_tiles) return;
+    best = {};
+    best_tiles = tiles;
+    best.group = group;
+    for (int i = 0; i < tiles; ++i) place(i, best.base[i], best.end[i]);
+  };
+  constexpr int kNoEnd = 1 << 20;
+  // Line after line, of all planes or plane by plane.
+  offer(divide_up((box[0] - 1) * plane + of_plane, 64), 8, [&](int i, int& base, int& end) {
+    base = i * 64;
+    end = kNoEnd;
+  });
+  const int tiles = divide_up(of_plane, 64);
+  offer(box[0] * tiles, 8, [&](int i, int& base, int& end) {
+    base = i / tiles * plane + i % tiles * 64;
+    end = (i / tiles + 1) * plane;
+  });
+  if (box[2] % 8 == 0) {  // 8 lines of 8, or 8 planes of 8
+    const int across = box[2] / 8, down = divide_up(box[1], 8);
+    offer(box[0] * down * across, line, [&](int i, int& base, int& end) {
+      base = i / (down * across) * plane + i / across % down * 8 * line + i % across * 8;
+      end = (i / (down * across) + 1) * plane;
+    });
+    offer(divide_up(box[0], 8) * box[1] * across, plane, [&](int i, int& base, int& end) {
+      base = i / (box[1] * across) * 8 * plane + i / across % box[1] * line + i % across * 8;
+      end = kNoEnd;
+    });
+  }
+  return best.group > 0 ? std::optional(best) : std::nullopt;
+}
+
+std::optional<GatherPlan> plan_gather_wgmma(const ConvProblem& p, const GatherPlan& axes) {
+  GatherPlan best = axes;
+  best.cycles = -1;
+  const auto widths = gather_widths(arithmetic_of(p), true);
+  const auto asked = asked_width(p, widths);
+  // Two phases that lie side by side in the result, and read almost the same.
+  const bool pairs = p.direction == ConvDirection::transposed && axes.axis[2].parts % 2 == 0;
+  for (const int columns : widths)
+    for (const int slots : {1, 2}) {
+      if (asked && columns != *asked) continue;
+      if (slots == 2 ? !pairs || p.choice.slots == 1 : pairs && p.choice.slots == 2) continue;
+      GatherPlan plan = axes;
+      plan.columns = columns;
+      plan.column_tiles = divide_up(static_cast<int>(p.out_channels), columns);
+      plan.slots = slots;
+      if (slots == 2) merge_halos(plan.axis[2]);
+      choose_box(p, plan);
+      if (plan.cycles >= 0 && (best.cycles < 0 || plan.cycles < best.cycles)) best = plan;
+    }
+  if (best.cycles < 0 || !finish(p, best)) return std::nullopt;
+  const int64_t of_sample = input_bytes(p, best);
+  const int64_t wanted = p.choice.samples > 0 ? p.choice.samples : kMostPacked / std::max<int64_t>(1, of_sample);
+  best.samples = std::max<int64_t>(1, std::min(p.batch, wanted));
+  double reach = 0, stride = 1;  // of a halo, in voxels: offsets in it are 32-bit bytes
+  for (int a = 2; a >= 0; stride *= static_cast<double>(p.in_size[a--]))
+    reach += stride * best.axis[a].in_step * best.extent[a];
+  if (reach >= (1 << 27) || stride >= (1 << 30)) return std::nullopt;
+  return best;
+}
+
+}  // namespace voxgrad::cuda
