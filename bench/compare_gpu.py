@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Transposed convolution on one GPU, voxgrad against PyTorch with cuDNN, in one process, in turn, on the same buffers.
 
-    bench/compare_gpu.py LIBRARY [--modes high highest bf16] [--shapes L1-70 ...] [--runs 15] [--alone] [--json FILE] [--markdown FILE]
+    bench/compare_gpu.py LIBRARY [--modes high highest bf16] [--shapes L1-70 ... | --set beyond] [--runs 15] [--alone] [--json FILE] [--markdown FILE]
 
 LIBRARY is the built libconv_peers.so. Each figure is the median of CUDA-event times; the two sides take turns run by
 run. The last timed results are compared: exits with 1 if they differ by more than rounding explains, or if a figure
@@ -14,6 +14,7 @@ import datetime
 import json
 import math
 import statistics
+import subprocess
 import sys
 
 import torch
@@ -35,6 +36,23 @@ SHAPES = {
     "dec256": (4, 256, 128, (16, 16, 16), 4, 2, 1, 0, 1, 1),
     "dec64": (4, 64, 32, (64, 64, 64), 4, 2, 1, 0, 1, 1),
 }
+# Beyond them: batch 1, powers of two, odd sizes and channels, few and many channels.
+BEYOND = {
+    "one48": (1, 48, 48, (64, 64, 64), 3, 1, 0, 0, 1, 1),
+    "one-dec": (1, 128, 64, (32, 32, 32), 4, 2, 1, 0, 1, 1),
+    "pow32": (8, 32, 32, (32, 32, 32), 3, 1, 1, 0, 1, 1),
+    "pow64": (2, 64, 64, (64, 64, 64), 3, 1, 1, 0, 1, 1),
+    "pow128": (1, 16, 16, (128, 128, 128), 3, 1, 1, 0, 1, 1),
+    "odd33": (4, 33, 17, (31, 37, 41), 3, 1, 1, 0, 1, 1),
+    "odd-s2": (2, 65, 31, (23, 29, 19), 5, 2, 2, 1, 1, 1),
+    "odd-s3": (2, 24, 40, (17, 21, 25), 5, 3, 1, 2, 1, 1),
+    "k1": (4, 128, 64, (48, 48, 48), 1, 1, 0, 0, 1, 1),
+    "wide": (1, 256, 256, (24, 24, 24), 3, 1, 1, 0, 1, 1),
+}
+# One axis grows: the time should with it.
+SWEEP = {f"depth{d}": (2, 48, 48, (d, 48, 48), 3, 1, 1, 0, 1, 1) for d in (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)}
+SETS = {"peers": SHAPES, "beyond": BEYOND, "sweep": SWEEP}
+ALL = {name: shape for shapes in SETS.values() for name, shape in shapes.items()}
 # dtype, its number for the library, float32 precision "high", what a relative error may be (forward and data
 # gradient; weight gradient), TFLOP/s that no kernel can pass (measured wgmma rates of an H200, with a margin)
 MODES = {
@@ -55,7 +73,7 @@ def triple(v):
 
 class Case:
     def __init__(self, name, dtype):
-        batch, cin, cout, size, k, s, p, op, dil, self.groups = SHAPES[name]
+        batch, cin, cout, size, k, s, p, op, dil, self.groups = ALL[name]
         self.kernel, self.stride, self.padding, self.dilation = map(triple, (k, s, p, dil))
         self.output_padding = triple(op)
         out = [(size[a] - 1) * self.stride[a] - 2 * self.padding[a] + self.dilation[a] * (self.kernel[a] - 1)
@@ -159,15 +177,16 @@ def measure(ours, name, mode, options):
 def table(rows, mode, alone):
     total = lambda r, side: sum(r[f"{p}_{side}"] for p in PARTS)
     lines = [f"### {mode}", ""]
-    lines.append("| shape | floor fwd | ours fwd | data | weight | TFLOP/s f/d/w | error f/d/w" +
+    lines.append("| shape | floor fwd | ours fwd | data | weight | % of floor f/d/w | TFLOP/s f/d/w | error f/d/w" +
                  ("" if alone else " | PyTorch fwd | cl | ratio fwd | ours f+b | PyTorch | cl | ratio f+b") + " |")
-    lines.append("|" + "---|" * (7 if alone else 14))
+    lines.append("|" + "---|" * (8 if alone else 15))
     ratios, both = [], []
     for r in rows:
         tflops = "/".join(f"{r['flop'] / r[p + '_ours'] / 1e9:.0f}" for p in PARTS)
         errors = "/".join(f"{r.get(p + '_error', math.nan):.1e}" for p in PARTS)
+        of_floor = "/".join(f"{100 * r['floor'] / r[p + '_ours']:.0f}" for p in PARTS)
         line = (f"| {r['shape']} | {r['floor']:.3f} | {r['forward_ours']:.3f} | {r['data_ours']:.3f} | "
-                f"{r['weight_ours']:.3f} | {tflops} | {errors}{' WRONG' if r.get('wrong') else ''}")
+                f"{r['weight_ours']:.3f} | {of_floor} | {tflops} | {errors}{' WRONG' if r.get('wrong') else ''}")
         if not alone:
             fwd = min(r["forward_torch"], r["forward_torch_cl"]) / r["forward_ours"]
             fb = min(total(r, "torch"), total(r, "torch_cl")) / total(r, "ours")
@@ -194,11 +213,22 @@ def write(options, head, rows):
             file.write(head + "\n\n" + "\n\n".join(tables) + "\n")
 
 
+def gpu():
+    """Name, driver, and the clock now and at most."""
+    query = ["nvidia-smi", "--query-gpu=name,driver_version,clocks.sm,clocks.max.sm", "--format=csv,noheader", "--id=0"]
+    try:
+        name, driver, now, most = subprocess.run(query, capture_output=True, text=True, check=True).stdout.split(", ")
+        return f"{name}, driver {driver}, {now} of {most.strip()}"
+    except (OSError, subprocess.CalledProcessError, ValueError):
+        return torch.cuda.get_device_name()
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("library")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=["high", "highest", "bf16"])
-    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--shapes", nargs="+", choices=ALL, help="default: all of the set")
+    parser.add_argument("--set", choices=SETS, default="peers")
     parser.add_argument("--runs", type=int, default=15)
     parser.add_argument("--alone", action="store_true")
     parser.add_argument("--unchecked", action="store_true", help="leave the comparison with float64 out")
@@ -210,12 +240,12 @@ def main():
     torch.backends.cudnn.benchmark = True
     ours = Ours(options.library, {key: int(n) for key, n in (item.split("=") for item in options.plan)})
     rows = []
-    head = (f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}, "
+    head = (f"{gpu()}, PyTorch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}, "
             f"CUDA {torch.version.cuda}, {datetime.date.today()}, medians of {options.runs} runs, milliseconds")
     print(head, flush=True)
     for mode in options.modes:
         of_mode = []
-        for name in options.shapes:
+        for name in options.shapes or SETS[options.set]:
             of_mode.append(measure(ours, name, mode, options))
             torch.cuda.empty_cache()
             rows.append(of_mode[-1])

@@ -7,7 +7,9 @@
 // FLOP are the useful ones: 2 * N * Cin * Cout / groups * taps * voxels, the input's for a transposed convolution, the
 // output's for a convolution. Bytes are the least that must move: every input read once, every output written once;
 // group_norm reads all of its inputs twice, first for the sums over a group. of_copy is the rate beside that of a copy
-// of the same tensor in the same run.
+// of the same tensor in the same run; of_floor the time that an H200 needs at least for a convolution's FLOP and bytes
+// (voxgrad::explain_conv3d) beside the one it took. On a GPU convolutions run in float32 ("highest"), TF32 ("high") and
+// bf16.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
@@ -46,6 +48,7 @@ struct Case {
   std::function<void()> work;
   int calls = 1;      // timed together
   double copied = 0;  // B/s of a copy, to compare with
+  double floor = 0;   // seconds
 };
 
 void measure(benchmark::State& state, vg::Device device, const std::function<Case()>& make) {
@@ -61,6 +64,7 @@ void measure(benchmark::State& state, vg::Device device, const std::function<Cas
   using Counter = benchmark::Counter;
   if (c.flop > 0) state.counters["FLOP/s"] = Counter(c.flop, Counter::kIsIterationInvariantRate);
   state.counters["B/s"] = Counter(c.bytes, Counter::kIsIterationInvariantRate, Counter::kIs1000);
+  if (c.floor > 0) state.counters["of_floor"] = c.floor * static_cast<double>(state.iterations()) / seconds;
   if (c.copied > 0) state.counters["of_copy"] = c.bytes * static_cast<double>(state.iterations()) / seconds / c.copied;
 }
 
@@ -126,12 +130,12 @@ struct Problem {
   vg::Tensor x, w, y;
   vg::ConvGeometry geometry;
 
-  Problem(const Convolution& c, bool transposed, vg::Device device)
-      : x(vg::randn({c.batch, c.in, c.size[0], c.size[1], c.size[2]}, {.device = device})),
+  Problem(const Convolution& c, bool transposed, vg::Device device, vg::DType dtype)
+      : x(vg::randn({c.batch, c.in, c.size[0], c.size[1], c.size[2]}, {.device = device}).to(dtype)),
         geometry{c.stride, c.padding, c.dilation, c.groups} {
     vg::NoGradGuard no_grad;
     const auto weight = [&](int64_t outer, int64_t inner) {
-      return vg::randn({outer, inner / c.groups, c.kernel[0], c.kernel[1], c.kernel[2]}, {.device = device});
+      return vg::randn({outer, inner / c.groups, c.kernel[0], c.kernel[1], c.kernel[2]}, {.device = device}).to(dtype);
     };
     if (transposed) {
       w = weight(c.in, c.out);
@@ -158,19 +162,55 @@ void weight_gradient(const Problem& p, const vg::Kernels& k) {
   k.conv_backward_weight(p.w.view_out(), p.x.view_in(), p.y.view_in(), p.geometry);
 }
 
+struct Mode {
+  const char* name;
+  vg::DType dtype;
+  vg::Float32Precision precision;
+};
+const Mode kModes[] = {{"highest", vg::f32, vg::Float32Precision::highest},
+                       {"high", vg::f32, vg::Float32Precision::high},
+                       {"bf16", vg::bf16, vg::Float32Precision::highest}};
+
+struct Pass {
+  const char* name;
+  vg::ConvPass kernel;
+  void (*run)(const Problem&, const vg::Kernels&);
+};
+
+Case convolution(const Convolution& c, bool transposed, vg::Device device, const Mode& mode, const Pass& pass) {
+  const auto p = std::make_shared<Problem>(c, transposed, device, mode.dtype);
+  const double flop = 2.0 * static_cast<double>(p->y.numel()) * static_cast<double>(p->w.numel() / p->w.size(0));
+  const double bytes = bytes_of({p->x, p->w, p->y});
+  const vg::Kernels& kernels = vg::kernels(device);
+  vg::set_float32_precision(mode.precision);
+  const vg::ConvExplanation limits =
+      kernels.explain_conv(pass.kernel, p->x.view_in(), p->w.view_in(), p->y.view_in(), p->geometry);
+  const double floor = limits.flop_rate > 0 ? std::max(flop / limits.flop_rate, bytes / limits.byte_rate) : 0;
+  return {.flop = flop,
+          .bytes = bytes,
+          .work =
+              [=, &kernels] {
+                vg::set_float32_precision(mode.precision);
+                pass.run(*p, kernels);
+              },
+          .floor = floor};
+}
+
 void add_convolutions(vg::Device device, bool transposed, std::span<const Convolution> shapes) {
   const std::string function = transposed ? "conv_transpose3d/" : "conv3d/";
-  using Kernel = void (*)(const Problem&, const vg::Kernels&);
-  const std::pair<const char*, Kernel> passes[] = {{"/forward", transposed ? data_gradient : forward},
-                                                   {"/data_gradient", transposed ? forward : data_gradient},
-                                                   {"/weight_gradient", weight_gradient}};
+  const Pass as_forward{"/forward", vg::ConvPass::forward, forward},
+      as_gradient{"/data_gradient", vg::ConvPass::backward_data, data_gradient},
+      of_weight{"/weight_gradient", vg::ConvPass::backward_weight, weight_gradient};
+  Pass passes[] = {as_forward, as_gradient, of_weight};
+  if (transposed) {
+    passes[0] = {as_forward.name, as_gradient.kernel, as_gradient.run};
+    passes[1] = {as_gradient.name, as_forward.kernel, as_forward.run};
+  }
   for (const Convolution& c : shapes)
-    for (const auto& [pass, run] : passes)
-      add(function + c.name + pass, device, [=, &c, kernel = run] {
-        const auto p = std::make_shared<Problem>(c, transposed, device);
-        const double flop = 2.0 * static_cast<double>(p->y.numel()) * static_cast<double>(p->w.numel() / p->w.size(0));
-        return Case{flop, bytes_of({p->x, p->w, p->y}), [=] { kernel(*p, vg::kernels(device)); }};
-      });
+    for (const Pass& pass : passes)
+      for (const Mode& mode : std::span(kModes).first(device.is_cuda() ? 3 : 1))
+        add(function + c.name + pass.name + '/' + mode.name, device,
+            [=, &c, &mode] { return convolution(c, transposed, device, mode, pass); });
 }
 
 /// B/s of copying a tensor of `shape`: the median of several runs, measured once for each device.
