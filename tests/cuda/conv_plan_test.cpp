@@ -1,14 +1,12 @@
-// How the CUDA convolutions are cut into parts and tiles: plain C++, tested without a GPU and in builds without CUDA.
+// How the CUDA convolutions are cut into tiles: plain C++, tested without a GPU and in builds without CUDA.
 #include "cuda/conv/plan.h"
 
-#include <map>
-#include <numeric>
 #include <set>
 #include <tuple>
 
 #include "core/precision.h"
 #include "cuda/conv/instances.h"
-#include "ops/conv.h"
+#include "cuda/conv/plan_cache.h"
 #include "ops/conv_geometry.h"
 #include "tests/cuda/random_view.h"
 
@@ -16,84 +14,6 @@ namespace voxgrad::cudatest {
 namespace {
 
 using namespace cuda;
-
-int64_t floor_div(int64_t a, int64_t b) { return a / b - (a % b < 0 ? 1 : 0); }
-
-using Meetings = std::map<std::pair<int64_t, int64_t>, int64_t>;  // (result, tap) -> what is read
-
-/// Of the parts, and what each part says about itself.
-Meetings by_parts(const AxisParts& axis, int64_t out_size) {
-  Meetings found;
-  int count = 0, span = 0, taps = 0;
-  for (int i = 0; i < axis.parts; ++i) {
-    const AxisPart& part = axis.part[i];
-    count = std::max(count, part.count), span = std::max(span, part.span), taps = std::max(taps, part.taps);
-    for (int64_t q = 0; q < part.count; ++q)
-      for (int64_t t = 0; t < part.taps; ++t) {
-        const int64_t out = part.first + q * axis.out_step, tap = part.tap_first + t * part.tap_step;
-        const int64_t row = q * axis.fold + part.start + t * part.step;
-        EXPECT_TRUE(out >= 0 && out < out_size && tap >= 0 && tap < axis.kernel);
-        EXPECT_TRUE(found.insert({{out, tap}, row * axis.in_step + part.residue}).second) << "twice";
-        const int64_t in_span = floor_div(row, axis.fold) - q - part.low;
-        EXPECT_TRUE(in_span >= 0 && in_span < part.span);
-      }
-  }
-  EXPECT_EQ(std::tie(axis.count, axis.max_span, axis.max_taps), std::tie(count, span, taps));
-  return found;
-}
-
-void check_axis(int64_t size, int64_t kernel, int64_t stride, int64_t padding, int64_t dilation) {
-  SCOPED_TRACE(
-      concat("size ", size, ", kernel ", kernel, ", stride ", stride, ", padding ", padding, ", dilation ", dilation));
-  if (const int64_t y = conv_output_size(size, kernel, stride, padding, dilation); y > 0) {
-    Meetings expected;
-    for (int64_t o = 0; o < y; ++o)
-      for (int64_t k = 0; k < kernel; ++k) expected[{o, k}] = o * stride + k * dilation - padding;
-    for (const bool fold : {false, true}) {
-      const auto axis = forward_parts(size, y, kernel, stride, padding, dilation, fold);
-      ASSERT_TRUE(axis && axis->complete);
-      EXPECT_EQ(by_parts(*axis, y), expected) << "fold " << fold;
-    }
-  }
-  for (const int64_t more : {int64_t{0}, stride - 1}) {  // output padding
-    const int64_t x = conv_transpose_output_size(size, kernel, stride, padding, 0, dilation) + more;
-    if (x <= 0) continue;
-    Meetings expected;
-    std::set<int64_t> reached;
-    for (int64_t i = 0; i < x; ++i)
-      for (int64_t k = 0; k < kernel; ++k)
-        if ((i + padding - k * dilation) % stride == 0) {
-          expected[{i, k}] = (i + padding - k * dilation) / stride;
-          reached.insert(i);
-        }
-    const auto axis = transposed_parts(size, x, kernel, stride, padding, dilation);
-    ASSERT_TRUE(axis);
-    EXPECT_EQ(by_parts(*axis, x), expected) << "transposed";
-    EXPECT_EQ(axis->complete, static_cast<int64_t>(reached.size()) == x);
-  }
-}
-
-TEST(ConvParts, CoverEachPairOnce) {
-  for (int64_t stride = 1; stride <= 8; ++stride)
-    for (int64_t dilation = 1; dilation <= 5; ++dilation)
-      for (const int64_t kernel : {1, 2, 3, 4, 7})
-        for (const int64_t padding : {0, 1, 2, 5, 11})
-          for (const int64_t size : {1, 2, 5, 9}) {
-            check_axis(size, kernel, stride, padding, dilation);
-            if (HasFailure()) return;
-          }
-}
-
-TEST(ConvParts, RefuseWhatTheKernelsCannotHold) {
-  EXPECT_TRUE(transposed_parts(9, 100, 8, 9, 0, 1));
-  EXPECT_FALSE(transposed_parts(9, 100, 9, 9, 0, 1));  // nine phases
-  EXPECT_FALSE(forward_parts(100, 9, 9, 9, 0, 1, false));
-  EXPECT_TRUE(forward_parts(100, 9, 9, 9, 0, 1, true));
-  constexpr int64_t kLarge = int64_t{1} << 40;
-  EXPECT_FALSE(forward_parts(kLarge, kLarge, 3, 1, 1, 1, true));
-  EXPECT_FALSE(transposed_parts(8, 8, 3, 1, kLarge, 1));
-  EXPECT_FALSE(transposed_parts(8, 8, 3, 1, 1, kLarge));
-}
 
 ConvProblem random_problem(Random& random) {
   const auto up_to = [&](int64_t most) {  // small ones as often as large ones
@@ -380,6 +300,55 @@ TEST(ConvPlan, LeavesToThePlainKernelWhatIsNotItsOwn) {
   EXPECT_FALSE(plan_weight(plain_problem(ConvDirection::weight, f64)));
 }
 
+/// The results of a box that a row of the tiles is, in the order of tiles and rows.
+std::vector<std::array<int, 3>> covered(const std::array<int, 3>& box, int lines, int line, const RowTiles& rows) {
+  std::vector<std::array<int, 3>> found;
+  for (int tile = 0; tile < RowTiles::kMost; ++tile)
+    for (int row = 0; row < 64; ++row) {
+      const int at = rows.base[tile] + row / 8 * rows.group + row % 8;
+      const std::array<int, 3> q{at / line / lines, at / line % lines, at % line};
+      if (at < rows.end[tile] && q[0] < box[0] && q[1] < box[1] && q[2] < box[2]) found.push_back(q);
+    }
+  return found;
+}
+
+TEST(ConvPlan, CoversABoxOnceWithFewTiles) {
+  struct Case {
+    std::array<int, 3> box;
+    int lines, line, tiles;
+  };
+  const Case cases[] = {
+      {{1, 7, 34}, 9, 36, 4},   // line after line, with their ends
+      {{4, 8, 8}, 10, 10, 4},   // 8 lines of 8
+      {{2, 8, 16}, 10, 18, 4},  // twice two of them
+      {{8, 1, 16}, 3, 18, 2},   // 8 planes of 8
+      {{3, 3, 3}, 5, 5, 1},     // all planes on end
+      {{2, 2, 30}, 60, 30, 2},  // each plane by itself
+      {{1, 1, 1}, 1, 1, 1},
+  };
+  for (const auto& [box, lines, line, tiles] : cases) {
+    SCOPED_TRACE(concat("box ", box[0], " x ", box[1], " x ", box[2]));
+    const int size[3] = {box[0], box[1], box[2]};
+    const auto rows = cover_box(size, lines, line, tiles);
+    ASSERT_TRUE(rows);
+    const auto found = covered(box, lines, line, *rows);
+    EXPECT_EQ(found.size(), static_cast<size_t>(box[0]) * box[1] * box[2]);
+    EXPECT_EQ(std::set(found.begin(), found.end()).size(), found.size()) << "twice";
+    EXPECT_FALSE(cover_box(size, lines, line, tiles - 1));
+  }
+}
+
+TEST(ConvPlan, IsRememberedForItsProblemAlone) {
+  ConvProblem p = plain_problem(ConvDirection::forward, f32);
+  const auto plan = remembered<plan_gather>(p);
+  ASSERT_TRUE(plan && plan->wgmma);
+  EXPECT_EQ(remembered<plan_gather>(p)->columns, plan->columns);
+  p.choice.mma_sync = true;
+  EXPECT_FALSE(remembered<plan_gather>(p)->wgmma);
+  p.choice.plain = true;
+  EXPECT_FALSE(remembered<plan_gather>(p));
+}
+
 TEST(ConvPlan, KnowsEveryCompiledTile) {
   std::set<std::tuple<bool, bool, ConvArithmetic, int>> known, held;
   for (const auto arithmetic :
@@ -393,45 +362,6 @@ TEST(ConvPlan, KnowsEveryCompiledTile) {
     held.insert({instance->weight, instance->wgmma, instance->arithmetic, instance->width});
   if (held.empty()) GTEST_SKIP() << "this build has no CUDA";
   EXPECT_EQ(held, known);
-}
-
-void expect_contains(const std::string& text, const std::string& part) {
-  EXPECT_NE(text.find(part), std::string::npos) << "no \"" << part << "\" in\n" << text;
-}
-
-TEST(ConvExplain, NamesPlanWorkAndFloor) {
-  const TensorOptions gpu{.device = Device::cuda()};
-  const auto explained = [&](const TensorOptions& kind) {
-    return explain_conv_transpose3d({8, 48, 96, 96, 96}, {48, 24, 3, 3, 3}, {}, kind);
-  };
-  std::string text = explained(gpu);
-  for (const char* part : {"conv_transpose3d f32 on cuda:0", "[8, 24, 98, 98, 98]", "440 GFLOP", "2.08 GB",
-                           "  forward: ", "  input gradient: ", "  weight gradient: ", "tensor cores, 3xTF32",
-                           "workspace", "at least 3.29 ms (arithmetic)"})
-    expect_contains(text, part);
-  set_float32_precision(Float32Precision::high);
-  text = explained(gpu);
-  set_float32_precision(Float32Precision::highest);
-  expect_contains(text, "tensor cores, TF32");
-  expect_contains(text, "at least 1.1 ms (arithmetic)");
-  expect_contains(explained({.dtype = bf16, .device = Device::cuda()}), "tensor cores, bf16");
-  expect_contains(explained({.dtype = f64, .device = Device::cuda()}), "plain kernel");
-  force_conv_choice({.plain = true});
-  text = explained(gpu);
-  force_conv_choice({});
-  expect_contains(text, "plain kernel, no workspace");
-  expect_contains(explained({}), "CPU: register tile");
-  // Products with padding are none: of 8 * 3 on an axis, two.
-  expect_contains(explain_conv3d({1, 1, 8, 1, 1}, {1, 1, 3, 1, 1}, {.padding = {1, 0, 0}}, gpu), "kernel 44 FLOP");
-  expect_contains(explain_conv3d({1, 1, 99, 1, 1}, {1, 1, 10, 1, 1}, {.stride = {10, 1, 1}},
-                                 {.dtype = f16, .device = Device::cuda()}),
-                  "float32 copies, then plain kernel");
-}
-
-TEST(ConvExplain, RefusesWhatTheConvolutionRefuses) {
-  EXPECT_ERROR(explain_conv_transpose3d({2, 32, 8, 8, 8}, {64, 16, 4, 4, 4}),
-               "conv_transpose3d: weight expects 64 input channels, input has 32");
-  EXPECT_ERROR(explain_conv3d({2, 32, 8, 8}, {64, 16, 4, 4}), "conv3d: ");
 }
 
 }  // namespace

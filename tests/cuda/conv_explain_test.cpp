@@ -1,0 +1,52 @@
+// What explain_conv3d and explain_conv_transpose3d say: tested everywhere.
+#include "core/precision.h"
+#include "cuda/conv/plan.h"
+#include "ops/conv.h"
+#include "tests/cuda/random_view.h"
+
+namespace voxgrad::cudatest {
+namespace {
+
+using namespace cuda;
+
+void expect_contains(const std::string& text, const std::string& part) {
+  EXPECT_NE(text.find(part), std::string::npos) << "no \"" << part << "\" in\n" << text;
+}
+
+TEST(ConvExplain, NamesPlanWorkAndFloor) {
+  const TensorOptions gpu{.device = Device::cuda()};
+  const auto explained = [&](const TensorOptions& kind) {
+    return explain_conv_transpose3d({8, 48, 96, 96, 96}, {48, 24, 3, 3, 3}, {}, kind);
+  };
+  std::string text = explained(gpu);
+  for (const char* part : {"conv_transpose3d f32 on cuda:0", "[8, 24, 98, 98, 98]", "440 GFLOP", "2.08 GB",
+                           "  forward: ", "  input gradient: ", "  weight gradient: ", "tensor cores, 3xTF32",
+                           "workspace", "at least 3.29 ms (arithmetic)"})
+    expect_contains(text, part);
+  set_float32_precision(Float32Precision::high);
+  text = explained(gpu);
+  set_float32_precision(Float32Precision::highest);
+  expect_contains(text, "tensor cores, TF32");
+  expect_contains(text, "at least 1.1 ms (arithmetic)");
+  expect_contains(explained({.dtype = bf16, .device = Device::cuda()}), "tensor cores, bf16");
+  expect_contains(explained({.dtype = f64, .device = Device::cuda()}), "plain kernel");
+  force_conv_choice({.plain = true});
+  text = explained(gpu);
+  force_conv_choice({});
+  expect_contains(text, "plain kernel, no workspace");
+  expect_contains(explained({}), "CPU: register tile");
+  // Products with padding are none: of 8 * 3 on an axis, two.
+  expect_contains(explain_conv3d({1, 1, 8, 1, 1}, {1, 1, 3, 1, 1}, {.padding = {1, 0, 0}}, gpu), "kernel 44 FLOP");
+  expect_contains(explain_conv3d({1, 1, 99, 1, 1}, {1, 1, 10, 1, 1}, {.stride = {10, 1, 1}},
+                                 {.dtype = f16, .device = Device::cuda()}),
+                  "float32 copies, then plain kernel");
+}
+
+TEST(ConvExplain, RefusesWhatTheConvolutionRefuses) {
+  EXPECT_ERROR(explain_conv_transpose3d({2, 32, 8, 8, 8}, {64, 16, 4, 4, 4}),
+               "conv_transpose3d: weight expects 64 input channels, input has 32");
+  EXPECT_ERROR(explain_conv3d({2, 32, 8, 8}, {64, 16, 4, 4}), "conv3d: ");
+}
+
+}  // namespace
+}  // namespace voxgrad::cudatest
