@@ -319,6 +319,7 @@ TEST(ConvPlan, CoversABoxOnceWithFewTiles) {
   };
   const Case cases[] = {
       {{1, 7, 34}, 9, 36, 4},   // line after line, with their ends
+      {{2, 6, 8}, 6, 24, 2},    // 8 lines of which two belong to the next plane
       {{4, 8, 8}, 10, 10, 4},   // 8 lines of 8
       {{2, 8, 16}, 10, 18, 4},  // twice two of them
       {{8, 1, 16}, 3, 18, 2},   // 8 planes of 8
