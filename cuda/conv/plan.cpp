@@ -11,6 +11,8 @@ constexpr int kChunkWords = 8;
 
 std::atomic<ConvChoice> forced_choice{};
 
+int chunk_channels(const ConvProblem& p) { return kChunkWords * (p.dtype == DType::f32 ? 1 : 2); }
+
 bool choose_axes(const ConvProblem& p, GatherPlan& plan) {
   const bool transposed = p.direction == ConvDirection::transposed;
   plan.classes = 1;
@@ -33,11 +35,13 @@ bool choose_axes(const ConvProblem& p, GatherPlan& plan) {
   return plan.classes <= kMaxClasses;
 }
 
-/// Few columns are no work for wgmma: 64 rows of A are read for each 8 words, however few.
+/// Few columns are no work for wgmma: 64 rows of A are read for each 8 words, however few. And inputs that fill no more
+/// than a quarter of what they are packed to cost more to pack than that saves.
 bool gather_by_wgmma(const ConvProblem& p) {
   constexpr int64_t kFew = 8;
-  const auto widths = gather_widths(arithmetic_of(p), true);
-  return may_use_wgmma(p) && (p.choice.width > 0 ? asked_width(p, widths).has_value() : p.out_channels > kFew);
+  if (!may_use_wgmma(p)) return false;
+  if (p.choice.width > 0) return asked_width(p, gather_widths(arithmetic_of(p), true)).has_value();
+  return p.out_channels > kFew && 4 * p.in_channels > chunk_channels(p);
 }
 
 int choose_columns(const ConvProblem& p) {  // of mma.sync
@@ -134,8 +138,7 @@ bool finish(const ConvProblem& p, GatherPlan& plan) {
 std::optional<GatherPlan> plan_gather(const ConvProblem& p) {
   GatherPlan plan{};
   if (p.dtype == DType::f64 || p.choice.plain || !choose_axes(p, plan) || plan.classes == 0) return std::nullopt;
-  const int word_channels = kChunkWords * (p.dtype == DType::f32 ? 1 : 2);
-  plan.chunks = static_cast<int>((p.in_channels + word_channels - 1) / word_channels);
+  plan.chunks = static_cast<int>((p.in_channels + chunk_channels(p) - 1) / chunk_channels(p));
   plan.slots = 1;
   plan.wgmma = gather_by_wgmma(p);
   if (plan.wgmma)

@@ -12,12 +12,19 @@ namespace {
 constexpr int kMaxExtent = 1023;         // voxels of a halo along an axis
 constexpr int kHalfShared = 112 * 1024;  // bytes of shared memory with which two blocks fit on sm_90
 constexpr int kChunkWords = 8, kMostBuffers = 4;
-constexpr int64_t kMostPacked = int64_t{1} << 30;  // bytes of inputs, if it is more than one sample
+/// Bytes of packed inputs: more only for one sample, if they are no more than its input and its result.
+constexpr int64_t kMostPacked = int64_t{1} << 30;
 
 int divide_up(int a, int b) { return (a + b - 1) / b; }
 
 bool three_products(const ConvProblem& p) { return arithmetic_of(p) == ConvArithmetic::tf32x3; }
 int parts(const ConvProblem& p) { return three_products(p) ? 2 : 1; }
+
+int64_t sample_bytes(const ConvProblem& p) {
+  const int64_t in = p.in_channels * p.in_size[0] * p.in_size[1] * p.in_size[2];
+  const int64_t out = p.out_channels * p.out_size[0] * p.out_size[1] * p.out_size[2];
+  return p.groups * (in + out) * static_cast<int64_t>(item_size(p.dtype));
+}
 
 int row_tiles(const ConvProblem& p, const GatherPlan& plan) {
   return gather_row_tiles(plan.columns, three_products(p), plan.slots) / plan.slots;
@@ -169,6 +176,7 @@ std::optional<GatherPlan> plan_gather_wgmma(const ConvProblem& p, const GatherPl
     }
   if (best.cycles < 0 || !finish(p, best)) return std::nullopt;
   const int64_t of_sample = input_bytes(p, best);
+  if (of_sample > std::max(kMostPacked, sample_bytes(p))) return std::nullopt;
   const int64_t wanted = p.choice.samples > 0 ? p.choice.samples : kMostPacked / std::max<int64_t>(1, of_sample);
   best.samples = std::max<int64_t>(1, std::min(p.batch, wanted));
   double reach = 0, stride = 1;  // of a halo, in voxels: offsets in it are 32-bit bytes

@@ -134,7 +134,10 @@ void check_gather(const ConvProblem& p, const GatherPlan& plan) {
   EXPECT_LE(workspace_bytes(p, plan) - inputs, 8 * filled);
   if (plan.wgmma) {
     EXPECT_TRUE(plan.samples >= 1 && plan.samples <= std::max<int64_t>(1, p.batch));
-    EXPECT_TRUE(plan.samples == 1 || inputs <= int64_t{1} << 30) << inputs;
+    const double sample = static_cast<double>(p.groups) * static_cast<double>(item_size(p.dtype)) *
+                          (static_cast<double>(p.in_channels) * p.in_size[0] * p.in_size[1] * p.in_size[2] +
+                           static_cast<double>(p.out_channels) * p.out_size[0] * p.out_size[1] * p.out_size[2]);
+    EXPECT_TRUE(inputs <= int64_t{1} << 30 || (plan.samples == 1 && static_cast<double>(inputs) <= sample)) << inputs;
   }
 }
 
@@ -337,6 +340,20 @@ TEST(ConvPlan, CoversABoxOnceWithFewTiles) {
     EXPECT_EQ(std::set(found.begin(), found.end()).size(), found.size()) << "twice";
     EXPECT_FALSE(cover_box(size, lines, line, tiles - 1));
   }
+}
+
+TEST(ConvPlan, PacksNoInputThatIsMostlyPadding) {
+  ConvProblem p = plain_problem(ConvDirection::forward, bf16);
+  for (const auto& [channels, packed] : {std::pair(1, false), {4, false}, {5, true}, {16, true}}) {
+    p.in_channels = channels;
+    EXPECT_EQ(plan_gather(p)->wgmma, packed) << channels;
+  }
+  p = plain_problem(ConvDirection::forward, f32);  // three products: input and result of a sample are 9 GB, packed 16
+  p.in_channels = p.out_channels = 9;
+  p.in_size = p.out_size = {500};
+  EXPECT_FALSE(plan_gather(p)->wgmma) << cuda::explain(p).plan;
+  p.in_size = p.out_size = {100};
+  EXPECT_TRUE(plan_gather(p)->wgmma);
 }
 
 TEST(ConvPlan, IsRememberedForItsProblemAlone) {
