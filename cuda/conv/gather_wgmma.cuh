@@ -13,7 +13,7 @@
 // a strided, transposed convolution, which read the same inputs and lie side by side in the result.
 //
 // Four warps multiply, and do nothing else; they have most of the registers. Four others feed them (gather_feed.cuh),
-// one to four steps of 8 words ahead. In the end all write the results (gather_results.cuh).
+// as many steps of 8 words ahead as there are buffers. In the end all write the results (gather_results.cuh).
 //
 // What bounds it: a product reads 2 KiB of A and 256 bytes for each 8 columns of B, of which shared memory gives 128
 // bytes a clock. From 64 columns on that hides behind the multiplication; 48 columns reach 86 %, 32: 67 %, 24: 55 %.
