@@ -80,7 +80,19 @@ inline unsigned grid_size(int64_t count, int per_block = kBlock) {
   return static_cast<unsigned>(std::clamp<int64_t>((count + per_block - 1) / per_block, 1, kMaxGrid));
 }
 
+/// Lets the kernel have so many bytes of dynamic shared memory from now on, or more if it might have more before: of
+/// two threads that launch it, none takes from the other. On the current device.
+void allow_shared(const void* kernel, int bytes);
+
 #ifdef __CUDACC__
+/// Launches a kernel with more than 48 KiB of dynamic shared memory.
+template <class Problem>
+void launch_with_shared(void (*kernel)(Problem), unsigned blocks, int threads, int shared_bytes, cudaStream_t stream,
+                        const Problem& problem) {
+  allow_shared(reinterpret_cast<const void*>(kernel), shared_bytes);
+  kernel<<<blocks, threads, static_cast<size_t>(shared_bytes), stream>>>(problem);
+}
+
 /// for (int64_t i = thread_index(); i < count; i += thread_count()) covers a count of any size.
 __device__ inline int64_t thread_index() { return int64_t{blockIdx.x} * blockDim.x + threadIdx.x; }
 __device__ inline int64_t thread_count() { return int64_t{gridDim.x} * blockDim.x; }

@@ -1,5 +1,7 @@
 // The runtime table of the GPUs, and the checks that all calls of CUDA go through.
 #include <algorithm>
+#include <map>
+#include <mutex>
 #include <string>
 #include <string_view>
 
@@ -114,6 +116,18 @@ void wait_for(int index) {
 
 bool is_available() { return device_count() > 0; }
 int device_count() { return devices().count; }
+
+void allow_shared(const void* kernel, int bytes) {
+  static std::mutex mutex;
+  static std::map<std::pair<int, const void*>, int> allowed;
+  int device = 0;
+  check_cuda(cudaGetDevice(&device), "shared memory");
+  const std::lock_guard lock(mutex);
+  int& most = allowed[{device, kernel}];
+  if (bytes <= most) return;
+  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "shared memory");
+  most = bytes;
+}
 
 void check_cuda(cudaError_t status, const char* what, const char* file, int line) {
   if (status == cudaSuccess) [[likely]]

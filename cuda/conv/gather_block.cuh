@@ -131,12 +131,10 @@ void launch_gather(void (*kernel)(GatherMma), GatherMma p, cudaStream_t stream) 
   ++conv_instance<Tile, false, Tile::kColumns>.launches;
   p.rounds = (p.halo_voxels + Tile::kStagers - 1) / Tile::kStagers;
   p.staged_voxels = p.rounds * Tile::kStagers;
-  const size_t bytes = Tile::shared_bytes(p);
-  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),
-             "conv: shared memory");
   const int64_t tiles = p.batch * p.groups * p.tiles[0] * p.tiles[1] * p.tiles[2];
   const int64_t blocks = tiles * (p.merged ? 1 : p.column_tiles * (p.transposed ? p.classes / p.slots : 1));
-  kernel<<<static_cast<unsigned>(blocks), Tile::kThreads, bytes, stream>>>(p);
+  const int shared_bytes = static_cast<int>(Tile::shared_bytes(p));
+  launch_with_shared(kernel, static_cast<unsigned>(blocks), Tile::kThreads, shared_bytes, stream, p);
 }
 
 }  // namespace voxgrad::cuda
