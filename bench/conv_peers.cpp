@@ -30,9 +30,12 @@ View view_of(void* data, DType dtype, const int64_t* size, bool channels_last) {
 extern "C" {
 
 /// What the planner is to choose from now on (cuda/conv/plan.h: ConvChoice).
-void voxgrad_force_conv(int plain, int mma_sync, int slots, int width) {
-  cuda::force_conv_choice(
-      {.plain = plain != 0, .mma_sync = mma_sync != 0, .slots = static_cast<int8_t>(slots), .width = width});
+void voxgrad_force_conv(int plain, int mma_sync, int slots, int pairs, int width) {
+  cuda::force_conv_choice({.plain = plain != 0,
+                           .mma_sync = mma_sync != 0,
+                           .slots = static_cast<int8_t>(slots),
+                           .pairs = static_cast<int8_t>(pairs),
+                           .width = static_cast<int16_t>(width)});
 }
 
 /// One kernel of a transposed convolution x (N, Cin, ...) -> y (N, Cout, ...) with weight (Cin, Cout / groups, ...):

@@ -9,9 +9,16 @@
 namespace voxgrad::cuda {
 
 #if VOXGRAD_HAS_WGMMA
-/// For one thread that arrives each round. Others see it after publish_barriers() and __syncthreads().
-__device__ inline void init_barrier(uint32_t barrier) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
+/// For so many threads that arrive each round. Others see it after publish_barriers() and __syncthreads().
+__device__ inline void init_barrier(uint32_t barrier, int threads = 1) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+__device__ inline void arrive(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+/// Arrives when all copies (copy_word_async() and the like) that this thread has queued have come.
+__device__ inline void arrive_with_copies(uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 __device__ inline void publish_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
@@ -34,7 +41,9 @@ __device__ inline void await_round(uint32_t barrier, int round) {
   } while (!done);
 }
 #else
-__device__ inline void init_barrier(uint32_t) {}
+__device__ inline void init_barrier(uint32_t, int = 1) {}
+__device__ inline void arrive(uint32_t) {}
+__device__ inline void arrive_with_copies(uint32_t) {}
 __device__ inline void publish_barriers() {}
 __device__ inline void copy_bulk(uint32_t, const void*, uint32_t, uint32_t) {}
 __device__ inline void await_round(uint32_t, int) {}

@@ -33,14 +33,25 @@ std::string describe(const ConvProblem& p, const GatherPlan& plan) {
 
 std::string describe(const ConvProblem& p, const WeightPlan& plan) {
   const int64_t blocks = plan.ranges * p.groups * plan.row_tiles * plan.column_tiles;
-  return concat("tensor cores, ", name(arithmetic_of(p)), plan.wgmma ? " by wgmma" : " by mma.sync", ": tile of ",
-                plan.rows, " channels x ", plan.column_tiles, " pieces of ", plan.columns * 8,
-                " (channel, tap), boxes of ", volume(plan.box), ", ", plan.ranges, " ranges of ", plan.range,
-                " boxes, ", blocks, " blocks, workspace ", in_mib(workspace_bytes(p, plan)));
+  return concat("tensor cores, ", name(arithmetic_of(p)), " by mma.sync: tile of ", plan.rows, " channels x ",
+                plan.column_tiles, " pieces of ", plan.columns * 8, " (channel, tap), boxes of ", volume(plan.box),
+                ", ", plan.ranges, " ranges of ", plan.range, " boxes, ", blocks, " blocks, workspace ",
+                in_mib(workspace_bytes(p, plan)));
+}
+
+std::string describe(const ConvProblem& p, const WeightWgmmaPlan& plan) {
+  return concat("tensor cores, ", name(arithmetic_of(p)), " by wgmma: ", plan.versions, " taps x ", plan.row_octets * 8,
+                " channels by ", plan.depth.taps, " x ", plan.height.taps, " taps x ", plan.column_octets * 8,
+                " channels, ", plan.heights, " products of ", plan.columns,
+                plan.by_steps ? " columns, of half the steps" : " columns", " a warpgroup, pillars of ", plan.depth.box,
+                " x ", plan.height.box, " x ", plan.pairs * 8 * (p.dtype == DType::f32 ? 1 : 2), ", ", plan.x_slots,
+                " planes, ", plan.ranges, " ranges of ", plan.range, " pillars, ", blocks_of(p, plan),
+                " blocks, workspace ", in_mib(workspace_bytes(p, plan)));
 }
 
 std::string describe(const ConvProblem& p) {
   if (p.direction == ConvDirection::weight) {
+    if (const auto plan = plan_weight_wgmma(p)) return describe(p, *plan);
     if (const auto plan = plan_weight(p)) return describe(p, *plan);
   } else if (const auto plan = plan_gather(p)) {
     return describe(p, *plan);

@@ -14,8 +14,8 @@ bool gather_on_tensor_cores(const View& out, const View& in, const View& w, cons
 /// What a plan has to know of the GPU that the problem goes to.
 void describe_device(ConvProblem& problem, const Launch& launch);
 
-/// The same for the weight gradient.
-bool weight_on_tensor_cores(const View& w, const View& x, const View& y, const ConvGeometry& geometry,
-                            const Launch& launch);
+/// The same for the weight gradient, by one instruction or the other.
+bool weight_by_wgmma(const View& w, const View& x, const View& y, const ConvGeometry& geometry, const Launch& launch);
+bool weight_by_mma(const View& w, const View& x, const View& y, const ConvGeometry& geometry, const Launch& launch);
 
 }  // namespace voxgrad::cuda

@@ -156,6 +156,13 @@ __device__ inline uint32_t load_shared(uint32_t address) {
   return word;
 }
 
+/// Four words, at a multiple of 16 bytes.
+__device__ inline void load_shared(uint32_t address, uint32_t (&word)[4]) {
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
+               : "r"(address));
+}
+
 __device__ inline void store_shared(uint32_t address, uint32_t word) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(word) : "memory");
 }

@@ -35,13 +35,30 @@ bool choose_axes(const ConvProblem& p, GatherPlan& plan) {
   return plan.classes <= kMaxClasses;
 }
 
-/// Few columns are no work for wgmma: 64 rows of A are read for each 8 words, however few. And inputs that fill no more
-/// than a quarter of what they are packed to cost more to pack than that saves.
+/// Whether more inputs than caches hold are read by few results each: to pack them is a third trip to memory.
+bool is_used_little(const ConvProblem& p, double little) {
+  if (p.direction != ConvDirection::forward) return false;
+  double inputs = 1, results = 1, taps = 1;  // voxels
+  for (int a = 0; a < 3; ++a) {
+    inputs *= static_cast<double>(p.in_size[a]);
+    results *= static_cast<double>(p.out_size[a]);
+    taps *= static_cast<double>(p.kernel[a]);
+  }
+  const double bytes = inputs * static_cast<double>(p.batch * p.groups * p.in_channels * item_size(p.dtype));
+  return 4 * results <= inputs && bytes >= (128 << 20) &&
+         taps * results / inputs * static_cast<double>(p.out_channels) < little;
+}
+
+/// Few columns are no work for wgmma: 64 rows of A are read for each 8 words, however few, and three times for three
+/// products. And to pack the inputs costs more than it saves where they fill no more than a quarter of what they are
+/// packed to, or are used little (by three products of few columns, more often).
 bool gather_by_wgmma(const ConvProblem& p) {
-  constexpr int64_t kFew = 8;
   if (!may_use_wgmma(p)) return false;
   if (p.choice.width > 0) return asked_width(p, gather_widths(arithmetic_of(p), true)).has_value();
-  return p.out_channels > kFew && 4 * p.in_channels > chunk_channels(p);
+  const bool three = arithmetic_of(p) == ConvArithmetic::tf32x3;
+  const int64_t few = three ? 16 : 8;
+  const double little = three && p.out_channels <= 32 ? 600 : 300;
+  return p.out_channels > few && 4 * p.in_channels > chunk_channels(p) && !is_used_little(p, little);
 }
 
 int choose_columns(const ConvProblem& p) {  // of mma.sync

@@ -23,8 +23,9 @@ struct ConvChoice {
   bool mma_sync : 1 = false;  // not wgmma
   int8_t slots = 0;           // of the gather by wgmma: 1 or 2; 0: the planner's choice
   int8_t samples = 0;         // whose inputs it packs at a time; 0 likewise
-  int8_t stacks = 0;          // of a tile of the weight gradient by wgmma; 0 likewise
-  int width = 0;              // of a tile: columns of the gather, rows of the weight gradient; 0 likewise
+  int8_t heights = 0;         // of the weight gradient by wgmma; 0 likewise
+  int8_t pairs = 0;           // of it too
+  int16_t width = 0;          // of a tile: columns, or rows of the weight gradient by mma.sync; 0 likewise
   friend bool operator==(const ConvChoice&, const ConvChoice&) = default;
 };
 /// Of the whole program, for the convolutions to come. A width that is not compiled is passed over.
@@ -120,37 +121,21 @@ int64_t workspace_bytes(const ConvProblem& problem, const GatherPlan& plan);
 /// Of the packed inputs of a sample.
 int64_t input_bytes(const ConvProblem& problem, const GatherPlan& plan);
 
-/// The weight gradient by wgmma (weight_wgmma.cuh) takes columns of 8 in stacks of 8: the heights of tiles for
-/// which it is compiled, and the greatest beside so many rows, whose accumulators leave room for the rest in the
-/// registers.
-inline constexpr int kWgmmaStacks[] = {1, 2, 3, 4, 5, 6, 7, 10, 14};
-constexpr int most_stacks(ConvArithmetic arithmetic, int rows) {
-  // Three products are summed beside the sums, halves are staged through registers.
-  if (arithmetic == ConvArithmetic::tf32x3) return rows > 48 ? 3 : rows > 32 ? 4 : rows > 16 ? 5 : 7;
-  return rows > 48 ? 5 : rows > 32 ? (arithmetic == ConvArithmetic::tf32 ? 7 : 6) : rows > 16 ? 10 : 14;
-}
-/// Words of shared memory from 4 words of y's channels to the next 4.
-constexpr int quad_words(int rows) { return 4 * rows + 4; }
-
-/// A tile of the tensor-core weight gradient (weight_mma.cuh, weight_wgmma.cuh). A class is a part of each
-/// axis.
+/// A tile of the weight gradient by mma.sync (weight_mma.cuh). A class is a part of each axis.
 struct WeightPlan {
   struct Class {
     int taps, padded_taps;  // with those that fill up tiles
     int tile_columns;       // columns of 8 of a tile
     int tiles;
   };
-  bool wgmma;
   AxisParts axis[3];
   int box[3], extent[3], tiles[3];  // extent: of the halo, in words
-  int box_words;                    // that are staged of y
   int run, halo_words, pitch;
   int rows, row_tiles, blocks8;  // blocks of 8 channels of x
   std::vector<Class> classes;
   int column_tiles, columns;     // of all classes; columns of 8
   int64_t boxes, range, ranges;  // range: boxes of a block
   int shared_bytes, buffers;     // of a buffer; 2: the next box is copied in the background
-  int table_bytes;               // of shared memory before the buffers
   double cycles;
 };
 
@@ -158,6 +143,65 @@ struct WeightPlan {
 std::optional<WeightPlan> plan_weight(const ConvProblem& problem);
 /// Of the partial sums.
 int64_t workspace_bytes(const ConvProblem& problem, const WeightPlan& plan);
+
+/// How the blocks of weight_wgmma.cuh slide along depth, or read lines of a box along height: voxel q of y and tap t of
+/// the block read staged row t * tap_step of the `span` rows that begin at row q * advance.
+struct SlidingAxis {
+  int count, box, tiles;  // of y: voxels; of them, in a box; boxes
+  int taps, pieces;       // of a block; blocks that share the kernel's
+  int in_stride, dilation, padding;
+  int in_step;        // positions of x from a staged row to the next
+  int tap_step;       // staged rows from a tap to the next
+  int span, advance;  // rows that a voxel's taps span; rows of them that the voxel before did not have
+  /// Rows that are staged for `voxels` voxels on end.
+  constexpr int rows(int voxels) const { return (voxels - 1) * advance + span; }
+};
+
+/// A tile of the weight gradient by wgmma.
+struct WeightWgmmaPlan {
+  SlidingAxis depth, height;
+  // Along the width, taps that read the same residue of x are `tap_step` apart, and do so `shift` voxels later.
+  int tap_step, shift;
+  int versions, version_tiles;      // of those taps, as many as rows of A hold; tiles of them, of all taps
+  int row_octets, row_tiles;        // of 8 channels of y, in a version; tiles of them
+  int column_octets, column_tiles;  // of x likewise
+  int pairs, width_tiles;           // of 4 words along the width, in a box; boxes
+  int columns, heights;             // of a product; products of a group of warps beside one another
+  int plane_products;               // that hold (tap along height, channel of x)
+  bool by_steps;                    // groups of warps share the steps of a plane, not the products
+  int64_t samples;                  // of which y is packed at a time
+  int x_slots, y_slots;             // planes in shared memory
+  int64_t pillars, range, ranges;   // boxes that slide; of them, in a range; ranges
+  double cycles;
+};
+/// Steps of 8 words in a box at most; planes of x in shared memory.
+inline constexpr int kMostSteps = 16, kMostWeightSlots = 12;
+/// How many products stand beside one another in a group of warps.
+inline constexpr int kWeightHeights[] = {1, 2, 3, 4, 5, 6, 8, 10};
+/// The most of them for which there are registers.
+constexpr int most_heights(ConvArithmetic arithmetic, int columns) {
+  const int room = 320 / (arithmetic == ConvArithmetic::tf32x3 ? 2 : 1) / columns;  // its sums stand beside the sums
+  int most = 0;
+  for (const int heights : kWeightHeights)
+    if (heights <= room) most = heights;
+  return most;
+}
+/// Bytes of shared memory, of x and y: from a quad (4 words along the width) to the next, of a slot, of all slots and
+/// what is read behind them.
+struct WeightMemory {
+  int x_lines, x_pitch, y_pitch, x_slot, y_slot, total;
+};
+WeightMemory memory_of(const ConvProblem& problem, const WeightWgmmaPlan& plan);
+/// Of y of so many samples, packed.
+int64_t lattice_bytes(const ConvProblem& problem, const WeightWgmmaPlan& plan);
+
+/// Warps that share channels of x, each with its lines of them: a power of two.
+int line_shares(const WeightWgmmaPlan& plan);
+
+/// Nothing if mma.sync, or the plain kernel, has to take it.
+std::optional<WeightWgmmaPlan> plan_weight_wgmma(const ConvProblem& problem);
+int64_t workspace_bytes(const ConvProblem& problem, const WeightWgmmaPlan& plan);
+int64_t blocks_of(const ConvProblem& problem, const WeightWgmmaPlan& plan);
 
 /// The plan in words, and the rates of an H200: the arithmetic's (f64: tensor cores'), and memory's.
 ConvExplanation explain(const ConvProblem& problem);

@@ -51,9 +51,6 @@ struct WeightMma {
   int run;                    // words of a residue's (and shift's) row of the halo
   int halo_words, pitch;      // pitch: words between staged channels of x
   int buffers, buffer_words;  // 2: the next box is copied while this one is multiplied
-  int box_words, steps;       // of wgmma's boxes; 8 words a step
-  int table_bytes;            // of what wgmma keeps before its buffers
-  bool y_quads;               // 16 bytes of a row of y can be copied at a time
   int tiles[3];
   int64_t boxes, range;  // in all; of a range
   AxisParts axis[3];
@@ -266,9 +263,7 @@ void launch_weight_mma(const WeightMma& p, int rows, int64_t blocks, int shared_
 template <class Tile>
 void launch_weight_tile(const WeightMma& p, int64_t blocks, int shared_bytes, cudaStream_t stream) {
   ++conv_instance<Tile, true, Tile::kRows>.launches;
-  check_cuda(cudaFuncSetAttribute(weight_mma<Tile>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
-             "conv weight gradient: shared memory");
-  weight_mma<Tile><<<static_cast<unsigned>(blocks), Tile::kThreads, shared_bytes, stream>>>(p);
+  launch_with_shared(weight_mma<Tile>, static_cast<unsigned>(blocks), Tile::kThreads, shared_bytes, stream, p);
 }
 
 /// Columns of 8 of a tile that has so many rows.

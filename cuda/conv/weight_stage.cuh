@@ -1,284 +1,345 @@
-// What the blocks of weight_wgmma.cuh sum, and how voxels come to shared memory.
+// How the warps that feed those of weight_wgmma.cuh bring planes of x and y to shared memory. y was packed before
+// (weight_pack.cu), so that one copy brings a plane. x may begin anywhere, with voxels at any distance: floats come by
+// copies of 4 bytes in the background, and are rounded where they lie by two warps of their own; halves, of which two
+// make a word, come through registers.
 #pragma once
 
-#include "cuda/conv/weight_mma.cuh"
+#include "cuda/conv/bulk_copy.cuh"
+#include "cuda/conv/instances.h"
+#include "cuda/divisor.h"
+#include "cuda/launch.h"
 
 namespace voxgrad::cuda {
 
-/// 16 bytes of which the first `bytes` are copied; the others are zero.
-__device__ inline void copy_quad_async(uint32_t shared, const void* global, int bytes) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(bytes) : "memory");
-}
+/// A plane in shared memory is made of quads, 4 words along the width; a quad of lines; a line of rows of 16 bytes: x's
+/// channels, or y's, these once for each version.
+struct WeightPlanes {
+  int quad_pitch, part_bytes, slot_bytes;
+  int slots;
+};
 
-__device__ inline void load_quad(uint32_t at, uint32_t (&word)[4]) {
-  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
-               : "r"(at));
-}
+struct WeightWgmma {
+  const char* x;
+  int64_t x_stride[5];  // bytes
+  int x_size[3];        // outside of which it is zero
+  int x_channels;       // of a group
+  int x_step;           // positions along the width from a voxel of the lattice to the next
+  // Lines: i of residue r is position r * residue_at + i * line_at, and stands at byte r * residue_to + i * line_to.
+  int lines, residues;  // lines: of residue 0
+  int full_residues;    // that have as many lines; the others have one less
+  int residue_at, line_at, residue_to, line_to;
+  int share_bits;      // 2^share_bits warps share channels, each with its lines
+  int units, many;     // that warps take, of a residue; channels of a unit
+  int64_t line_bytes;  // from a line to the next of its share; likewise
+  int line_step, line_slot;
+  WeightPlanes of_x, of_y;
 
-__device__ inline void store_quad(uint32_t at, const uint32_t (&word)[4]) {
-  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(word[0]), "r"(word[1]), "r"(word[2]),
-               "r"(word[3])
-               : "memory");
-}
+  const char* y;   // packed: (groups, row tiles, samples, depth, height tiles, width tiles) planes
+  int y_channels;  // of a group
+  float* partial;  // (ranges, groups, y_channels, width taps, depth taps, height taps, x_octets * 8)
+  SlidingAxis depth, height;
+  int kernel[3], padding, dilation;  // padding, dilation: along the width
+  int x_octets;
+  int groups, version_tiles, row_tiles, column_tiles;
+  int tap_step, versions, row_octets, column_octets;
+  int pairs, width_tiles;
+  int steps, plane_products;
+  bool by_steps;
+  int64_t samples, pillars, range;
+  int x_step_at[kMostSteps], y_step_at[kMostSteps];  // 16 bytes: from a slot to the words of a step
+};
 
-__device__ inline void round_quad(uint32_t at) {
-  uint32_t word[4];
-  load_quad(at, word);
-#pragma unroll
-  for (int i = 0; i < 4; ++i) word[i] = round_tf32(__uint_as_float(word[i]));
-  store_quad(at, word);
-}
-
-/// The low parts of four words go `low` bytes further on.
-__device__ inline void split_quad(uint32_t at, int low) {
-  uint32_t word[4], rest[4];
-  load_quad(at, word);
-#pragma unroll
-  for (int i = 0; i < 4; ++i) Tf32x3::split(word[i], word[i], rest[i]);
-  store_quad(at, word);
-  store_quad(at + low, rest);
-}
-
-__device__ inline void split_word(uint32_t at, int low) {
-  uint32_t high, rest;
-  Tf32x3::split(load_shared(at), high, rest);
-  store_shared(at, high);
-  store_shared(at + low, rest);
-}
-
-/// What a block sums: columns of 8 of a class, and a tile of rows.
+/// What a block sums.
 struct WeightPlace {
-  int number, group, first_row, rows;  // class; channels of y
-  int first_column, columns;           // in the class; of 8
-  int first_block, blocks;             // of 8 channels of x
+  int group, row_tile, first_row, first_column;  // channels of y and x, of the group
+  int first_tap, versions;                       // along the width
+  int depth_tap, height_tap;                     // the first ones
   int64_t range;
 
-  __device__ WeightPlace(const WeightMma& p, int tile_rows) {
+  WeightPlace() = default;
+  __device__ explicit WeightPlace(const WeightWgmma& p) {
     unsigned index = blockIdx.x;
-    const auto digit = [&](unsigned base) {
-      const unsigned d = index % base;
+    const auto digit = [&](int base) {
+      const unsigned d = index % static_cast<unsigned>(base);
+      index /= static_cast<unsigned>(base);
+      return static_cast<int>(d);
+    };
+    int tile = digit(p.version_tiles);
+    row_tile = digit(p.row_tiles);
+    first_row = row_tile * p.row_octets * 8;
+    first_column = digit(p.column_tiles) * p.column_octets * 8;
+    height_tap = digit(p.height.pieces) * p.height.taps;
+    depth_tap = digit(p.depth.pieces) * p.depth.taps;
+    group = digit(p.groups);
+    range = index;
+    for (int residue = 0;; ++residue) {
+      const int taps = (p.kernel[2] - residue + p.tap_step - 1) / p.tap_step;
+      const int tiles = (taps + p.versions - 1) / p.versions;
+      if (tile < tiles) {
+        first_tap = residue + tile * p.versions * p.tap_step;
+        versions = min(p.versions, taps - tile * p.versions);
+        return;
+      }
+      tile -= tiles;
+    }
+  }
+};
+
+/// A box of the lattice, with all of its planes.
+struct WeightPillar {
+  int64_t sample;
+  int height_tile, width_tile;
+  int depth, planes, height, width;  // its first voxel
+
+  template <class Arithmetic>
+  __device__ static WeightPillar at(const WeightWgmma& p, int64_t index) {
+    WeightPillar pillar;
+    const auto digit = [&](int base) {
+      const int64_t d = index % base;
       index /= base;
       return static_cast<int>(d);
     };
-    const int tile = digit(p.column_tiles);
-    first_row = digit(p.row_tiles) * tile_rows;
-    rows = min(tile_rows, p.out_channels - first_row);
-    group = digit(p.groups);
-    range = index;
-    number = 0;
-    while (number + 1 < p.classes && tile >= p.of_class[number + 1].tile_begin) ++number;
-    const WeightClass& c = p.of_class[number];
-    first_column = (tile - c.tile_begin) * c.tile_columns;
-    columns = min(c.tile_columns, c.columns - first_column);
-    first_block = first_column / c.taps;
-    blocks = (first_column + columns - 1) / c.taps - first_block + 1;
+    pillar.width_tile = digit(p.width_tiles);
+    pillar.width = pillar.width_tile * p.pairs * 8 * Arithmetic::kElements;
+    pillar.height_tile = digit(p.height.tiles);
+    pillar.height = pillar.height_tile * p.height.box;
+    pillar.depth = digit(p.depth.tiles) * p.depth.box;
+    pillar.planes = min(p.depth.box, p.depth.count - pillar.depth);
+    pillar.sample = index;
+    return pillar;
   }
 };
 
-/// One box after another.
-struct BoxCursor {
-  int64_t sample;
-  int tile[3];
-
-  __device__ BoxCursor(const WeightMma& p, int64_t box) {
-    for (int a = 2; a >= 0; --a) {
-      tile[a] = static_cast<int>(box % p.tiles[a]);
-      box /= p.tiles[a];
-    }
-    sample = box;
-  }
-  __device__ void next(const WeightMma& p) {
-    for (int a = 2; a >= 0; --a) {
-      if (++tile[a] < p.tiles[a]) return;
-      tile[a] = 0;
-    }
-    ++sample;
+/// One slot of a ring after another, and how often the ring went round.
+struct WeightRing {
+  int slot = 0, round = 0;
+  __device__ void next(int slots) {
+    if (++slot == slots) slot = 0, ++round;
   }
 };
 
-/// Copies boxes of y and halos of x to shared memory, each thread its own words of all boxes. Where in x a word of the
-/// halo comes from is kept, as seen from the halo's corner, in a table in shared memory.
+/// Slots of x whose copies have come; that are full; slots of y that are full; empty slots of x, of y.
+struct WeightBarriers {
+  static constexpr int kOf = kMostWeightSlots, kCount = 5 * kOf;
+  uint32_t first;
+  __device__ uint32_t landed_x(int slot) const { return first + 8 * slot; }
+  __device__ uint32_t full_x(int slot) const { return landed_x(kOf + slot); }
+  __device__ uint32_t full_y(int slot) const { return landed_x(2 * kOf + slot); }
+  __device__ uint32_t empty_x(int slot) const { return landed_x(3 * kOf + slot); }
+  __device__ uint32_t empty_y(int slot) const { return landed_x(4 * kOf + slot); }
+
+  /// By threads 0 to kCount.
+  template <class Tile>
+  __device__ void init(int thread) const {
+    const int arriving[] = {Tile::kCopiers, Tile::kFinishers > 0 ? Tile::kFinishers / 32 : Tile::kCopiers / 32, 1,
+                            Tile::kMultipliers / 32, Tile::kMultipliers / 32};
+    init_barrier(first + 8 * thread, arriving[thread / kOf]);
+  }
+};
+
+/// Calls with_x(its slot, depth) for each plane of x of the block's pillars, and with_y(its slot, pillar, depth) for
+/// each of y, in the order in which they are multiplied. begin(pillar) before.
+template <class Tile, class Begin, class X, class Y>
+__device__ void for_each_plane(const WeightWgmma& p, const WeightPlace& place, Begin begin, X with_x, Y with_y) {
+  WeightRing of_x, of_y;
+  const int64_t end = min((place.range + 1) * p.range, p.pillars);
+  for (int64_t index = place.range * p.range; index < end; ++index) {
+    const WeightPillar pillar = WeightPillar::at<typename Tile::Arithmetic>(p, index);
+    begin(pillar);
+    int d = pillar.depth * p.depth.in_stride - p.depth.padding + place.depth_tap * p.depth.dilation;
+    for (int plane = 0; plane < pillar.planes; ++plane, d += p.depth.in_stride) {
+      for (int row = plane == 0 ? 0 : p.depth.span - p.depth.advance; row < p.depth.span; ++row) {
+        with_x(of_x, d + row * p.depth.in_step);
+        of_x.next(p.of_x.slots);
+      }
+      with_y(of_y, pillar, pillar.depth + plane);
+      of_y.next(p.of_y.slots);
+    }
+  }
+}
+
+/// Copies a plane of packed y. By one thread.
 template <class Tile>
-struct BoxStage {
+__device__ void copy_y(const WeightWgmma& p, const WeightPlace& place, uint32_t shared, WeightBarriers barriers,
+                       const WeightRing& ring, const WeightPillar& pillar, int depth) {
+  const int64_t tile = (int64_t{place.group} * p.row_tiles + place.row_tile) * p.samples + pillar.sample;
+  const int64_t plane =
+      ((tile * p.depth.count + depth) * p.height.tiles + pillar.height_tile) * p.width_tiles + pillar.width_tile;
+  if (ring.round > 0) await_round(barriers.empty_y(ring.slot), ring.round - 1);
+  copy_bulk(shared + p.of_x.slots * p.of_x.slot_bytes + ring.slot * p.of_y.slot_bytes, p.y + plane * p.of_y.slot_bytes,
+            p.of_y.slot_bytes, barriers.full_y(ring.slot));
+}
+
+/// A half, or zero. The compiler keeps it where it is asked for: as many as are asked for are on their way together.
+__device__ inline uint16_t load_half(const char* from, bool really) {
+  uint16_t bits;
+  asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; mov.b16 %0, 0; @p ld.global.u16 %0, [%1];}"
+               : "=h"(bits)
+               : "l"(from), "r"(static_cast<int>(really)));
+  return bits;
+}
+
+/// What a lane copies of the lines of x: 32 words of a channel, or 16 of two, or 8 of four, as wide as the box is.
+template <class Tile>
+struct WeightCopies {
   using Arithmetic = typename Tile::Arithmetic;
   using Element = typename Arithmetic::Element;
-  static constexpr int kElements = Arithmetic::kElements, kThreads = Tile::kThreads, kRows = Tile::kRows;
-  static constexpr int kBatch = 8;  // channels of x on their way through registers
-  static constexpr int64_t kBytes = sizeof(Element);
+  static constexpr int kElements = Arithmetic::kElements, kWarps = Tile::kCopiers / 32;
 
+  const WeightWgmma& p;
   const WeightPlace& place;
-  uint32_t table;  // address
+  int warp, word, channel;  // of this lane
+  const char* from;         // its word of the first line, at depth 0
+  int at;                   // the first line
+  bool inside[kElements];   // along the width
 
-  __device__ BoxStage(const WeightMma& p, const WeightPlace& at, uint32_t table_address)
-      : place(at), table(table_address) {
-    make_table(p);
+  __device__ WeightCopies(const WeightWgmma& problem, const WeightPlace& at_place, int thread)
+      : p(problem), place(at_place), warp(thread / 32) {
+    word = thread % 32 & (8 * p.pairs - 1);
+    channel = thread % 32 / (8 * p.pairs);
   }
-
-  /// What a thread copies of y's boxes: a word, or four, of each y_step()th channel. Found anew for each box: registers
-  /// are scarce.
-  struct YWord {
-    int word, first;  // in the box; channel
-    uint32_t to;      // bytes in a buffer
-  };
-  __device__ static YWord y_word(const WeightMma& p) {
-    const int thread = static_cast<int>(threadIdx.x), unit = p.y_quads ? 4 : 1, units = p.box_words / unit;
-    const int word = thread % units * unit, first = thread / units;
-    return {word, first, static_cast<uint32_t>(word / 4 * Tile::kQuadBytes + first * 16 + word % 4 * 4)};
+  __device__ void begin(const WeightPillar& pillar) {
+    const int w = (pillar.width + word * kElements) * p.x_step - p.padding + place.first_tap * p.dilation;
+    at = pillar.height * p.height.in_stride - p.height.padding + place.height_tap * p.height.dilation;
+    from = p.x + pillar.sample * p.x_stride[0] +
+           (int64_t{place.group} * p.x_channels + place.first_column + channel) * p.x_stride[1] + at * p.x_stride[3] +
+           w * p.x_stride[4];
+    for (int e = 0; e < kElements; ++e)
+      inside[e] = static_cast<unsigned>(w + e * p.x_step) < static_cast<unsigned>(p.x_size[2]);
   }
-  /// From one of this thread's channels of y to the next.
-  __device__ static int y_step(const WeightMma& p) { return kThreads * (p.y_quads ? 4 : 1) / p.box_words; }
-
-  __device__ void make_table(const WeightMma& p) const {
-    for (int v = static_cast<int>(threadIdx.x); v < p.halo_words; v += kThreads) {
-      int d = v;
-      const int column = p.extent[2].take(d), h = p.extent[1].take(d);
-      const int row = column / p.run;  // (residue, shift)
-      const int w = ((column - row * p.run) * kElements + row % kElements) * p.axis[2].fold + row / kElements;
-      const int64_t offset =
-          (d * p.axis[0].in_step * p.x_stride[2] + h * p.axis[1].in_step * p.x_stride[3] + w * p.x_stride[4]) * kBytes;
-      store_shared(table + v * 8, d | h << 10 | w << 20);
-      store_shared(table + v * 8 + 4, static_cast<uint32_t>(offset));
-    }
-  }
-
-  __device__ void box(const WeightMma& p, const BoxCursor& at, uint32_t buffer) const {
-    stage_y(p, at, buffer);
-    stage_x(p, at, buffer + Tile::y_bytes(p));
-  }
-
-  __device__ void stage_y(const WeightMma& p, const BoxCursor& at, uint32_t to) const {
-    const YWord mine = y_word(p);
-    to += mine.to;
-    int voxel = mine.word * kElements;
-    const int w = p.box[2].take(voxel) + at.tile[2] * p.box[2].value;
-    const int h = p.box[1].take(voxel) + at.tile[1] * p.box[1].value, d = voxel + at.tile[0] * p.box[0].value;
-    const bool row_inside = voxel < p.box[0].value && d < p.axis[0].count && h < p.axis[1].count;
-    const int left = row_inside ? max(p.axis[2].count - w, 0) : 0;  // elements to the row's end
-    const int channels = left > 0 ? place.rows : 0;                 // that are there
-    const char* from = static_cast<const char*>(p.y);
-    if (mine.first < channels) {
-      const int64_t channel = int64_t{place.group} * p.out_channels + place.first_row + mine.first;
-      from += (at.sample * p.y_stride[0] + channel * p.y_stride[1] + d * p.y_stride[2] + h * p.y_stride[3] +
-               w * p.y_stride[4]) *
-              kBytes;
-    }
-    const int channel_step = y_step(p);
-    const int64_t step = channel_step * p.y_stride[1] * kBytes;
-    const auto each = [&](auto copy) {
-#pragma unroll 4
-      for (int c = mine.first; c < kRows; c += channel_step, to += channel_step * 16) {
-        copy(c < channels);
-        if (c + channel_step < channels) from += step;
+  __device__ void plane(int depth, uint32_t slot) const {
+    const bool in_volume = static_cast<unsigned>(depth) < static_cast<unsigned>(p.x_size[0]);
+    const int channels = in_volume ? p.x_channels - place.first_column - channel : 0;  // from this lane's on
+    const char* const plane = from + depth * p.x_stride[2];
+    slot += word / 4 * p.of_x.quad_pitch + channel * 16 + word % 4 * 4;
+    for (int residue = 0; residue < p.residues; ++residue) {
+      const int last_share = (1 << p.share_bits) - 1, lines = p.lines - (residue >= p.full_residues);
+#pragma unroll 1
+      for (int unit = warp; unit < p.units; unit += kWarps) {
+        const int share = unit & last_share, first = (unit >> p.share_bits) * p.many;  // first: channel
+        const int line = residue * p.residue_at + share * p.line_at;
+        int first_at[kElements];  // what is outside along another axis is so in all lines
+        for (int e = 0; e < kElements; ++e) first_at[e] = first < channels && inside[e] ? at + line : INT_MIN;
+        copy_lines(plane + first * p.x_stride[1] + line * p.x_stride[3],
+                   slot + first * 16 + residue * p.residue_to + share * p.line_to, first_at,
+                   (lines - share + last_share) >> p.share_bits);
       }
-    };
-    if (p.y_quads) {
-      const int bytes = min(left * static_cast<int>(kBytes), 16);
-      each([&](bool real) { copy_quad_async(to, from, real ? bytes : 0); });
-    } else if constexpr (kElements == 1) {
-      each([&](bool real) { copy_word_async(to, from, real); });
+    }
+  }
+
+ private:
+  __device__ void copy_lines(const char* from, uint32_t to, int (&at)[kElements], int lines) const {
+    const auto height = static_cast<unsigned>(p.x_size[1]);
+    if constexpr (kElements == 1) {
+      if (lines % 5 == 0)
+        copy_many<5>(from, to, at[0], lines);
+      else if (lines % 3 == 0)
+        copy_many<3>(from, to, at[0], lines);
+      else
+        copy_many<4>(from, to, at[0], lines);
     } else {
-      each([&](bool real) {
-        Element value[kElements];
-#pragma unroll
-        for (int e = 0; e < kElements; ++e)
-          value[e] =
-              real && e < left ? *reinterpret_cast<const Element*>(from + e * p.y_stride[4] * kBytes) : Element(0.0f);
-        store_shared(to, Arithmetic::word(value));
-      });
-    }
-  }
-  __device__ void stage_x(const WeightMma& p, const BoxCursor& at, uint32_t to) const {
-    const int fold = p.axis[2].fold;
-    int first[3], rest = place.number;  // of the halo
-#pragma unroll
-    for (int a = 2; a >= 0; --a) {
-      const AxisParts& axis = p.axis[a];
-      const AxisPart& part = axis.part[rest % axis.parts];
-      rest /= axis.parts;
-      first[a] = (at.tile[a] * p.box[a].value + part.low) * axis.fold * axis.in_step + part.residue;
-    }
-    const int64_t channel = int64_t{place.group} * p.in_channels + place.first_block * 8;
-    const char* const corner = static_cast<const char*>(p.x) +
-                               (at.sample * p.x_stride[0] + channel * p.x_stride[1] + first[0] * p.x_stride[2] +
-                                first[1] * p.x_stride[3] + first[2] * p.x_stride[4]) *
-                                   kBytes;
-    const int channels = min(place.blocks * 8, p.in_channels - place.first_block * 8);  // that are there
+      constexpr int kBatch = 6;  // lines on their way
+      const int64_t second = p.x_step * p.x_stride[4];
 #pragma unroll 1
-    for (int v = static_cast<int>(threadIdx.x); v < p.halo_words; v += kThreads) {
-      const uint32_t position = load_shared(table + v * 8);
-      const char* const from = corner + load_shared(table + v * 8 + 4);
-      const int d = first[0] + static_cast<int>(position & 1023) * p.axis[0].in_step;
-      const int h = first[1] + static_cast<int>(position >> 10 & 1023) * p.axis[1].in_step;
-      const int w = first[2] + static_cast<int>(position >> 20);
-      const bool row_inside = static_cast<unsigned>(d) < static_cast<unsigned>(p.axis[0].in_size) &&
-                              static_cast<unsigned>(h) < static_cast<unsigned>(p.axis[1].in_size);
-      bool inside[kElements];
+      for (int done = 0; done < lines; done += kBatch) {
+        Element x[kBatch][kElements];
 #pragma unroll
-      for (int e = 0; e < kElements; ++e)
-        inside[e] = row_inside && static_cast<unsigned>(w + e * fold) < static_cast<unsigned>(p.axis[2].in_size);
-      if constexpr (kElements == 1)
-        copy_channels(p, to + v * 4, from, inside[0] ? channels : 0);
-      else
-        load_channels(p, to + v * 4, from, channels, inside);
-    }
-  }
-
-  /// A word of the block's channels; zero from number `real` on.
-  __device__ void copy_channels(const WeightMma& p, uint32_t to, const char* from, int real) const {
-    const int64_t step = p.x_stride[1] * kBytes;
-#pragma unroll 1
-    for (int block = 0; block < place.blocks; ++block, real -= 8) {
-      if (real >= 8) {
+        for (int i = 0; i < kBatch; ++i, from += p.line_bytes)
 #pragma unroll
-        for (int i = 0; i < 8; ++i, to += p.pitch * 4, from += step) copy_word_async(to, from, true);
-      } else {
+          for (int e = 0; e < kElements; ++e) {
+            x[i][e].bits = load_half(from + e * second, done + i < lines && static_cast<unsigned>(at[e]) < height);
+            at[e] += p.line_step;
+          }
 #pragma unroll
-        for (int i = 0; i < 8; ++i, to += p.pitch * 4, from += step)
-          copy_word_async(to, i < real ? from : p.x, i < real);
+        for (int i = 0; i < kBatch; ++i, to += p.line_slot)
+          if (done + i < lines) store_shared(to, Arithmetic::word(x[i]));
       }
     }
   }
-
-  __device__ void load_channels(const WeightMma& p, uint32_t to, const char* from, int real,
-                                const bool (&inside)[kElements]) const {
-    const int64_t step = p.x_stride[1] * kBytes, next = p.axis[2].fold * p.x_stride[4] * kBytes;
+  /// So many lines at a time, with addresses in registers of their own: a copy holds its address for long.
+  template <int kMany>
+  __device__ void copy_many(const char* from, uint32_t to, int at, int lines) const {
+    const auto height = static_cast<unsigned>(p.x_size[1]);
 #pragma unroll 1
-    for (int batch = 0; batch < place.blocks * 8; batch += kBatch, real -= kBatch) {
-      Element value[kBatch][kElements];
+    for (; lines >= kMany; lines -= kMany) {
+      const char* each[kMany];
 #pragma unroll
-      for (int i = 0; i < kBatch; ++i, from += step)
+      for (int i = 0; i < kMany; ++i, from += p.line_bytes) {
+        each[i] = from;
+        asm volatile("" : "+l"(each[i]));
+      }
 #pragma unroll
-        for (int e = 0; e < kElements; ++e)
-          value[i][e] = i < real && inside[e] ? *reinterpret_cast<const Element*>(from + e * next) : Element(0.0f);
-#pragma unroll
-      for (int i = 0; i < kBatch; ++i, to += p.pitch * 4) store_shared(to, Arithmetic::word(value[i]));
+      for (int i = 0; i < kMany; ++i, to += p.line_slot, at += p.line_step)
+        copy_word_async(to, each[i], static_cast<unsigned>(at) < height);
     }
-  }
-
-  /// Rounds, or splits, what this thread copied of y.
-  __device__ void finish_y(const WeightMma& p, uint32_t buffer) const {
-    const YWord mine = y_word(p);
-    const int step = y_step(p);
-    const auto each = [&](auto finish) {
-      uint32_t at = buffer + mine.to;
-#pragma unroll 4
-      for (int c = mine.first; c < kRows; c += step, at += step * 16) finish(at);
-    };
-    if constexpr (Arithmetic::kRounds) {
-      if (p.y_quads)
-        each([](uint32_t at) { round_quad(at); });
-      else
-        each([](uint32_t at) { round_word(at); });
-    }
-    if constexpr (Arithmetic::kParts == 2) {
-      const int low = Tile::part_bytes(p);
-      if (p.y_quads)
-        each([&](uint32_t at) { split_quad(at, low); });
-      else
-        each([&](uint32_t at) { split_word(at, low); });
-    }
+#pragma unroll 1
+    for (; lines > 0; --lines, from += p.line_bytes, to += p.line_slot, at += p.line_step)
+      copy_word_async(to, from, static_cast<unsigned>(at) < height);
   }
 };
+
+/// Copies all planes of x. By warps 0 to Tile::kCopiers / 32.
+template <class Tile>
+__device__ void copy_planes(const WeightWgmma& p, const WeightPlace& place, uint32_t shared, WeightBarriers barriers,
+                            int thread) {
+  WeightCopies<Tile> copies(p, place, thread);
+  for_each_plane<Tile>(
+      p, place, [&](const WeightPillar& pillar) { copies.begin(pillar); },
+      [&](const WeightRing& ring, int depth) {
+        if (ring.round > 0) await_round(barriers.empty_x(ring.slot), ring.round - 1);
+        copies.plane(depth, shared + ring.slot * p.of_x.slot_bytes);
+        if constexpr (Tile::kFinishers > 0) {
+          arrive_with_copies(barriers.landed_x(ring.slot));
+        } else {
+          __syncwarp();
+          if (thread % 32 == 0) arrive(barriers.full_x(ring.slot));
+        }
+      },
+      [&](const WeightRing& ring, const WeightPillar& pillar, int depth) {
+        if (Tile::kFinishers == 0 && thread == 0) copy_y<Tile>(p, place, shared, barriers, ring, pillar, depth);
+      });
+}
+
+/// Rounds what has come of x where it lies, or takes it apart, and copies y. By warps 0 to Tile::kFinishers / 32.
+template <class Tile>
+__device__ void finish_planes(const WeightWgmma& p, const WeightPlace& place, uint32_t shared, WeightBarriers barriers,
+                              int thread) {
+  const auto finish = [&](uint32_t slot) {
+    constexpr int kMany = 4, kStep = Tile::kFinishers * 16;
+#pragma unroll 1
+    for (int first = thread * 16; first < p.of_x.part_bytes; first += kMany * kStep) {
+      uint32_t word[kMany][4];
+#pragma unroll
+      for (int i = 0; i < kMany; ++i)
+        if (first + i * kStep < p.of_x.part_bytes) load_shared(slot + first + i * kStep, word[i]);
+#pragma unroll
+      for (int i = 0; i < kMany; ++i) {
+        const uint32_t at = slot + first + i * kStep;
+        if (first + i * kStep >= p.of_x.part_bytes) break;
+        uint32_t low[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          if constexpr (Tile::kThree)
+            Tf32x3::split(word[i][j], word[i][j], low[j]);
+          else if (fabsf(__uint_as_float(word[i][j])) < INFINITY)
+            word[i][j] += 0x1000u;  // the nearest, once the hardware has truncated
+        }
+        store_shared(at, word[i]);
+        if constexpr (Tile::kThree) store_shared(at + p.of_x.part_bytes, low);
+      }
+    }
+  };
+  for_each_plane<Tile>(
+      p, place, [](const WeightPillar&) {},
+      [&](const WeightRing& ring, int) {
+        await_round(barriers.landed_x(ring.slot), ring.round);
+        finish(shared + ring.slot * p.of_x.slot_bytes);
+        __syncwarp();
+        if (thread % 32 == 0) arrive(barriers.full_x(ring.slot));
+      },
+      [&](const WeightRing& ring, const WeightPillar& pillar, int depth) {
+        if (thread == 0) copy_y<Tile>(p, place, shared, barriers, ring, pillar, depth);
+      });
+}
 
 }  // namespace voxgrad::cuda

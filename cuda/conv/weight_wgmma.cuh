@@ -1,250 +1,241 @@
-// The weight gradient of convolutions on tensor cores by wgmma (sm_90a): the sum of weight_mma.cuh with its
-// operands exchanged,
+// The weight gradient of weight_mma.cuh on wgmma (wgmma.cuh), with both operands from shared memory,
 //
-//   A: 64 rows x 8 words of voxels; 8 rows are one tap of 8 channels of x, so that 64 are a stack of 8 columns of 8,
-//   B: 8 words of voxels x 8 * kN8 channels of y.
+//   A: 64 rows x 8 words of voxels; rows are channels of y,
+//   B: 8 words of voxels x kColumns columns; columns are (tap along height, channel of x).
 //
-// wgmma takes K-major operands from shared memory, at multiples of 16 bytes. y is the same for all taps, and so are its
-// slabs; taps shift x by single words, and so A is gathered from the halo of x into registers, 4 words a lane, as the
-// other kernel gathers its B. Of the four slots of registers for A one is being filled, one is being rounded and two
-// belong to products under way. Tiles are as many stacks high as their columns need: there is a body for each height.
+// wgmma takes them K-major only, and K is voxels along the width, which is how contiguous tensors lie in memory. Core
+// matrices are 8 channels x 4 words. They may begin at any multiple of 16 bytes, so that taps along depth and height,
+// which move by whole lines, are offsets; but taps along the width move by words. So a block takes one of these, or
+// some that read the same residue of x if y has few channels: A then holds y once for each, so much later.
 //
-// y's box: word k of channel c at k / 4 * quad_words(rows) + c * 4 + k % 4. Four words of a channel are 16 bytes on
-// end, one copy where y's rows allow it, and four words more let a warp that stores 8 quads of a channel meet all
-// banks. Copies are not rounded: x is rounded in registers, y in place by the thread that copied it. For float32
-// accuracy x is split in registers instead, and y into two boxes, of high and of low parts.
+//   in shared memory: plane, quad of 4 words, line, 8 channels, channel, word.
+//
+// Lines of x lie on end, and so do taps along height: a product takes as many columns on end as its width, whatever tap
+// they belong to. If these dilate, lines of one residue lie on end.
+//
+// A block slides along depth through pillars, boxes of the lattice, plane by plane: of x, planes that have not been
+// there yet are staged, of y one. Two groups of four warps multiply; they share a plane's products, or, where there are
+// few, its steps. Eight other warps feed them (weight_stage.cuh).
+//
+// Voxels are summed in fixed ranges of pillars (from the shape alone), which weight_sum() adds up in order. For float32
+// accuracy a plane's three products start from zero and are added in float32, as tensor cores truncate what they add.
 #pragma once
 
 #include "cuda/conv/weight_stage.cuh"
-#include "cuda/conv/wgmma.cuh"
 
 namespace voxgrad::cuda {
 
-template <class Arithmetic_, int kN8_>
+template <class Arithmetic_, int kColumns_, int kHeights_>
 struct WeightWgmmaTile {
   using Arithmetic = Arithmetic_;
   static constexpr bool kWgmma = true;
-  static constexpr int kN8 = kN8_, kRows = 8 * kN8, kThreads = 128;
-  static constexpr int kMostStacks = most_stacks(arithmetic_kind<Arithmetic>(), kRows);
-  static constexpr int kQuadBytes = quad_words(kRows) * 4;
-  /// Of y's box in one part, and in all of the arithmetic's.
-  __device__ static int part_bytes(const WeightMma& p) { return p.box_words / 4 * kQuadBytes; }
-  __device__ static int y_bytes(const WeightMma& p) { return Arithmetic::kParts * part_bytes(p); }
+  static constexpr int kColumns = kColumns_, kN8 = kColumns / 8, kHeights = kHeights_;
+  static constexpr bool kThree = Arithmetic::kParts > 1;
+  // Threads that multiply; copy x; round it, or take it apart.
+  static constexpr int kMultipliers = 256, kFeeders = 256, kThreads = kMultipliers + kFeeders;
+  static constexpr int kFinishers = Arithmetic::kElements == 1 ? 64 : 0, kCopiers = kFeeders - kFinishers;
+  static constexpr int kRegisters = 200, kFeederRegisters = 56;  // of 128 in the mean
 };
 
-/// The compiler knows nothing of products under way: what follows shall read `c` after the await before. And zeros that
-/// it knew would be written where ptxas does not want them, so that it would let no two products overlap.
-template <int kN8>
-__device__ void settle(Accumulator (&c)[kN8]) {
-#pragma unroll
-  for (int n = 0; n < kN8; ++n)
-#pragma unroll
-    for (int i = 0; i < 4; ++i) asm volatile("" : "+f"(c[n][i])::"memory");
-}
+/// The products of a group of four warps, and what they are of.
+template <class Tile>
+struct WeightProducts {
+  using Arithmetic = typename Tile::Arithmetic;
+  using Element = typename Arithmetic::Element;
+  static constexpr int kHeights = Tile::kHeights, kN8 = Tile::kN8;
+  using Sums = Accumulator[kHeights][kN8];
 
-/// Nearest TF32 value once the hardware has truncated; what is not finite stays as it is.
-template <class Arithmetic>
-__device__ void round_fragment(uint32_t (&a)[4]) {
-  if constexpr (Arithmetic::kRounds) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-      if (fabsf(__uint_as_float(a[i])) < INFINITY) a[i] += 0x1000u;
+  const WeightWgmma& p;
+  const WeightPlace& place;
+  int group, first, first_step, last_step;  // first product of the group; steps
+
+  __device__ WeightProducts(const WeightWgmma& problem, const WeightPlace& at, int of_group)
+      : p(problem), place(at), group(of_group) {
+    first = p.by_steps ? 0 : group * kHeights;
+    first_step = p.by_steps ? group * p.steps / 2 : 0;
+    last_step = p.by_steps ? first_step + p.steps / 2 : p.steps;
   }
-}
+  /// Whether there is a product i; others are multiplied for nothing.
+  __device__ bool exists(int i) const { return first + i < p.depth.taps * p.plane_products; }
 
-/// The order in which the products of some steps use the slots of A: cycles of four, then of three, so that it repeats
-/// itself with at least two products between the uses of a slot.
-template <int kStacks>
-struct FragmentSlots {
-  static constexpr int kSteps = kStacks == 1 ? 4 : kStacks == 2 || kStacks == 5 ? 2 : 1;
-  static constexpr int kProducts = kStacks * kSteps, kInFours = kProducts % 3 * 4;
-  static_assert(kProducts >= 3 && kInFours <= kProducts && kBoxWords / 2 / 8 % kSteps == 0);
-  static constexpr int slot(int product) { return product < kInFours ? product % 4 : (product - kInFours) % 3; }
-};
-
-/// sum += a staged box; `columns`: this lane's bytes in x's halo, two columns of 8 for each stack.
-template <class Tile, int kStacks>
-__device__ void multiply_box(const WeightMma& p, Accumulator (&sum)[kStacks][Tile::kN8],
-                             const uint32_t (&columns)[kStacks][2], uint32_t x, uint32_t y) {
-  using Slots = FragmentSlots<kStacks>;
-  uint32_t a[4][4];
-  const auto load = [&](uint32_t(&to)[4], int stack, uint32_t at) {
+  /// sum += the products of a plane of y, or = if not `adds`; tail: x's slot that its first tap reads.
+  __device__ void multiply(Sums& sum, bool adds, int tail, uint32_t x, uint32_t y) const {
+    uint32_t from[kHeights];  // 16 bytes
+    int tap = first / p.plane_products, part = first - tap * p.plane_products;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) to[i] = load_shared(columns[stack][i % 2] + at + i / 2 * 16);
-  };
-  uint64_t slab = slab_descriptor(y, Tile::kQuadBytes, 128);
-  uint32_t at = x + p.step_offset[0];
-  load(a[0], 0, at);
-  for (int step = 0; step < p.steps; step += Slots::kSteps) {
-#pragma unroll
-    for (int i = 0; i < Slots::kProducts; ++i) {
-      constexpr int kLast = Slots::kProducts - 1;
-      const int stack = i % kStacks, slot = Slots::slot(i);
-      if (stack == kStacks - 1) at = x + p.step_offset[(step + i / kStacks + 1) % (kBoxWords / 8)];
-      await_products<1>();
-      load(a[Slots::slot(i == kLast ? 0 : i + 1)], stack == kStacks - 1 ? 0 : stack + 1, at);
-      round_fragment<typename Tile::Arithmetic>(a[slot]);
+    for (int i = 0; i < kHeights; ++i) {
+      const bool real = exists(i);
+      int slot = tail + (real ? tap * p.depth.tap_step : 0);
+      if (slot >= p.of_x.slots) slot -= p.of_x.slots;
+      from[i] = (x + slot * p.of_x.slot_bytes + (real ? part : 0) * (kN8 * 128)) >> 4;
+      if (++part == p.plane_products) part = 0, ++tap;
+    }
+    const uint64_t x_slab = slab_descriptor(0, p.of_x.quad_pitch, 128),
+                   y_slab = slab_descriptor(y, p.of_y.quad_pitch, 128);
+    const int x_low = p.of_x.part_bytes >> 4, y_low = p.of_y.part_bytes >> 4;
+    int step = first_step;
+    do {
+      const uint64_t a = advance_slab(y_slab, p.y_step_at[step]);
+      const int of_step = p.x_step_at[step];
       begin_products();
-      multiply_async<typename Tile::Arithmetic::Element>(sum[stack], a[slot], slab);
-      commit_products();
-      if (stack == kStacks - 1) slab += 2 * Tile::kQuadBytes >> 4;
-    }
-  }
-  await_products<0>();
-}
-
-/// The same in three products of high and low parts. Tensor cores truncate what they add to an accumulator, so that a
-/// stack's products of eight steps start from zero and are added in float32.
-template <class Tile, int kStacks>
-__device__ void multiply_box_parts(const WeightMma& p, Accumulator (&sum)[kStacks][Tile::kN8],
-                                   const uint32_t (&columns)[kStacks][2], uint32_t x, uint32_t y) {
-  constexpr int kSteps = 8;
-  const uint64_t low_slab = Tile::part_bytes(p) >> 4;
-  uint32_t word[2][4], high[2][4], low[2][4];
-  Accumulator part[Tile::kN8] = {};
-  settle(part);
-#pragma unroll 1
-  for (int first = 0; first < p.steps; first += kSteps) {
 #pragma unroll
-    for (int m = 0; m < kStacks; ++m) {
-      const auto load = [&](uint32_t(&to)[4], int step) {
-        const uint32_t at = x + p.step_offset[(first + step) % (kBoxWords / 8)];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) to[i] = load_shared(columns[m][i % 2] + at + i / 2 * 16);
-      };
-      uint64_t slab = slab_descriptor(y + first * 2 * Tile::kQuadBytes, Tile::kQuadBytes, 128);
-      load(word[0], 0);
-#pragma unroll 2
-      for (int step = 0; step < kSteps; ++step, slab += 2 * Tile::kQuadBytes >> 4) {
-        const int turn = step % 2;
-        load(word[1 - turn], step + 1);
-        await_products<1>();
-#pragma unroll
-        for (int i = 0; i < 4; ++i) Tf32x3::split(word[turn][i], high[turn][i], low[turn][i]);
-        begin_products();
-        multiply_async<float>(part, low[turn], slab, step > 0);
-        multiply_async<float>(part, high[turn], slab + low_slab);
-        multiply_async<float>(part, high[turn], slab);
-        commit_products();
+      for (int i = 0; i < kHeights; ++i) {
+        const uint64_t b = advance_slab(x_slab, static_cast<int>(from[i]) + of_step);
+        if constexpr (Tile::kThree) {
+          multiply_async<Element>(sum[i], advance_slab(a, y_low), b, adds);
+          multiply_async<Element>(sum[i], a, advance_slab(b, x_low));
+          multiply_async<Element>(sum[i], a, b);
+        } else {
+          multiply_async<Element>(sum[i], a, b, adds);
+        }
       }
-      await_products<0>();
-      settle(part);
-#pragma unroll
-      for (int n = 0; n < Tile::kN8; ++n)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) sum[m][n][i] += part[n][i];
-    }
+      commit_products();
+      adds = true;
+      await_products<1>();
+    } while (++step < last_step);
+    await_products<0>();
   }
-}
 
-template <class Tile, int kStacks>
-__device__ void write_sums(const WeightMma& p, const WeightPlace& place, const Accumulator (&sum)[kStacks][Tile::kN8]) {
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  const int g = lane / 4, t = lane % 4;
-  const int64_t row_step = int64_t{p.columns} * 8;
-  float* const out = p.partial +
-                     ((place.range * p.groups + place.group) * p.out_channels + place.first_row + 2 * t) * row_step +
-                     (p.of_class[place.number].column_begin + place.first_column) * 8 + g;
-#pragma unroll
-  for (int m = 0; m < kStacks; ++m)
+  __device__ void write(const Sums& sum) const {
+    const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
+    const int64_t range = p.by_steps ? place.range * 2 + group : place.range;
+    const int columns = p.x_octets * 8;
+    const int64_t of_width_tap = int64_t{p.kernel[0]} * p.kernel[1] * columns;
+    float* out[2];  // this lane's rows; null: not there
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int column = (m * 4 + warp) * 2 + half;
-      if (column >= place.columns) continue;
+      const int octet = thread / 32 % 4 * 2 + half, version = octet / p.row_octets;
+      const int row = place.first_row + (octet - version * p.row_octets) * 8 + lane / 4;
+      const bool real = version < place.versions && row < p.y_channels;
+      out[half] = real ? p.partial +
+                             ((range * p.groups + place.group) * p.y_channels + row) * p.kernel[2] * of_width_tap +
+                             (place.first_tap + version * p.tap_step) * of_width_tap + place.first_column + lane % 4 * 2
+                       : nullptr;
+    }
+    const int height_taps = min(p.height.taps, p.kernel[1] - place.height_tap);
+    const int first_octet = place.first_column / 8;
+    int tap = first / p.plane_products, part = first - tap * p.plane_products;
 #pragma unroll
+    for (int i = 0; i < kHeights; ++i) {
+      const int depth = place.depth_tap + tap;
+      const bool real = exists(i) && depth < p.kernel[0];
+      int height = part * kN8 / p.column_octets, octet = part * kN8 - height * p.column_octets;
+#pragma unroll
+      for (int n = 0; n < kN8; ++n) {
+        if (real && height < height_taps && first_octet + octet < p.x_octets) {
+          const int64_t at = (int64_t{depth} * p.kernel[1] + place.height_tap + height) * columns + octet * 8;
+#pragma unroll
+          for (int half = 0; half < 2; ++half)
+            if (out[half])
+              *reinterpret_cast<float2*>(out[half] + at) = make_float2(sum[i][n][2 * half], sum[i][n][2 * half + 1]);
+        }
+        if (++octet == p.column_octets) octet = 0, ++height;
+      }
+      if (++part == p.plane_products) part = 0, ++tap;
+    }
+  }
+};
+
+/// Multiplies all planes of the block's pillars and writes the sums.
+template <class Tile>
+__device__ void multiply_planes(const WeightWgmma& p, const WeightPlace& place, uint32_t shared,
+                                WeightBarriers barriers, int group) {
+  using Products = WeightProducts<Tile>;
+  const Products products(p, place, group);
+  typename Products::Sums sum, plane_sum;  // plane_sum: of three products
+  const uint32_t y_slots = shared + p.of_x.slots * p.of_x.slot_bytes;
+  const bool speaks = threadIdx.x % 32 == 0;
+  WeightRing head, tail, of_y;  // x's planes that have come; that are still read
+  if constexpr (Tile::kThree)
+    for (int i = 0; i < Tile::kHeights; ++i)
       for (int n = 0; n < Tile::kN8; ++n)
+        for (int j = 0; j < 4; ++j) sum[i][n][j] = 0;
+  const int64_t end = min((place.range + 1) * p.range, p.pillars);
+  bool adds = false;
+  int64_t index = place.range * p.range;
+  do {
+    const int planes = WeightPillar::at<typename Tile::Arithmetic>(p, index).planes;
+    int plane = 0;
+    do {
+      for (int row = plane == 0 ? 0 : p.depth.span - p.depth.advance; row < p.depth.span; ++row) {
+        await_round(barriers.full_x(head.slot), head.round);
+        head.next(p.of_x.slots);
+      }
+      await_round(barriers.full_y(of_y.slot), of_y.round);
+      publish_to_wgmma();
+      const uint32_t y_plane = y_slots + of_y.slot * p.of_y.slot_bytes;
+      if constexpr (Tile::kThree) {
+        products.multiply(plane_sum, false, tail.slot, shared, y_plane);
 #pragma unroll
-        for (int j = 0; j < 2; ++j)
-          if (n * 8 + 2 * t + j < place.rows) out[(n * 8 + j) * row_step + column * 8] = sum[m][n][2 * half + j];
-    }
-}
-
-/// The block's tile, in so many stacks.
-template <class Tile, int kStacks>
-__device__ void sum_boxes(const WeightMma& p, const WeightPlace& place, uint32_t shared) {
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  const BoxStage<Tile> stage(p, place, shared);
-  const WeightClass& c = p.of_class[place.number];
-  uint32_t columns[kStacks][2];
+        for (int i = 0; i < Tile::kHeights; ++i)
 #pragma unroll
-  for (int m = 0; m < kStacks; ++m)
+          for (int n = 0; n < Tile::kN8; ++n)
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      int column = (m * 4 + warp) * 2 + half;
-      column = place.first_column + (column < place.columns ? column : 0);
-      const int block = column / c.taps, tap = column - block * c.taps;
-      columns[m][half] =
-          (((block - place.first_block) * 8 + lane / 4) * p.pitch + lane % 4) * 4 + p.tap_offset[c.tap_begin + tap];
-    }
-  Accumulator sum[kStacks][Tile::kN8] = {};
-#pragma unroll
-  for (int m = 0; m < kStacks; ++m) settle(sum[m]);
-  const auto finish = [&](uint32_t buffer) {
-    await_copies<0>();
-    stage.finish_y(p, buffer);
-    publish_to_wgmma();
-  };
-  const uint32_t buffers[2] = {shared + p.table_bytes,
-                               shared + p.table_bytes + (p.buffers == 2 ? p.buffer_words * 4 : 0)};
-  const int64_t first = place.range * p.range;
-  const int count = static_cast<int>(min(p.range, p.boxes - first)), ahead = p.buffers - 1;  // boxes
-  BoxCursor cursor(p, first);
-  for (int box = -ahead, turn = ahead; box < count; ++box, turn ^= 1) {
-    const uint32_t buffer = turn ? buffers[1] : buffers[0], other = turn ? buffers[0] : buffers[1];
-    if (ahead && box >= 0) finish(buffer);
-    __syncthreads();
-    if (box + ahead < count) {
-      stage.box(p, cursor, other);
-      commit_copies();
-      cursor.next(p);
-    }
-    if (!ahead) {
-      finish(buffer);
-      __syncthreads();
-    }
-    if (box < 0) continue;
-    if constexpr (Tile::Arithmetic::kParts == 1)
-      multiply_box<Tile>(p, sum, columns, buffer + Tile::y_bytes(p), buffer);
-    else
-      multiply_box_parts<Tile>(p, sum, columns, buffer + Tile::y_bytes(p), buffer);
-  }
-#pragma unroll
-  for (int m = 0; m < kStacks; ++m) settle(sum[m]);
-  write_sums<Tile>(p, place, sum);
-}
-
-/// The least of the compiled heights that holds the tile.
-template <class Tile, int kIndex = 0>
-__device__ void sum_in_stacks(const WeightMma& p, const WeightPlace& place, uint32_t shared) {
-  constexpr int kStacks = kWgmmaStacks[kIndex];
-  if constexpr (kStacks >= Tile::kMostStacks) {
-    sum_boxes<Tile, kStacks>(p, place, shared);
-  } else {
-    if (place.columns <= 8 * kStacks)
-      sum_boxes<Tile, kStacks>(p, place, shared);
-    else
-      sum_in_stacks<Tile, kIndex + 1>(p, place, shared);
-  }
+            for (int j = 0; j < 4; ++j) sum[i][n][j] += plane_sum[i][n][j];
+      } else {
+        products.multiply(sum, adds, tail.slot, shared, y_plane);
+        adds = true;
+      }
+      if (speaks) arrive(barriers.empty_y(of_y.slot));
+      of_y.next(p.of_y.slots);
+      for (int row = plane + 1 == planes ? p.depth.span : p.depth.advance; row > 0; --row) {
+        if (speaks) arrive(barriers.empty_x(tail.slot));
+        tail.next(p.of_x.slots);
+      }
+    } while (++plane < planes);
+  } while (++index < end);
+  products.write(sum);
 }
 
 template <class Tile>
-__global__ void __launch_bounds__(Tile::kThreads, 2) weight_wgmma(const __grid_constant__ WeightMma p) {
-#if !defined(__CUDA_ARCH__) || VOXGRAD_HAS_WGMMA
-  extern __shared__ uint4 dynamic_shared[];
-  sum_in_stacks<Tile>(p, WeightPlace(p, Tile::kRows), shared_address(dynamic_shared));
+__global__ void __launch_bounds__(Tile::kThreads, 1) weight_wgmma(const __grid_constant__ WeightWgmma p) {
+#if VOXGRAD_HAS_WGMMA
+  extern __shared__ __align__(1024) uint4 dynamic_shared[];
+  __shared__ uint64_t barrier[WeightBarriers::kCount];
+  const WeightBarriers barriers{shared_address(barrier)};
+  const uint32_t shared = shared_address(dynamic_shared);
+  const int thread = static_cast<int>(threadIdx.x);
+  if (thread < WeightBarriers::kCount) barriers.init<Tile>(thread);
+  __shared__ WeightPlace place;
+  if (thread == 0) place = WeightPlace(p);
+  publish_barriers();
+  __syncthreads();
+  if (thread < Tile::kMultipliers) {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Tile::kRegisters));
+    multiply_planes<Tile>(p, place, shared, barriers, thread / 128);
+  } else {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Tile::kFeederRegisters));
+    const int feeder = thread - Tile::kMultipliers;
+    if (feeder < Tile::kCopiers)
+      copy_planes<Tile>(p, place, shared, barriers, feeder);
+    else if constexpr (Tile::kFinishers > 0)
+      finish_planes<Tile>(p, place, shared, barriers, feeder - Tile::kCopiers);
+  }
 #endif
 }
 
-/// Queues the kernel; rows: of a tile, 8 to 64.
+/// Queues a kernel that packs p.samples of y, whose versions are so many voxels apart.
 template <class Arithmetic>
-void launch_weight_wgmma(const WeightMma& p, int rows, int64_t blocks, int shared_bytes, cudaStream_t stream);
+void pack_lattice(const WeightWgmma& p, const View& y, int shift, char* packed, cudaStream_t stream);
+/// Queues the kernel.
+template <class Arithmetic>
+void launch_weight_wgmma(const WeightWgmma& p, int columns, int heights, int64_t blocks, int shared_bytes,
+                         cudaStream_t stream);
 
 template <class Tile>
-void launch_wgmma_tile(const WeightMma& p, int64_t blocks, int shared_bytes, cudaStream_t stream) {
-  ++conv_instance<Tile, true, Tile::kRows>.launches;
-  check_cuda(cudaFuncSetAttribute(weight_wgmma<Tile>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
-             "conv weight gradient: shared memory");
-  weight_wgmma<Tile><<<static_cast<unsigned>(blocks), Tile::kThreads, shared_bytes, stream>>>(p);
+void launch_wgmma_tile(const WeightWgmma& p, int64_t blocks, int shared_bytes, cudaStream_t stream) {
+  ++conv_instance<Tile, true, Tile::kColumns>.launches;
+  launch_with_shared(weight_wgmma<Tile>, static_cast<unsigned>(blocks), Tile::kThreads, shared_bytes, stream, p);
+}
+
+/// The tile of so many products, of those that are compiled.
+template <class Arithmetic, int kColumns, size_t kIndex = 0>
+void launch_wgmma_heights(const WeightWgmma& p, int heights, int64_t blocks, int shared_bytes, cudaStream_t stream) {
+  constexpr int kHeights = kWeightHeights[kIndex];
+  if (heights == kHeights)
+    return launch_wgmma_tile<WeightWgmmaTile<Arithmetic, kColumns, kHeights>>(p, blocks, shared_bytes, stream);
+  if constexpr (kHeights < most_heights(arithmetic_kind<Arithmetic>(), kColumns))
+    launch_wgmma_heights<Arithmetic, kColumns, kIndex + 1>(p, heights, blocks, shared_bytes, stream);
 }
 
 }  // namespace voxgrad::cuda

@@ -4,20 +4,27 @@
 namespace voxgrad::cuda {
 
 template <>
-void launch_weight_wgmma<Tf32x3>(const WeightMma& p, int rows, int64_t blocks, int shared_bytes, cudaStream_t stream) {
-  switch (rows) {
+void launch_weight_wgmma<Tf32x3>(const WeightWgmma& p, int columns, int heights, int64_t blocks, int shared_bytes,
+                                 cudaStream_t stream) {
+  switch (columns) {
     case 8:
-      return launch_wgmma_tile<WeightWgmmaTile<Tf32x3, 1>>(p, blocks, shared_bytes, stream);
+      return launch_wgmma_heights<Tf32x3, 8>(p, heights, blocks, shared_bytes, stream);
     case 16:
-      return launch_wgmma_tile<WeightWgmmaTile<Tf32x3, 2>>(p, blocks, shared_bytes, stream);
+      return launch_wgmma_heights<Tf32x3, 16>(p, heights, blocks, shared_bytes, stream);
     case 24:
-      return launch_wgmma_tile<WeightWgmmaTile<Tf32x3, 3>>(p, blocks, shared_bytes, stream);
+      return launch_wgmma_heights<Tf32x3, 24>(p, heights, blocks, shared_bytes, stream);
     case 32:
-      return launch_wgmma_tile<WeightWgmmaTile<Tf32x3, 4>>(p, blocks, shared_bytes, stream);
+      return launch_wgmma_heights<Tf32x3, 32>(p, heights, blocks, shared_bytes, stream);
     case 48:
-      return launch_wgmma_tile<WeightWgmmaTile<Tf32x3, 6>>(p, blocks, shared_bytes, stream);
+      return launch_wgmma_heights<Tf32x3, 48>(p, heights, blocks, shared_bytes, stream);
     case 64:
-      return launch_wgmma_tile<WeightWgmmaTile<Tf32x3, 8>>(p, blocks, shared_bytes, stream);
+      return launch_wgmma_heights<Tf32x3, 64>(p, heights, blocks, shared_bytes, stream);
+    case 72:
+      return launch_wgmma_heights<Tf32x3, 72>(p, heights, blocks, shared_bytes, stream);
+    case 96:
+      return launch_wgmma_heights<Tf32x3, 96>(p, heights, blocks, shared_bytes, stream);
+    case 128:
+      return launch_wgmma_heights<Tf32x3, 128>(p, heights, blocks, shared_bytes, stream);
   }
 }
 

@@ -1,10 +1,7 @@
-// Tensor-core products of a warpgroup (wgmma, sm_90a): 64 rows x 8 * kN8 columns x 8 words, with A in registers or in
-// shared memory, and B in shared memory.
+// Tensor-core products of a warpgroup (wgmma, sm_90a): 64 rows x 8 * kN8 columns x 8 words, both operands in shared
+// memory. The accumulators of each of the four warps are those of its m16n8 products in mma.cuh: a warp holds 16 rows.
 //
-// A in registers and the accumulators of each of the four warps are those of its m16n8 products in mma.cuh: a warp
-// holds 16 rows. So a kernel may give each warp any 16 rows that it likes.
-//
-// In shared memory an operand, 8 words of 64 rows or of kN8 * 8 columns, is a slab in one of two forms: swizzled, with
+// An operand, 8 words of 64 rows or of kN8 * 8 columns, is a slab in one of two forms: swizzled, with
 //
 //   word k of column n at  n * 8 + (k / 4 ^ n % 8 / 4) * 4 + k % 4,
 //
@@ -66,20 +63,24 @@ __device__ inline void publish_to_wgmma() { asm volatile("fence.proxy.async.shar
 #define VG_D20 VG_D16 ", %16, %17, %18, %19"
 #define VG_D24 VG_D20 ", %20, %21, %22, %23"
 #define VG_D32 VG_D24 ", %24, %25, %26, %27, %28, %29, %30, %31"
+#define VG_D36 VG_D32 ", %32, %33, %34, %35"
+#define VG_D48 VG_D36 ", %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 #define VG_D64                                                                         \
   VG_D32                                                                               \
   ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
   "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 
 // The widths, each with the numbers of the operands that follow its accumulators.
-#define VG_EACH_WIDTH(form, type, k, tail)                                                        \
-  form(type, k, tail, 8, VG_D4, "%4", "%5", "%6", "%7", "%8", "%9", VG_C4(0));                    \
-  form(type, k, tail, 16, VG_D8, "%8", "%9", "%10", "%11", "%12", "%13", VG_C8(0));               \
-  form(type, k, tail, 24, VG_D12, "%12", "%13", "%14", "%15", "%16", "%17", VG_C8(0), VG_C4(2));  \
-  form(type, k, tail, 32, VG_D16, "%16", "%17", "%18", "%19", "%20", "%21", VG_C16(0));           \
-  form(type, k, tail, 40, VG_D20, "%20", "%21", "%22", "%23", "%24", "%25", VG_C16(0), VG_C4(4)); \
-  form(type, k, tail, 48, VG_D24, "%24", "%25", "%26", "%27", "%28", "%29", VG_C16(0), VG_C8(4)); \
-  form(type, k, tail, 64, VG_D32, "%32", "%33", "%34", "%35", "%36", "%37", VG_C32(0));           \
+#define VG_EACH_WIDTH(form, type, k, tail)                                                         \
+  form(type, k, tail, 8, VG_D4, "%4", "%5", "%6", "%7", "%8", "%9", VG_C4(0));                     \
+  form(type, k, tail, 16, VG_D8, "%8", "%9", "%10", "%11", "%12", "%13", VG_C8(0));                \
+  form(type, k, tail, 24, VG_D12, "%12", "%13", "%14", "%15", "%16", "%17", VG_C8(0), VG_C4(2));   \
+  form(type, k, tail, 32, VG_D16, "%16", "%17", "%18", "%19", "%20", "%21", VG_C16(0));            \
+  form(type, k, tail, 40, VG_D20, "%20", "%21", "%22", "%23", "%24", "%25", VG_C16(0), VG_C4(4));  \
+  form(type, k, tail, 48, VG_D24, "%24", "%25", "%26", "%27", "%28", "%29", VG_C16(0), VG_C8(4));  \
+  form(type, k, tail, 64, VG_D32, "%32", "%33", "%34", "%35", "%36", "%37", VG_C32(0));            \
+  form(type, k, tail, 72, VG_D36, "%36", "%37", "%38", "%39", "%40", "%41", VG_C32(0), VG_C4(8));  \
+  form(type, k, tail, 96, VG_D48, "%48", "%49", "%50", "%51", "%52", "%53", VG_C32(0), VG_C16(8)); \
   form(type, k, tail, 128, VG_D64, "%64", "%65", "%66", "%67", "%68", "%69", VG_C32(0), VG_C32(8));
 #define VG_EACH_TYPE(form, halves_tail)                     \
   if constexpr (std::is_same_v<Element, float>) {           \
@@ -93,11 +94,6 @@ __device__ inline void publish_to_wgmma() { asm volatile("fence.proxy.async.shar
 #define VG_WGMMA(type, k, tail, columns, D, A, b, adds)                                                               \
   "{.reg .pred p; setp.ne.b32 p, " adds ", 0; wgmma.mma_async.sync.aligned.m64n" #columns "k" k ".f32." type "." type \
   " {" D "}, " A ", " b ", p, 1, 1" tail ";}"
-#define VG_A_IN_REGISTERS(type, k, tail, columns, D, o0, o1, o2, o3, o4, o5, ...)              \
-  if constexpr (kN8 * 8 == columns)                                                            \
-  asm volatile(VG_WGMMA(type, k, tail, columns, D, "{" o0 ", " o1 ", " o2 ", " o3 "}", o4, o5) \
-               : __VA_ARGS__                                                                   \
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(adds)))
 #define VG_A_SHARED(type, k, tail, columns, D, o0, o1, o2, o3, o4, o5, ...) \
   if constexpr (kN8 * 8 == columns)                                         \
   asm volatile(VG_WGMMA(type, k, tail, columns, D, o0, o1, o2)              \
@@ -105,22 +101,15 @@ __device__ inline void publish_to_wgmma() { asm volatile("fence.proxy.async.shar
                : "l"(a), "l"(b), "r"(static_cast<int>(adds)))
 
 /// Whether there is an instruction for kN8 blocks of 8 columns.
-constexpr bool is_wgmma_width(int n8) { return (n8 >= 1 && n8 <= 6) || n8 == 8 || n8 == 16; }
+constexpr bool is_wgmma_width(int n8) { return (n8 >= 1 && n8 <= 6) || n8 == 8 || n8 == 9 || n8 == 12 || n8 == 16; }
 
-/// Queues c += a * B, B a slab of kN8 blocks of 8 columns; c = a * B unless `adds`. To be rounded before: the hardware
-/// truncates to TF32.
-template <class Element, int kN8>
-__device__ void multiply_async(Accumulator (&c)[kN8], const uint32_t (&a)[4], uint64_t b, bool adds = true) {
-  static_assert(is_wgmma_width(kN8));
-  VG_EACH_TYPE(VG_A_IN_REGISTERS, ", 0")
-}
-/// The same with A, 64 rows, as a slab.
+/// Queues c += A * B, A a slab of 64 rows, B one of kN8 blocks of 8 columns; c = A * B unless `adds`. To be rounded
+/// before: the hardware truncates to TF32.
 template <class Element, int kN8>
 __device__ void multiply_async(Accumulator (&c)[kN8], uint64_t a, uint64_t b, bool adds = true) {
   static_assert(is_wgmma_width(kN8));
   VG_EACH_TYPE(VG_A_SHARED, ", 0, 0")
 }
-#undef VG_A_IN_REGISTERS
 #undef VG_A_SHARED
 #undef VG_EACH_TYPE
 #undef VG_EACH_WIDTH
@@ -136,6 +125,8 @@ __device__ void multiply_async(Accumulator (&c)[kN8], uint64_t a, uint64_t b, bo
 #undef VG_D20
 #undef VG_D24
 #undef VG_D32
+#undef VG_D36
+#undef VG_D48
 #undef VG_D64
 
 #else
@@ -144,8 +135,6 @@ __device__ inline void commit_products() {}
 template <int kPending>
 __device__ void await_products() {}
 __device__ inline void publish_to_wgmma() {}
-template <class Element, int kN8>
-__device__ void multiply_async(Accumulator (&)[kN8], const uint32_t (&)[4], uint64_t, bool = true) {}
 template <class Element, int kN8>
 __device__ void multiply_async(Accumulator (&)[kN8], uint64_t, uint64_t, bool = true) {}
 #endif

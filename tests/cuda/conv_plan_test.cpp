@@ -47,7 +47,8 @@ ConvProblem random_problem(Random& random) {
   p.wgmma = random.chance(0.7);
   p.choice.mma_sync = random.chance(0.2);
   p.choice.slots = static_cast<int8_t>(random.integer(0, 2));
-  p.choice.stacks = random.chance(0.8) ? int8_t{0} : static_cast<int8_t>(random.integer(1, 16));
+  p.choice.pairs = random.chance(0.8) ? int8_t{0} : static_cast<int8_t>(1 << random.integer(0, 2));
+  p.choice.heights = random.chance(0.8) ? int8_t{0} : static_cast<int8_t>(random.integer(1, 10));
   p.choice.width = random.chance(0.5) ? 0 : static_cast<int>(random.integer(1, 16)) * 8;
   return p;
 }
@@ -152,32 +153,11 @@ int most_blocks(const WeightPlan& plan, const WeightPlan::Class& c) {
   return most;
 }
 
-/// The words of shared memory, and what the kernels count on.
-void check_weight_memory(const ConvProblem& p, const WeightPlan& plan) {
-  int most = 0;  // blocks of 8 channels
-  for (const WeightPlan::Class& c : plan.classes) {
-    most = std::max(most, most_blocks(plan, c));
-    if (plan.wgmma) {
-      EXPECT_LE(c.tile_columns, 8 * most_stacks(arithmetic_of(p), plan.rows));
-    } else {
-      EXPECT_TRUE(c.padded_taps % c.tile_columns == 0 || c.tile_columns % c.taps == 0);
-    }
-  }
-  const int parts = arithmetic_of(p) == ConvArithmetic::tf32x3 ? 2 : 1;  // that wgmma finds in shared memory
-  const int y = plan.wgmma ? parts * plan.box_words / 4 * quad_words(plan.rows) : plan.rows * (plan.box_words + 4);
-  EXPECT_GE(plan.shared_bytes, (y + most * 8 * plan.pitch) * 4);
-  EXPECT_EQ(plan.shared_bytes % 16, 0);
-  EXPECT_EQ(plan.table_bytes % 16, 0);
-  EXPECT_LE(plan.table_bytes + plan.buffers * plan.shared_bytes, kMostShared);
-  if (!plan.wgmma) return;
-  EXPECT_GE(plan.table_bytes, plan.halo_words * 8);
-  EXPECT_TRUE(plan.box_words == 64 || plan.box_words == 128) << plan.box_words;
-  EXPECT_TRUE(plan.extent[0] <= 1024 && plan.extent[1] <= 1024 && plan.extent[2] <= 4096);
-}
+constexpr int64_t kMostWorkspace = int64_t{256} << 20;
 
+/// Of mma.sync.
 void check_weight(const ConvProblem& p, const WeightPlan& plan) {
   constexpr int kBoxWords = 128, kMaxTaps = 1024, kMaxClasses = 64;  // of cuda/conv/weight_mma.cuh
-  constexpr int64_t kMostWorkspace = int64_t{256} << 20;
   const int elements = p.dtype == f32 ? 1 : 2;
   int64_t boxes = p.batch, words = 1;
   for (int a = 0; a < 3; ++a) {
@@ -185,37 +165,107 @@ void check_weight(const ConvProblem& p, const WeightPlan& plan) {
     boxes *= plan.tiles[a];
     words *= plan.box[a];
   }
-  EXPECT_LE(plan.box_words, kBoxWords);
-  EXPECT_LE(words, plan.box_words * elements);
-  EXPECT_TRUE(may_use_wgmma(p) || !plan.wgmma);
+  EXPECT_LE(words, kBoxWords * elements);
   EXPECT_EQ(plan.box[2] % (8 * elements), 0);
   EXPECT_EQ(plan.boxes, boxes);
   EXPECT_TRUE(plan.pitch >= plan.halo_words && plan.pitch % 32 == 4) << plan.pitch << " for " << plan.halo_words;
-  const auto widths = weight_widths(arithmetic_of(p), plan.wgmma);
+  const auto widths = weight_widths(arithmetic_of(p), false);
   EXPECT_TRUE(compiled(widths, plan.rows)) << plan.rows;
   if (compiled(widths, p.choice.width)) {
     EXPECT_EQ(plan.rows, p.choice.width);
   }
   expect_tiled(p.out_channels, plan.rows, plan.row_tiles, "rows");
   expect_tiled(p.in_channels, 8, plan.blocks8, "channels");
-  int tiles = 0, columns = 0, taps = 0, padded_taps = 0;
+  int tiles = 0, columns = 0, taps = 0, padded_taps = 0, most = 0;  // most: blocks of 8 channels
   for (const WeightPlan::Class& c : plan.classes) {
     expect_tiled(plan.blocks8 * c.padded_taps, c.tile_columns, c.tiles, "columns");
     EXPECT_GE(c.padded_taps, c.taps);
+    EXPECT_TRUE(c.padded_taps % c.tile_columns == 0 || c.tile_columns % c.taps == 0);
     tiles += c.tiles;
     columns += plan.blocks8 * c.padded_taps;
     taps += c.taps;
     padded_taps += c.padded_taps;
+    most = std::max(most, most_blocks(plan, c));
   }
   EXPECT_EQ(taps, p.kernel[0] * p.kernel[1] * p.kernel[2]);
   EXPECT_LE(padded_taps, kMaxTaps);
   EXPECT_LE(plan.classes.size(), size_t{kMaxClasses});
   EXPECT_EQ(plan.column_tiles, tiles);
   EXPECT_EQ(plan.columns, columns);
-  check_weight_memory(p, plan);
+  EXPECT_GE(plan.shared_bytes, (plan.rows * (kBoxWords + 4) + most * 8 * plan.pitch) * 4);
+  EXPECT_EQ(plan.shared_bytes % 16, 0);
+  EXPECT_LE(plan.buffers * plan.shared_bytes, kMostShared);
   expect_tiled(plan.boxes, plan.range, plan.ranges, "ranges");
   const int64_t one = p.groups * p.out_channels * plan.columns * 8 * 4;
   EXPECT_LE(workspace_bytes(p, plan), std::max(kMostWorkspace, one));
+}
+
+/// Whether each tap of a voxel reads what is staged of the axis, and at its place.
+void check_sliding(const ConvProblem& p, int a, const SlidingAxis& axis) {
+  expect_tiled(axis.count, axis.box, axis.tiles, "pillars");
+  EXPECT_EQ(axis.count, p.out_size[a]);
+  EXPECT_GE(axis.taps * axis.pieces, p.kernel[a]);
+  EXPECT_LT(axis.taps * (axis.pieces - 1), p.kernel[a]);
+  const int64_t stride = p.geometry.stride[a], dilation = p.geometry.dilation[a];
+  for (int voxel = 0; voxel < std::min(axis.box, 8); ++voxel)
+    for (int tap = 0; tap < axis.taps; ++tap) {
+      const int row = voxel * axis.advance + tap * axis.tap_step;  // as the kernels read it
+      EXPECT_LT(row, axis.rows(axis.box));
+      const int staged_for = row < axis.span ? 0 : (row - axis.span) / axis.advance + 1;  // as they stage it
+      EXPECT_EQ(staged_for * stride + (row - staged_for * axis.advance) * axis.in_step,
+                voxel * stride + tap * dilation);
+    }
+}
+
+void check_weight(const ConvProblem& p, const WeightWgmmaPlan& plan) {
+  const int elements = p.dtype == f32 ? 1 : 2;
+  EXPECT_TRUE(may_use_wgmma(p));
+  check_sliding(p, 0, plan.depth);
+  check_sliding(p, 1, plan.height);
+  const auto widths = weight_widths(arithmetic_of(p), true);
+  EXPECT_TRUE(compiled(widths, plan.columns)) << plan.columns;
+  EXPECT_TRUE(compiled(kWeightHeights, plan.heights)) << plan.heights;
+  EXPECT_LE(plan.heights, most_heights(arithmetic_of(p), plan.columns));
+  EXPECT_LE(plan.height.box * plan.pairs, kMostSteps);
+  EXPECT_TRUE(!plan.by_steps || plan.height.box * plan.pairs % 2 == 0);
+  // rows and columns hold all channels and taps
+  EXPECT_LE(plan.versions * plan.row_octets, 8);
+  EXPECT_GE(plan.row_octets * 8 * plan.row_tiles, p.out_channels);
+  EXPECT_TRUE(plan.versions == 1 || plan.row_tiles == 1);
+  EXPECT_GE(plan.column_octets * 8 * plan.column_tiles, p.in_channels);
+  EXPECT_GE(plan.plane_products * plan.columns, plan.height.taps * plan.column_octets * 8);
+  EXPECT_GE(plan.heights * (plan.by_steps ? 1 : 2), plan.depth.taps * plan.plane_products);
+  // taps of a residue along the width
+  EXPECT_EQ(plan.tap_step * p.geometry.dilation[2], plan.shift * p.geometry.stride[2]);
+  int64_t tiles = 0;
+  for (int64_t tap = 0; tap < std::min<int64_t>(plan.tap_step, p.kernel[2]); ++tap) {
+    const int64_t taps = (p.kernel[2] - tap + plan.tap_step - 1) / plan.tap_step;
+    tiles += (taps + plan.versions - 1) / plan.versions;
+  }
+  EXPECT_EQ(plan.version_tiles, tiles);
+  expect_tiled(p.out_size[2] + (plan.versions - 1) * int64_t{plan.shift}, plan.pairs * 8 * elements, plan.width_tiles,
+               "width");
+  EXPECT_EQ(plan.pillars, p.batch * plan.depth.tiles * plan.height.tiles * plan.width_tiles);
+  EXPECT_TRUE(plan.samples >= 1 && plan.samples <= p.batch);
+  int64_t ranges = 0;
+  for (int64_t done = 0; done < p.batch && plan.samples > 0 && ranges <= plan.ranges; done += plan.samples)
+    ranges += (std::min(plan.samples, p.batch - done) * (plan.pillars / p.batch) + plan.range - 1) / plan.range;
+  EXPECT_EQ(ranges, plan.ranges);
+  // shared memory
+  const WeightMemory memory = memory_of(p, plan);
+  EXPECT_TRUE(plan.x_slots > plan.depth.span && plan.x_slots <= kMostWeightSlots);
+  EXPECT_TRUE(plan.y_slots >= 2 && plan.y_slots <= kMostWeightSlots);
+  EXPECT_LE(memory.total, p.shared_limit);
+  EXPECT_EQ(memory.x_pitch % 16 + memory.y_pitch % 16, 0);
+  EXPECT_GE(memory.x_lines, plan.height.rows(plan.height.box));
+  // What accumulators truncate is not seen: 16384 voxels an accumulator, where that many sums can be kept.
+  const int64_t voxels = int64_t{plan.depth.box} * plan.height.box * plan.pairs * 8 * elements;
+  const int64_t packed = lattice_bytes(p, plan), sums = workspace_bytes(p, plan) - packed;
+  EXPECT_LE(packed, int64_t{1} << 30);
+  if (2 * sums < kMostWorkspace) {
+    EXPECT_LE((plan.range - 1) * voxels / (plan.by_steps ? 2 : 1), 16384);
+  }
+  EXPECT_LE(sums, std::max(kMostWorkspace, sums / plan.ranges * ((p.batch + plan.samples - 1) / plan.samples)));
 }
 
 TEST(ConvPlan, HoldsWhateverTheProblem) {
@@ -235,7 +285,9 @@ TEST(ConvPlan, HoldsWhateverTheProblem) {
         const auto plan = plan_weight(p);
         if (plan) check_weight(p, *plan);
         planned += plan.has_value() && gpu_has_it && !refused;
-        by_wgmma += plan && plan->wgmma;
+        const auto by_one = plan_weight_wgmma(p);
+        if (by_one) check_weight(p, *by_one);
+        by_wgmma += by_one.has_value();
       }
     } else {
       const auto plan = plan_gather(p);
@@ -348,11 +400,27 @@ TEST(ConvPlan, PacksNoInputThatIsMostlyPadding) {
     p.in_channels = channels;
     EXPECT_EQ(plan_gather(p)->wgmma, packed) << channels;
   }
-  p = plain_problem(ConvDirection::forward, f32);  // three products: input and result of a sample are 9 GB, packed 16
-  p.in_channels = p.out_channels = 9;
+  p = plain_problem(ConvDirection::forward, f32);  // three products: input and result of a sample are 13 GB, packed 16
+  p.in_channels = 9;
+  p.out_channels = 17;
   p.in_size = p.out_size = {500};
   EXPECT_FALSE(plan_gather(p)->wgmma) << cuda::explain(p).plan;
   p.in_size = p.out_size = {100};
+  EXPECT_TRUE(plan_gather(p)->wgmma);
+}
+
+TEST(ConvPlan, PacksNoLargeInputThatIsUsedLittle) {
+  ConvProblem p = plain_problem(ConvDirection::forward, bf16);
+  p.geometry.stride = {2};
+  p.in_size = {200};
+  p.out_size = {100};  // each input has 27 / 8 taps
+  for (const auto& [channels, packed] : {std::pair(80, false), {90, true}}) {
+    p.out_channels = channels;
+    EXPECT_EQ(plan_gather(p)->wgmma, packed) << channels;
+  }
+  p.out_channels = 80;
+  p.in_size = {20};  // in caches
+  p.out_size = {10};
   EXPECT_TRUE(plan_gather(p)->wgmma);
 }
 

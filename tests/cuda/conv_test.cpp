@@ -2,6 +2,7 @@
 // poisoned results between guard bands.
 #include <cmath>
 #include <limits>
+#include <thread>
 
 #include "core/autograd.h"
 #include "cuda/conv/instances.h"
@@ -92,16 +93,19 @@ TEST_P(CudaConvModes, IsExactWithEveryTile) {
       {1, 65, 65, {4, 4, 35}, {1, 1, 7}, {{1, 1, 4}, {0, 0, 3}, {1, 1, 2}, 1}},
       {3, 5, 1, {17, 1, 5}, {5, 1, 2}, {{3, 1, 2}, {6, 0, 1}, {2, 1, 3}, 2}},
   };
-  std::vector<cuda::ConvChoice> choices{{.plain = true}, {.samples = 1, .width = 24}, {.samples = 2, .width = 32}};
+  std::vector<cuda::ConvChoice> choices{
+      {.plain = true}, {.samples = 1, .width = 24}, {.samples = 2, .width = 32}, {.pairs = 1}, {.pairs = 2},
+      {.pairs = 4}};
   for (const bool mma_sync : {true, false}) {
     for (const int width : cuda::gather_widths(mode.arithmetic(), !mma_sync))
       for (const int8_t slots : {1, 2})
-        if (!mma_sync || slots == 1) choices.push_back({.mma_sync = mma_sync, .slots = slots, .width = width});
+        if (!mma_sync || slots == 1)
+          choices.push_back({.mma_sync = mma_sync, .slots = slots, .width = static_cast<int16_t>(width)});
     for (const int width : cuda::weight_widths(mode.arithmetic(), !mma_sync)) {
-      choices.push_back({.mma_sync = mma_sync, .width = width});
-      for (const int stacks : cuda::kWgmmaStacks)
-        if (!mma_sync && stacks <= cuda::most_stacks(mode.arithmetic(), width))
-          choices.push_back({.stacks = static_cast<int8_t>(stacks), .width = width});
+      choices.push_back({.mma_sync = mma_sync, .width = static_cast<int16_t>(width)});
+      for (const int heights : cuda::kWeightHeights)
+        if (!mma_sync && heights <= cuda::most_heights(mode.arithmetic(), width))
+          choices.push_back({.heights = static_cast<int8_t>(heights), .width = static_cast<int16_t>(width)});
     }
   }
   Random random(kFirstSeed);
@@ -109,8 +113,8 @@ TEST_P(CudaConvModes, IsExactWithEveryTile) {
     Comparison comparison(problem, mode.dtype, random);
     for (const cuda::ConvChoice& choice : choices) {
       SCOPED_TRACE(concat(mode, ", width ", choice.width, ", slots ", int{choice.slots}, ", samples ",
-                          int{choice.samples}, ", stacks ", int{choice.stacks}, choice.plain ? ", plain" : "",
-                          choice.mma_sync ? ", mma.sync: " : ": ", problem));
+                          int{choice.samples}, ", heights ", int{choice.heights}, ", pairs ", int{choice.pairs},
+                          choice.plain ? ", plain" : "", choice.mma_sync ? ", mma.sync: " : ": ", problem));
       const Setting setting(mode.precision, choice);
       comparison.check();
       if (HasFailure()) return;
@@ -209,6 +213,31 @@ TEST_F(CudaConv, GivesTheSameBitsEveryTime) {
       }
       aside.synchronize();
     }
+}
+
+/// Each launch asks for shared memory of its own size, of one kernel.
+TEST_F(CudaConv, RunsOnTwoThreadsAtOnce) {
+  const Setting setting(Float32Precision::high);
+  const auto work = [](int64_t width) {
+    NoGradGuard no_grad;
+    manual_seed(kFirstSeed);
+    const TensorOptions options{.device = Device::cuda()};
+    const Tensor x = randn({1, 64, 12, 12, width}, options), w = randn({64, 64, 3, 3, 3}, options);
+    std::vector<float> first;
+    for (int run = 0; run < 100; ++run) {
+      const Tensor y = conv3d(x, w), dw = empty_like(w);
+      cuda_kernels().conv_backward_weight(dw.view_out(), x.view_in(), y.view_in(), {});
+      const auto sums = sum(dw, {0, 1}).to_vector<float>();
+      if (run == 0) first = sums;
+      if (sums != first) return false;
+    }
+    return true;
+  };
+  bool narrow = false;
+  std::thread other([&] { narrow = work(8); });
+  const bool wide = work(40);
+  other.join();
+  EXPECT_TRUE(narrow && wide);
 }
 
 /// With stride and kernel 2, planes 2i and 2i + 1 of the large side belong to plane i of the small one, so a few

@@ -1,0 +1,300 @@
+// The plans of the weight gradients by wgmma: which taps and channels a block sums, and of which box of voxels, so that
+// tensor cores, shared memory and the warps that stage are busy for the least time.
+#include <algorithm>
+#include <numeric>
+
+#include "cuda/conv/plan.h"
+
+namespace voxgrad::cuda {
+namespace {
+
+constexpr int kMostColumnOctets = 16, kMostTaps = 1024;  // taps: of an axis
+constexpr int64_t kWorkspace = int64_t{256} << 20, kMostPacked = int64_t{1} << 30;
+constexpr int kStatic = 2048;                            // bytes of shared memory: barriers, what the block sums
+constexpr int64_t kMultiprocessors = 132;                // an H200's: the sums of other GPUs shall have the same bits
+constexpr double kReach = 1 << 28, kBytesAClock = 2000;  // positions of an axis; bytes of memory
+
+int64_t divide_up(int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; }
+
+/// Voxels that may be added to one accumulator. It truncates: so few that this is not seen beside the inputs' rounding.
+int most_voxels(const ConvProblem& p) { return arithmetic_of(p) == ConvArithmetic::tf32x3 ? 8192 : 16384; }
+
+bool three_products(const ConvProblem& p) { return arithmetic_of(p) == ConvArithmetic::tf32x3; }
+
+int elements_of(const ConvProblem& p) { return p.dtype == DType::f32 ? 1 : 2; }  // a word
+
+/// The axis for a block with so many taps of it.
+SlidingAxis sliding_axis(const ConvProblem& p, int a, int taps) {
+  const int stride = static_cast<int>(p.geometry.stride[a]), dilation = static_cast<int>(p.geometry.dilation[a]);
+  SlidingAxis axis{};
+  axis.count = static_cast<int>(p.out_size[a]);
+  axis.taps = taps;
+  axis.pieces = divide_up(p.kernel[a], taps);
+  axis.in_stride = stride;
+  axis.dilation = dilation;
+  axis.padding = static_cast<int>(p.geometry.padding[a]);
+  axis.in_step = taps == 1 ? stride : std::gcd(stride, dilation);
+  axis.tap_step = taps == 1 ? 1 : dilation / axis.in_step;
+  axis.span = (taps - 1) * axis.tap_step + 1;
+  axis.advance = std::min(stride / axis.in_step, axis.span);
+  return axis;
+}
+
+/// Numbers of taps of a block that are worth a look: all, or near-equal pieces of them.
+std::vector<int> tap_counts(int64_t kernel) {
+  std::vector<int> result;
+  for (int pieces = 1; pieces <= 4 && pieces <= kernel; ++pieces) {
+    const int taps = divide_up(kernel, pieces);
+    if (result.empty() || taps < result.back()) result.push_back(taps);
+  }
+  if (result.back() > 1) result.push_back(1);
+  return result;
+}
+
+/// Clocks in which a plane of x comes: in which its words are copied, then rounded, by warps of their own. Fitted to
+/// what profiles say: a copy costs its warp some instructions, or all of them the cache lines that are looked up.
+struct StagingClocks {
+  double copying, finishing;
+};
+StagingClocks staging_clocks(const ConvProblem& p, const WeightWgmmaPlan& plan) {
+  const double elements = elements_of(p), words = 8 * plan.pairs, parts = three_products(p) ? 2 : 1;
+  const int warps = elements == 1 ? 6 : 8;
+  const double stride = static_cast<double>(std::clamp<int64_t>(p.in_stride[2], 1, 32));
+  const double span = words * 4 * static_cast<double>(p.geometry.stride[2]) * stride;  // bytes
+  const double looked_up = 4.0 / plan.pairs * std::min(span / 128 + 1, words * elements);
+  const double sectors = 4.0 / plan.pairs * std::min(span / 32 + 1, words * elements);
+  const double line =
+      std::max({elements == 1 ? 40.0 : 100.0, warps * (5 + 2 * looked_up) * elements, warps * sectors * 32 / 40});
+  const int shares = line_shares(plan), units = 2 * plan.pairs * plan.column_octets * shares;
+  const int rows = plan.height.rows(plan.height.box);
+  const double copying = 600.0 + divide_up(units, warps) * (250 + divide_up(rows, shares) * line);
+  const double finishing =
+      elements == 1 ? 300 + 4.0 * plan.pairs * rows * plan.column_octets * 64 * (1 + parts) / 40 : 0;
+  return {copying, finishing};
+}
+
+/// Fills in how the width and y's channels are cut.
+void choose_rows(const ConvProblem& p, int versions, WeightWgmmaPlan& plan) {
+  const int stride = static_cast<int>(p.geometry.stride[2]), dilation = static_cast<int>(p.geometry.dilation[2]);
+  const int common = std::gcd(stride, dilation), octets = divide_up(p.out_channels, 8);
+  const int kernel = static_cast<int>(p.kernel[2]);
+  plan.tap_step = stride / common;
+  plan.shift = dilation / common;
+  plan.versions = versions;
+  plan.version_tiles = 0;
+  for (int tap = 0; tap < std::min(plan.tap_step, kernel); ++tap)
+    plan.version_tiles += divide_up(divide_up(kernel - tap, plan.tap_step), versions);
+  plan.row_tiles = divide_up(octets, 8 / versions);
+  plan.row_octets = divide_up(octets, plan.row_tiles);
+}
+
+/// Ranges of so many pillars in all samples: those that are packed together have ranges of their own.
+int64_t ranges_of(const ConvProblem& p, const WeightWgmmaPlan& plan, int64_t range) {
+  const int64_t of_sample = plan.pillars / p.batch, rest = p.batch % plan.samples;
+  return p.batch / plan.samples * divide_up(plan.samples * of_sample, range) + divide_up(rest * of_sample, range);
+}
+
+/// The least clocks of a range and of all, for so many pillars of `pillar` clocks, by ranges whose blocks fill the GPU.
+void choose_ranges(const ConvProblem& p, WeightWgmmaPlan& plan, double pillar) {
+  const int64_t tiles =
+      p.groups * plan.version_tiles * plan.row_tiles * plan.column_tiles * plan.depth.pieces * plan.height.pieces;
+  const int64_t voxels = int64_t{plan.depth.box} * plan.height.box * plan.pairs * 8 * elements_of(p);
+  const int64_t most = std::max<int64_t>(1, most_voxels(p) / voxels * (plan.by_steps ? 2 : 1));
+  plan.ranges = 1;
+  const auto at_a_time = static_cast<double>(lattice_bytes(p, plan));
+  const double packed = at_a_time / static_cast<double>(plan.samples) * static_cast<double>(p.batch);
+  const double bytes = static_cast<double>(workspace_bytes(p, plan)) - at_a_time;  // of a range
+  const double begin = 4000 + plan.columns * plan.heights * 16.0;
+  const double read = static_cast<double>(p.batch * p.groups * p.out_channels * p.out_size[0] * p.out_size[1]) *
+                      static_cast<double>(p.out_size[2]) * 4 / elements_of(p);
+  const double packing = 6000 + (read + packed) / kBytesAClock;
+  plan.cycles = -1;
+  int64_t before = 0;
+  for (int waves = 1; waves <= 16; ++waves) {
+    int64_t ranges = std::clamp(kMultiprocessors * waves / tiles, divide_up(plan.pillars, most), plan.pillars);
+    ranges = std::clamp<int64_t>(static_cast<int64_t>(static_cast<double>(kWorkspace) / bytes), 1, ranges);
+    int64_t range = divide_up(plan.pillars, ranges);
+    ranges = ranges_of(p, plan, range);
+    while (static_cast<double>(ranges) * bytes > kWorkspace && range < plan.pillars) {
+      range += (range + 7) / 8;
+      ranges = ranges_of(p, plan, range);
+    }
+    if (ranges == before) continue;
+    before = ranges;
+    const auto times = static_cast<double>(divide_up(ranges * tiles, kMultiprocessors));
+    const double cycles = packing + times * (begin + static_cast<double>(range) * pillar) +
+                          static_cast<double>(ranges) * bytes / kBytesAClock;
+    if (plan.cycles >= 0 && cycles >= plan.cycles) continue;
+    plan.cycles = cycles;
+    plan.range = range;
+    plan.ranges = ranges;
+  }
+}
+
+/// Fills in the box and the cost; false if it does not fit.
+bool complete(const ConvProblem& p, WeightWgmmaPlan& plan) {
+  // Where voxels share no line of x, the lines of a residue are not at equal distances.
+  if (plan.height.tap_step > 1 && plan.height.in_stride > plan.height.span * plan.height.in_step) return false;
+  plan.height.tiles = divide_up(plan.height.count, plan.height.box);
+  plan.depth.tiles = divide_up(plan.depth.count, plan.depth.box);
+  const int words = 8 * plan.pairs * elements_of(p);
+  plan.width_tiles = divide_up(p.out_size[2] + (plan.versions - 1) * plan.shift, words);
+  plan.pillars = p.batch * plan.depth.tiles * plan.height.tiles * plan.width_tiles;
+  plan.x_slots = std::min(plan.depth.span + 2 * plan.depth.advance + 1, kMostWeightSlots);
+  plan.y_slots = 3;
+  if (plan.x_slots <= plan.depth.span) return false;  // one is being staged
+  while (memory_of(p, plan).total > p.shared_limit - kStatic) {
+    if (plan.y_slots > 2)
+      --plan.y_slots;
+    else if (plan.x_slots > plan.depth.span + 1)
+      --plan.x_slots;
+    else
+      return false;
+  }
+  plan.samples = 1;
+  const int64_t sample = lattice_bytes(p, plan);
+  if (sample > kMostPacked) return false;
+  plan.samples = divide_up(p.batch, divide_up(p.batch, std::min(p.batch, kMostPacked / sample)));
+  const int parts = three_products(p) ? 2 : 1, steps = plan.height.box * plan.pairs;
+  const double products =
+      static_cast<double>(steps) * plan.heights * (plan.by_steps ? 1 : 2) * (three_products(p) ? 3 : 1);
+  const double loads_x = 2.0 * plan.pairs * plan.height.rows(plan.height.box) * plan.column_octets;  // of a plane
+  const double loads_y = 2.0 * plan.pairs * plan.height.box * plan.row_octets * plan.versions;
+  const auto [copying, finishing] = staging_clocks(p, plan);
+  const double stores = parts * ((elements_of(p) == 1 ? 3 : 1) * plan.depth.advance * loads_x + loads_y);
+  const double tensor = products * plan.columns / 2, shared = products * (16 + plan.columns / 4.0) + stores;
+  const double multiplying = std::max(tensor * 1.08, shared * 1.05) + (three_products(p) ? 400 : 250);
+  // As many planes as there are slots for are on their way, of which each voxel of y needs `advance`.
+  const double advance = plan.depth.advance, ahead = plan.x_slots - plan.depth.span;
+  const double staging =
+      std::max(advance * std::max(copying, finishing), (advance * copying + finishing + 1000) * advance / ahead);
+  const double plane = std::max(multiplying, staging) + 0.3 * std::min(multiplying, staging);  // they share memory
+  const double begin = (plan.depth.span - advance) * copying;
+  const double depth = static_cast<double>(plan.depth.count) / plan.depth.tiles;
+  choose_ranges(p, plan, depth * plane + begin);
+  return true;
+}
+
+/// Looks at all boxes.
+void look_at_boxes(const ConvProblem& p, WeightWgmmaPlan plan, std::optional<WeightWgmmaPlan>& best) {
+  const int elements = elements_of(p);
+  for (plan.pairs = 1; plan.pairs <= 4; plan.pairs *= 2) {
+    if (p.choice.pairs > 0 ? plan.pairs != p.choice.pairs
+                           : plan.pairs > 1 && p.out_size[2] <= 4 * plan.pairs * elements)
+      continue;
+    for (plan.height.box = 1; plan.height.box * plan.pairs <= kMostSteps; plan.height.box *= 2) {
+      if (plan.height.box >= 2 * plan.height.count && plan.height.box > 2) break;
+      if (plan.by_steps && plan.height.box * plan.pairs % 2) continue;
+      if (three_products(p) && plan.height.box * plan.pairs > (plan.by_steps ? 16 : 8)) continue;
+      const int voxels = plan.height.box * plan.pairs * 8 * elements;
+      for (int pieces = 1; pieces <= 8; pieces *= 2) {
+        const int depth =
+            static_cast<int>(std::min<int64_t>(divide_up(plan.depth.count, pieces), most_voxels(p) / voxels));
+        if (depth < 1 || (pieces > 1 && depth < 4)) break;
+        plan.depth.box = depth;
+        if (complete(p, plan) && (!best || plan.cycles < best->cycles)) best = plan;
+        if (plan.pillars * plan.version_tiles * plan.row_tiles * plan.column_tiles > 512) break;
+      }
+    }
+  }
+}
+
+/// Looks at all products for a block with these taps and channels.
+void look_at_products(const ConvProblem& p, WeightWgmmaPlan plan, std::optional<WeightWgmmaPlan>& best) {
+  const auto widths = weight_widths(arithmetic_of(p), true);
+  const auto asked = asked_width(p, widths);
+  for (const int columns : widths) {
+    if (asked && columns != *asked) continue;
+    plan.columns = columns;
+    plan.plane_products = divide_up(plan.height.taps * plan.column_octets * 8, columns);
+    const int all = plan.depth.taps * plan.plane_products, most = most_heights(arithmetic_of(p), columns);
+    for (const bool by_steps : {false, true}) {
+      plan.by_steps = by_steps;
+      const int wanted = by_steps ? all : divide_up(all, 2);
+      const int least = p.choice.heights > 0 ? std::max<int>(wanted, std::min<int>(p.choice.heights, most)) : wanted;
+      if (least > most || (!by_steps && all == 1)) continue;
+      plan.heights = *std::find_if(std::begin(kWeightHeights), std::end(kWeightHeights),
+                                   [&](int heights) { return heights >= least; });
+      look_at_boxes(p, plan, best);
+    }
+  }
+}
+
+}  // namespace
+
+int line_shares(const WeightWgmmaPlan& plan) {
+  int shares = 1;
+  while (2 * plan.column_octets * plan.pairs * shares < 12) shares *= 2;  // two units for each warp
+  return shares;
+}
+
+WeightMemory memory_of(const ConvProblem& p, const WeightWgmmaPlan& plan) {
+  constexpr int kOctet = 128;         // bytes of 8 channels of a quad
+  const int apart = 64 / plan.pairs;  // for which the quads that a warp stages at a time lie in all banks
+  const int parts = three_products(p) ? 2 : 1;
+  WeightMemory m{};
+  const int lines = plan.height.rows(plan.height.box);
+  m.x_lines = divide_up(lines, plan.height.tap_step) * plan.height.tap_step;
+  m.x_pitch = m.x_lines * plan.column_octets * kOctet + apart;
+  m.y_pitch = plan.height.box * plan.row_octets * plan.versions * kOctet + apart;
+  m.x_slot = parts * 2 * plan.pairs * m.x_pitch;
+  m.y_slot = parts * 2 * plan.pairs * m.y_pitch;
+  m.total = plan.x_slots * m.x_slot + plan.y_slots * m.y_slot + kOctet * std::max(8, plan.columns / 8);
+  return m;
+}
+
+std::optional<WeightWgmmaPlan> plan_weight_wgmma(const ConvProblem& p) {
+  if (p.dtype == DType::f64 || p.batch == 0 || p.choice.plain || !may_use_wgmma(p)) return std::nullopt;
+  double lattice = static_cast<double>(p.out_channels * p.groups) * 4 / elements_of(p);  // bytes of a sample
+  for (int a = 0; a < 3; ++a) {
+    const ConvGeometry& g = p.geometry;
+    const double reach = static_cast<double>(p.out_size[a]) * static_cast<double>(g.stride[a]) +
+                         static_cast<double>(p.kernel[a]) * static_cast<double>(g.dilation[a]) +
+                         static_cast<double>(g.padding[a]) + static_cast<double>(p.in_size[a]);
+    if (reach > kReach || p.kernel[a] > kMostTaps || p.in_size[a] < 1 || p.out_size[a] < 1) return std::nullopt;
+    lattice *= static_cast<double>(p.out_size[a]);
+  }
+  if (lattice > kMostPacked || std::max({p.batch, p.in_channels, p.groups}) > kReach / 8) return std::nullopt;
+  WeightWgmmaPlan plan{};
+  const int octets = divide_up(p.in_channels, 8), row_octets = divide_up(p.out_channels, 8);
+  std::optional<WeightWgmmaPlan> best;
+  const int of_residue =
+      divide_up(p.kernel[2], p.geometry.stride[2] / std::gcd(p.geometry.stride[2], p.geometry.dilation[2]));
+  for (int versions = std::min(8 / std::min(row_octets, 8), of_residue); versions > 0; --versions) {
+    choose_rows(p, versions, plan);
+    int before = 0;
+    for (int tiles = divide_up(octets, kMostColumnOctets); tiles <= octets; ++tiles) {
+      plan.column_octets = divide_up(octets, tiles);
+      plan.column_tiles = divide_up(octets, plan.column_octets);
+      if (plan.column_octets == before) continue;
+      before = plan.column_octets;
+      for (const int depth_taps : tap_counts(p.kernel[0]))
+        for (const int height_taps : tap_counts(p.kernel[1])) {
+          plan.depth = sliding_axis(p, 0, depth_taps);
+          plan.height = sliding_axis(p, 1, height_taps);
+          look_at_products(p, plan, best);
+        }
+      if (best && plan.column_octets <= 2) break;
+    }
+  }
+  if (best && static_cast<double>(blocks_of(p, *best)) >= 2147483647.0) return std::nullopt;
+  return best;
+}
+
+int64_t lattice_bytes(const ConvProblem& p, const WeightWgmmaPlan& plan) {
+  return p.groups * plan.row_tiles * plan.samples * plan.depth.count * plan.height.tiles * plan.width_tiles *
+         memory_of(p, plan).y_slot;
+}
+
+int64_t workspace_bytes(const ConvProblem& p, const WeightWgmmaPlan& plan) {
+  const int64_t taps = p.kernel[0] * p.kernel[1] * p.kernel[2];
+  return lattice_bytes(p, plan) + plan.ranges * (plan.by_steps ? 2 : 1) * p.groups * p.out_channels * taps *
+                                      ((p.in_channels + 7) / 8 * 8) * static_cast<int64_t>(sizeof(float));
+}
+
+int64_t blocks_of(const ConvProblem& p, const WeightWgmmaPlan& plan) {
+  return plan.ranges * p.groups * plan.version_tiles * plan.row_tiles * plan.column_tiles * plan.depth.pieces *
+         plan.height.pieces;
+}
+
+}  // namespace voxgrad::cuda

@@ -1,0 +1,159 @@
+// The weight gradient by wgmma: launch, and the sum of the ranges.
+#include "cuda/conv/weight_wgmma.cuh"
+
+#include "cuda/conv/gather.h"
+#include "cuda/conv/plan_cache.h"
+#include "cuda/conv/weight_sum.cuh"
+
+namespace voxgrad::cuda {
+namespace {
+
+struct WeightSum {
+  const float* partial;
+  void* weight;
+  int64_t row_stride, channel_stride, tap_stride[3];
+  int in_channels, columns;  // columns: in_channels, filled up
+  int kernel[3];
+  int64_t elements, ranges;  // elements: of a range
+
+  __device__ int64_t offset(int64_t element) const {
+    const auto digit = [&](int base) {
+      const int64_t d = element % base;
+      element /= base;
+      return d;
+    };
+    const int64_t channel = digit(columns), h = digit(kernel[1]), d = digit(kernel[0]), w = digit(kernel[2]);
+    return channel < in_channels ? element * row_stride + channel * channel_stride + d * tap_stride[0] +
+                                       h * tap_stride[1] + w * tap_stride[2]
+                                 : -1;
+  }
+};
+
+int divide_up(int value, int divisor) { return (value + divisor - 1) / divisor; }
+
+/// x: positions that a voxel and a tap read, in the order of the rows that are staged.
+void describe_x(WeightWgmma& p, const View& x, const ConvProblem& problem, const WeightWgmmaPlan& plan) {
+  p.x = x.as<char>();
+  for (int a = 0; a < 5; ++a) p.x_stride[a] = x.stride[a] * static_cast<int64_t>(item_size(x.dtype));
+  for (int a = 0; a < 3; ++a) {  // beyond lies what no tap of a real voxel reads
+    const ConvGeometry& g = problem.geometry;
+    const int64_t last =
+        (problem.out_size[a] - 1) * g.stride[a] - g.padding[a] + (problem.kernel[a] - 1) * g.dilation[a];
+    p.x_size[a] = static_cast<int>(std::clamp<int64_t>(last + 1, 0, x.size[a + 2]));
+  }
+  p.x_channels = static_cast<int>(problem.in_channels);
+  p.x_octets = divide_up(p.x_channels, 8);
+  p.x_step = static_cast<int>(problem.geometry.stride[2]);
+  const SlidingAxis& axis = plan.height;
+  const int rows = axis.rows(axis.box), line = plan.column_octets * 128;  // bytes
+  const bool apart = axis.in_stride > axis.span * axis.in_step;           // voxels share no line; taps are neighbours
+  p.residues = apart ? axis.span : axis.tap_step;
+  p.lines = divide_up(rows, p.residues);
+  p.full_residues = (rows - 1) % p.residues + 1;
+  p.residue_at = axis.in_step;
+  p.residue_to = apart ? line : p.lines * line;
+  p.line_at = apart ? axis.in_stride : axis.tap_step * axis.in_step;
+  p.line_to = apart ? axis.span * line : line;
+  p.many = 4 / plan.pairs;
+  while (1 << p.share_bits < line_shares(plan)) ++p.share_bits;
+  p.units = plan.column_octets * 8 / p.many << p.share_bits;
+  p.line_step = p.line_at << p.share_bits;
+  p.line_slot = p.line_to << p.share_bits;
+  p.line_bytes = p.line_step * p.x_stride[3];
+}
+
+template <class Arithmetic>
+void run(WeightWgmma& p, WeightSum& sum, View y, const ConvProblem& problem, const WeightWgmmaPlan& plan,
+         const WeightMemory& memory, const Launch& launch) {
+  for (WeightPlanes* planes : {&p.of_x, &p.of_y}) planes->part_bytes = planes->slot_bytes / Arithmetic::kParts;
+  const auto packed_bytes = static_cast<size_t>(lattice_bytes(problem, plan));
+  const Workspace packed(launch, packed_bytes);
+  const Workspace partial(launch, static_cast<size_t>(workspace_bytes(problem, plan)) - packed_bytes);
+  p.y = packed.as<char>();
+  sum.partial = p.partial = partial.as<float>();
+  const int64_t of_sample = plan.pillars / problem.batch,
+                blocks = blocks_of(problem, plan) / plan.ranges;  // of a range
+  for (int64_t done = 0; done < problem.batch; done += plan.samples) {
+    p.samples = std::min(plan.samples, problem.batch - done);
+    p.pillars = p.samples * of_sample;
+    const int64_t ranges = (p.pillars + p.range - 1) / p.range;
+    pack_lattice<Arithmetic>(p, y, plan.shift, packed.as<char>(), launch.stream);
+    launch_weight_wgmma<Arithmetic>(p, plan.columns, plan.heights, ranges * blocks, memory.total, launch.stream);
+    check_launch("conv weight gradient");
+    p.x += p.samples * p.x_stride[0];
+    y.data = y.as<char>() + p.samples * y.stride[0] * static_cast<int64_t>(item_size(y.dtype));
+    p.partial += ranges * (plan.by_steps ? 2 : 1) * sum.elements;
+  }
+  sum_ranges<typename Arithmetic::Element>(sum, launch.stream);
+}
+
+}  // namespace
+
+bool weight_by_wgmma(const View& w, const View& x, const View& y, const ConvGeometry& geometry, const Launch& launch) {
+  ConvProblem problem = conv_problem(ConvDirection::weight, x, y, w, geometry);
+  describe_device(problem, launch);
+  const auto plan = remembered<plan_weight_wgmma>(problem);
+  if (!plan) return false;
+  const WeightMemory memory = memory_of(problem, *plan);
+
+  WeightWgmma p{};
+  describe_x(p, x, problem, *plan);
+  p.of_x = {.quad_pitch = memory.x_pitch, .part_bytes = 0, .slot_bytes = memory.x_slot, .slots = plan->x_slots};
+  p.of_y = {.quad_pitch = memory.y_pitch, .part_bytes = 0, .slot_bytes = memory.y_slot, .slots = plan->y_slots};
+  p.y_channels = static_cast<int>(problem.out_channels);
+  p.depth = plan->depth;
+  p.height = plan->height;
+  for (int a = 0; a < 3; ++a) p.kernel[a] = static_cast<int>(problem.kernel[a]);
+  p.padding = static_cast<int>(geometry.padding[2]);
+  p.dilation = static_cast<int>(geometry.dilation[2]);
+  p.groups = static_cast<int>(problem.groups);
+  p.version_tiles = plan->version_tiles;
+  p.row_tiles = plan->row_tiles;
+  p.column_tiles = plan->column_tiles;
+  p.tap_step = plan->tap_step;
+  p.versions = plan->versions;
+  p.row_octets = plan->row_octets;
+  p.column_octets = plan->column_octets;
+  p.pairs = plan->pairs;
+  p.width_tiles = plan->width_tiles;
+  p.steps = plan->height.box * plan->pairs;
+  p.plane_products = plan->plane_products;
+  p.by_steps = plan->by_steps;
+  p.range = plan->range;
+  for (int step = 0; step < p.steps; ++step) {
+    const int pair = step % plan->pairs, line = step / plan->pairs;
+    const int row = line * plan->height.advance, tap_step = plan->height.tap_step;  // of x: the first that it reads
+    const int slot = row % tap_step * (memory.x_lines / tap_step) + row / tap_step;
+    p.x_step_at[step] = (pair * 2 * memory.x_pitch + slot * plan->column_octets * 128) / 16;
+    p.y_step_at[step] = (pair * 2 * memory.y_pitch + line * plan->row_octets * plan->versions * 128) / 16;
+  }
+
+  WeightSum sum{.partial = nullptr,
+                .weight = w.data,
+                .row_stride = w.stride[0],
+                .channel_stride = w.stride[1],
+                .tap_stride = {w.stride[2], w.stride[3], w.stride[4]},
+                .in_channels = p.x_channels,
+                .columns = p.x_octets * 8,
+                .kernel = {p.kernel[0], p.kernel[1], p.kernel[2]},
+                .elements = 0,
+                .ranges = plan->ranges * (plan->by_steps ? 2 : 1)};
+  sum.elements = w.size[0] * sum.columns * p.kernel[0] * p.kernel[1] * p.kernel[2];
+  switch (arithmetic_of(problem)) {
+    case ConvArithmetic::tf32:
+      run<Tf32>(p, sum, y, problem, *plan, memory, launch);
+      break;
+    case ConvArithmetic::tf32x3:
+      run<Tf32x3>(p, sum, y, problem, *plan, memory, launch);
+      break;
+    case ConvArithmetic::bf16:
+      run<Bf16>(p, sum, y, problem, *plan, memory, launch);
+      break;
+    case ConvArithmetic::f16:
+      run<F16>(p, sum, y, problem, *plan, memory, launch);
+      break;
+  }
+  return true;
+}
+
+}  // namespace voxgrad::cuda
