@@ -180,7 +180,7 @@ inline constexpr int kMostSteps = 16, kMostWeightSlots = 12;
 inline constexpr int kWeightHeights[] = {1, 2, 3, 4, 5, 6, 8, 10};
 /// The most of them for which there are registers.
 constexpr int most_heights(ConvArithmetic arithmetic, int columns) {
-  const int room = 320 / (arithmetic == ConvArithmetic::tf32x3 ? 2 : 1) / columns;  // its sums stand beside the sums
+  const int room = 320 / columns - (arithmetic == ConvArithmetic::tf32x3 ? 1 : 0);  // one is summed beside the sums
   int most = 0;
   for (const int heights : kWeightHeights)
     if (heights <= room) most = heights;

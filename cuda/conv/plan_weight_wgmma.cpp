@@ -163,7 +163,7 @@ bool complete(const ConvProblem& p, WeightWgmmaPlan& plan) {
   const auto [copying, finishing] = staging_clocks(p, plan);
   const double stores = parts * ((elements_of(p) == 1 ? 3 : 1) * plan.depth.advance * loads_x + loads_y);
   const double tensor = products * plan.columns / 2, shared = products * (16 + plan.columns / 4.0) + stores;
-  const double multiplying = std::max(tensor * 1.08, shared * 1.05) + (three_products(p) ? 400 : 250);
+  const double multiplying = std::max(tensor * 1.08, shared * 1.05) + 250 + (three_products(p) ? 60 * plan.heights : 0);
   // As many planes as there are slots for are on their way, of which each voxel of y needs `advance`.
   const double advance = plan.depth.advance, ahead = plan.x_slots - plan.depth.span;
   const double staging =

@@ -18,7 +18,8 @@
 // few, its steps. Eight other warps feed them (weight_stage.cuh).
 //
 // Voxels are summed in fixed ranges of pillars (from the shape alone), which weight_sum() adds up in order. For float32
-// accuracy a plane's three products start from zero and are added in float32, as tensor cores truncate what they add.
+// accuracy three products, one after the other for a plane, start from zero and are added in float32, as tensor cores
+// truncate what they add.
 #pragma once
 
 #include "cuda/conv/weight_stage.cuh"
@@ -70,30 +71,51 @@ struct WeightProducts {
       from[i] = (x + slot * p.of_x.slot_bytes + (real ? part : 0) * (kN8 * 128)) >> 4;
       if (++part == p.plane_products) part = 0, ++tap;
     }
-    const uint64_t x_slab = slab_descriptor(0, p.of_x.quad_pitch, 128),
-                   y_slab = slab_descriptor(y, p.of_y.quad_pitch, 128);
-    const int x_low = p.of_x.part_bytes >> 4, y_low = p.of_y.part_bytes >> 4;
+    const uint64_t x_slab = slab_descriptor(0, p.of_x.quad_pitch, 128);
+    const uint64_t y_slab = slab_descriptor(y, p.of_y.quad_pitch, 128);
+    if constexpr (Tile::kThree) {
+#pragma unroll
+      for (int i = 0; i < kHeights; ++i)
+        multiply_parts(sum[i], advance_slab(x_slab, static_cast<int>(from[i])), y_slab);
+      return;
+    }
     int step = first_step;
     do {
       const uint64_t a = advance_slab(y_slab, p.y_step_at[step]);
       const int of_step = p.x_step_at[step];
       begin_products();
 #pragma unroll
-      for (int i = 0; i < kHeights; ++i) {
-        const uint64_t b = advance_slab(x_slab, static_cast<int>(from[i]) + of_step);
-        if constexpr (Tile::kThree) {
-          multiply_async<Element>(sum[i], advance_slab(a, y_low), b, adds);
-          multiply_async<Element>(sum[i], a, advance_slab(b, x_low));
-          multiply_async<Element>(sum[i], a, b);
-        } else {
-          multiply_async<Element>(sum[i], a, b, adds);
-        }
-      }
+      for (int i = 0; i < kHeights; ++i)
+        multiply_async<Element>(sum[i], a, advance_slab(x_slab, static_cast<int>(from[i]) + of_step), adds);
       commit_products();
       adds = true;
       await_products<1>();
     } while (++step < last_step);
     await_products<0>();
+  }
+
+  /// sum += one product in three, of high and low parts. Tensor cores truncate what they add, so that these start from
+  /// zero, and are added in float32. The other group of warps multiplies meanwhile.
+  __device__ void multiply_parts(Accumulator (&sum)[kN8], uint64_t x, uint64_t y) const {
+    const int x_low = p.of_x.part_bytes >> 4, y_low = p.of_y.part_bytes >> 4;
+    Accumulator part[kN8];
+    bool adds = false;
+    int step = first_step;
+    do {
+      const uint64_t a = advance_slab(y, p.y_step_at[step]), b = advance_slab(x, p.x_step_at[step]);
+      begin_products();
+      multiply_async<Element>(part, advance_slab(a, y_low), b, adds);
+      multiply_async<Element>(part, a, advance_slab(b, x_low));
+      multiply_async<Element>(part, a, b);
+      commit_products();
+      adds = true;
+      await_products<1>();
+    } while (++step < last_step);
+    await_products<0>();
+#pragma unroll
+    for (int n = 0; n < kN8; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sum[n][i] += part[n][i];
   }
 
   __device__ void write(const Sums& sum) const {
@@ -142,7 +164,7 @@ __device__ void multiply_planes(const WeightWgmma& p, const WeightPlace& place, 
                                 WeightBarriers barriers, int group) {
   using Products = WeightProducts<Tile>;
   const Products products(p, place, group);
-  typename Products::Sums sum, plane_sum;  // plane_sum: of three products
+  typename Products::Sums sum;
   const uint32_t y_slots = shared + p.of_x.slots * p.of_x.slot_bytes;
   const bool speaks = threadIdx.x % 32 == 0;
   WeightRing head, tail, of_y;  // x's planes that have come; that are still read
@@ -164,18 +186,8 @@ __device__ void multiply_planes(const WeightWgmma& p, const WeightPlace& place, 
       await_round(barriers.full_y(of_y.slot), of_y.round);
       publish_to_wgmma();
       const uint32_t y_plane = y_slots + of_y.slot * p.of_y.slot_bytes;
-      if constexpr (Tile::kThree) {
-        products.multiply(plane_sum, false, tail.slot, shared, y_plane);
-#pragma unroll
-        for (int i = 0; i < Tile::kHeights; ++i)
-#pragma unroll
-          for (int n = 0; n < Tile::kN8; ++n)
-#pragma unroll
-            for (int j = 0; j < 4; ++j) sum[i][n][j] += plane_sum[i][n][j];
-      } else {
-        products.multiply(sum, adds, tail.slot, shared, y_plane);
-        adds = true;
-      }
+      products.multiply(sum, adds, tail.slot, shared, y_plane);
+      adds = true;
       if (speaks) arrive(barriers.empty_y(of_y.slot));
       of_y.next(p.of_y.slots);
       for (int row = plane + 1 == planes ? p.depth.span : p.depth.advance; row > 0; --row) {
