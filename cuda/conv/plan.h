@@ -22,7 +22,7 @@ struct ConvChoice {
   bool plain : 1 = false;     // the plain kernel
   bool mma_sync : 1 = false;  // not wgmma
   int8_t slots = 0;           // of the gather by wgmma: 1 or 2; 0: the planner's choice
-  int8_t samples = 0;         // whose inputs it packs at a time; 0 likewise
+  int8_t samples = 0;         // of which it, or the weight gradient, packs inputs at a time; 0 likewise
   int8_t heights = 0;         // of the weight gradient by wgmma; 0 likewise
   int8_t pairs = 0;           // of it too
   int16_t width = 0;          // of a tile: columns, or rows of the weight gradient by mma.sync; 0 likewise
@@ -155,6 +155,8 @@ struct SlidingAxis {
   int span, advance;  // rows that a voxel's taps span; rows of them that the voxel before did not have
   /// Rows that are staged for `voxels` voxels on end.
   constexpr int rows(int voxels) const { return (voxels - 1) * advance + span; }
+  /// The first of its rows that the voxel before did not have, if there is one.
+  constexpr int first_new_row(bool first_voxel) const { return first_voxel ? 0 : span - advance; }
 };
 
 /// A tile of the weight gradient by wgmma.
@@ -174,6 +176,11 @@ struct WeightWgmmaPlan {
   int64_t pillars, range, ranges;   // boxes that slide; of them, in a range; ranges
   double cycles;
 };
+/// Threads that feed those that multiply; that copy x, where others round it.
+inline constexpr int kWeightFeeders = 256;
+constexpr int weight_copiers(ConvArithmetic arithmetic) {
+  return arithmetic == ConvArithmetic::tf32 || arithmetic == ConvArithmetic::tf32x3 ? 192 : kWeightFeeders;
+}
 /// Steps of 8 words in a box at most; planes of x in shared memory.
 inline constexpr int kMostSteps = 16, kMostWeightSlots = 12;
 /// How many products stand beside one another in a group of warps.
@@ -195,8 +202,8 @@ WeightMemory memory_of(const ConvProblem& problem, const WeightWgmmaPlan& plan);
 /// Of y of so many samples, packed.
 int64_t lattice_bytes(const ConvProblem& problem, const WeightWgmmaPlan& plan);
 
-/// Warps that share channels of x, each with its lines of them: a power of two.
-int line_shares(const WeightWgmmaPlan& plan);
+/// Warps that share channels of x, each with its lines of them: a power of two, so that each has two shares or more.
+int line_shares(const ConvProblem& problem, const WeightWgmmaPlan& plan);
 
 /// Nothing if mma.sync, or the plain kernel, has to take it.
 std::optional<WeightWgmmaPlan> plan_weight_wgmma(const ConvProblem& problem);

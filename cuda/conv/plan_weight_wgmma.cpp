@@ -8,7 +8,7 @@
 namespace voxgrad::cuda {
 namespace {
 
-constexpr int kMostColumnOctets = 16, kMostTaps = 1024;  // taps: of an axis
+constexpr int kMostColumnOctets = 16, kMostLines = 1024, kMostTaps = 1024;  // lines: of a plane of x; taps: of an axis
 constexpr int64_t kWorkspace = int64_t{256} << 20, kMostPacked = int64_t{1} << 30;
 constexpr int kStatic = 2048;                            // bytes of shared memory: barriers, what the block sums
 constexpr int64_t kMultiprocessors = 132;                // an H200's: the sums of other GPUs shall have the same bits
@@ -58,14 +58,14 @@ struct StagingClocks {
 };
 StagingClocks staging_clocks(const ConvProblem& p, const WeightWgmmaPlan& plan) {
   const double elements = elements_of(p), words = 8 * plan.pairs, parts = three_products(p) ? 2 : 1;
-  const int warps = elements == 1 ? 6 : 8;
+  const int warps = weight_copiers(arithmetic_of(p)) / 32;
   const double stride = static_cast<double>(std::clamp<int64_t>(p.in_stride[2], 1, 32));
   const double span = words * 4 * static_cast<double>(p.geometry.stride[2]) * stride;  // bytes
   const double looked_up = 4.0 / plan.pairs * std::min(span / 128 + 1, words * elements);
   const double sectors = 4.0 / plan.pairs * std::min(span / 32 + 1, words * elements);
   const double line =
       std::max({elements == 1 ? 40.0 : 100.0, warps * (5 + 2 * looked_up) * elements, warps * sectors * 32 / 40});
-  const int shares = line_shares(plan), units = 2 * plan.pairs * plan.column_octets * shares;
+  const int shares = line_shares(p, plan), units = 2 * plan.pairs * plan.column_octets * shares;
   const int rows = plan.height.rows(plan.height.box);
   const double copying = 600.0 + divide_up(units, warps) * (250 + divide_up(rows, shares) * line);
   const double finishing =
@@ -133,6 +133,7 @@ void choose_ranges(const ConvProblem& p, WeightWgmmaPlan& plan, double pillar) {
 
 /// Fills in the box and the cost; false if it does not fit.
 bool complete(const ConvProblem& p, WeightWgmmaPlan& plan) {
+  if (plan.height.rows(plan.height.box) > kMostLines) return false;
   // Where voxels share no line of x, the lines of a residue are not at equal distances.
   if (plan.height.tap_step > 1 && plan.height.in_stride > plan.height.span * plan.height.in_step) return false;
   plan.height.tiles = divide_up(plan.height.count, plan.height.box);
@@ -154,7 +155,8 @@ bool complete(const ConvProblem& p, WeightWgmmaPlan& plan) {
   plan.samples = 1;
   const int64_t sample = lattice_bytes(p, plan);
   if (sample > kMostPacked) return false;
-  plan.samples = divide_up(p.batch, divide_up(p.batch, std::min(p.batch, kMostPacked / sample)));
+  plan.samples = std::min(p.batch, p.choice.samples > 0 ? int64_t{p.choice.samples} : kMostPacked / sample);
+  plan.samples = divide_up(p.batch, divide_up(p.batch, plan.samples));
   const int parts = three_products(p) ? 2 : 1, steps = plan.height.box * plan.pairs;
   const double products =
       static_cast<double>(steps) * plan.heights * (plan.by_steps ? 1 : 2) * (three_products(p) ? 3 : 1);
@@ -222,9 +224,10 @@ void look_at_products(const ConvProblem& p, WeightWgmmaPlan plan, std::optional<
 
 }  // namespace
 
-int line_shares(const WeightWgmmaPlan& plan) {
+int line_shares(const ConvProblem& p, const WeightWgmmaPlan& plan) {
+  const int warps = weight_copiers(arithmetic_of(p)) / 32;
   int shares = 1;
-  while (2 * plan.column_octets * plan.pairs * shares < 12) shares *= 2;  // two units for each warp
+  while (2 * plan.column_octets * plan.pairs * shares < 2 * warps) shares *= 2;
   return shares;
 }
 
@@ -244,7 +247,8 @@ WeightMemory memory_of(const ConvProblem& p, const WeightWgmmaPlan& plan) {
 }
 
 std::optional<WeightWgmmaPlan> plan_weight_wgmma(const ConvProblem& p) {
-  if (p.dtype == DType::f64 || p.batch == 0 || p.choice.plain || !may_use_wgmma(p)) return std::nullopt;
+  if (p.dtype == DType::f64 || p.choice.plain || !may_use_wgmma(p)) return std::nullopt;
+  if (p.batch < 1 || p.groups < 1 || p.in_channels < 1 || p.out_channels < 1) return std::nullopt;
   double lattice = static_cast<double>(p.out_channels * p.groups) * 4 / elements_of(p);  // bytes of a sample
   for (int a = 0; a < 3; ++a) {
     const ConvGeometry& g = p.geometry;

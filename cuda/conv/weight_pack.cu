@@ -23,15 +23,10 @@ __global__ void __launch_bounds__(kBlock) pack_planes(const __grid_constant__ Pa
   const int units = p.quads.value * p.all_rows.value * p.lines;
   for (int64_t plane = blockIdx.x; plane < p.planes; plane += gridDim.x) {
     int64_t rest = plane;
-    const auto digit = [&](int64_t base) {
-      const int64_t d = rest % base;
-      rest /= base;
-      return d;
-    };
-    const int w = static_cast<int>(digit(p.width_tiles)) * p.quads.value * 4 * kElements;
-    const int h = static_cast<int>(digit(p.height_tiles)) * p.lines;
-    const int64_t d = digit(p.size[0]), sample = digit(p.samples);
-    const int first = static_cast<int>(digit(p.row_tiles)) * p.rows;
+    const int w = static_cast<int>(take_digit(rest, p.width_tiles)) * p.quads.value * 4 * kElements;
+    const int h = static_cast<int>(take_digit(rest, p.height_tiles)) * p.lines;
+    const int64_t d = take_digit(rest, p.size[0]), sample = take_digit(rest, static_cast<int>(p.samples));
+    const int first = static_cast<int>(take_digit(rest, p.row_tiles)) * p.rows;
     const char* const from = p.y + sample * p.stride[0] + (rest * p.channels + first) * p.stride[1] + d * p.stride[2];
     char* const to = packed + plane * p.slot.slot_bytes;
     for (int unit = static_cast<int>(threadIdx.x); unit < units; unit += kBlock) {

@@ -49,6 +49,14 @@ struct WeightWgmma {
   int x_step_at[kMostSteps], y_step_at[kMostSteps];  // 16 bytes: from a slot to the words of a step
 };
 
+/// The last digit of a number of mixed bases; the others remain.
+template <class T>
+__device__ T take_digit(T& number, int base) {
+  const T digit = number % static_cast<T>(base);
+  number /= static_cast<T>(base);
+  return digit;
+}
+
 /// What a block sums.
 struct WeightPlace {
   int group, row_tile, first_row, first_column;  // channels of y and x, of the group
@@ -59,18 +67,13 @@ struct WeightPlace {
   WeightPlace() = default;
   __device__ explicit WeightPlace(const WeightWgmma& p) {
     unsigned index = blockIdx.x;
-    const auto digit = [&](int base) {
-      const unsigned d = index % static_cast<unsigned>(base);
-      index /= static_cast<unsigned>(base);
-      return static_cast<int>(d);
-    };
-    int tile = digit(p.version_tiles);
-    row_tile = digit(p.row_tiles);
+    int tile = static_cast<int>(take_digit(index, p.version_tiles));
+    row_tile = static_cast<int>(take_digit(index, p.row_tiles));
     first_row = row_tile * p.row_octets * 8;
-    first_column = digit(p.column_tiles) * p.column_octets * 8;
-    height_tap = digit(p.height.pieces) * p.height.taps;
-    depth_tap = digit(p.depth.pieces) * p.depth.taps;
-    group = digit(p.groups);
+    first_column = static_cast<int>(take_digit(index, p.column_tiles)) * p.column_octets * 8;
+    height_tap = static_cast<int>(take_digit(index, p.height.pieces)) * p.height.taps;
+    depth_tap = static_cast<int>(take_digit(index, p.depth.pieces)) * p.depth.taps;
+    group = static_cast<int>(take_digit(index, p.groups));
     range = index;
     for (int residue = 0;; ++residue) {
       const int taps = (p.kernel[2] - residue + p.tap_step - 1) / p.tap_step;
@@ -94,16 +97,11 @@ struct WeightPillar {
   template <class Arithmetic>
   __device__ static WeightPillar at(const WeightWgmma& p, int64_t index) {
     WeightPillar pillar;
-    const auto digit = [&](int base) {
-      const int64_t d = index % base;
-      index /= base;
-      return static_cast<int>(d);
-    };
-    pillar.width_tile = digit(p.width_tiles);
+    pillar.width_tile = static_cast<int>(take_digit(index, p.width_tiles));
     pillar.width = pillar.width_tile * p.pairs * 8 * Arithmetic::kElements;
-    pillar.height_tile = digit(p.height.tiles);
+    pillar.height_tile = static_cast<int>(take_digit(index, p.height.tiles));
     pillar.height = pillar.height_tile * p.height.box;
-    pillar.depth = digit(p.depth.tiles) * p.depth.box;
+    pillar.depth = static_cast<int>(take_digit(index, p.depth.tiles)) * p.depth.box;
     pillar.planes = min(p.depth.box, p.depth.count - pillar.depth);
     pillar.sample = index;
     return pillar;
@@ -118,7 +116,7 @@ struct WeightRing {
   }
 };
 
-/// Slots of x whose copies have come; that are full; slots of y that are full; empty slots of x, of y.
+/// Slots of x whose copies have come (of floats); that are full; slots of y that are full; empty slots of x, of y.
 struct WeightBarriers {
   static constexpr int kOf = kMostWeightSlots, kCount = 5 * kOf;
   uint32_t first;
@@ -148,7 +146,7 @@ __device__ void for_each_plane(const WeightWgmma& p, const WeightPlace& place, B
     begin(pillar);
     int d = pillar.depth * p.depth.in_stride - p.depth.padding + place.depth_tap * p.depth.dilation;
     for (int plane = 0; plane < pillar.planes; ++plane, d += p.depth.in_stride) {
-      for (int row = plane == 0 ? 0 : p.depth.span - p.depth.advance; row < p.depth.span; ++row) {
+      for (int row = p.depth.first_new_row(plane == 0); row < p.depth.span; ++row) {
         with_x(of_x, d + row * p.depth.in_step);
         of_x.next(p.of_x.slots);
       }
@@ -278,7 +276,7 @@ struct WeightCopies {
   }
 };
 
-/// Copies all planes of x. By warps 0 to Tile::kCopiers / 32.
+/// Copies all planes of x, and of y where nobody else does. By warps 0 to Tile::kCopiers / 32.
 template <class Tile>
 __device__ void copy_planes(const WeightWgmma& p, const WeightPlace& place, uint32_t shared, WeightBarriers barriers,
                             int thread) {
@@ -300,7 +298,8 @@ __device__ void copy_planes(const WeightWgmma& p, const WeightPlace& place, uint
       });
 }
 
-/// Rounds what has come of x where it lies, or takes it apart, and copies y. By warps 0 to Tile::kFinishers / 32.
+/// Rounds what has come of x where it lies, or takes it apart, and copies y. By warps 0 to Tile::kFinishers / 32, of
+/// which there are some for floats.
 template <class Tile>
 __device__ void finish_planes(const WeightWgmma& p, const WeightPlace& place, uint32_t shared, WeightBarriers barriers,
                               int thread) {

@@ -17,12 +17,8 @@ struct WeightSum {
   int64_t elements, ranges;  // elements: of a range
 
   __device__ int64_t offset(int64_t element) const {
-    const auto digit = [&](int base) {
-      const int64_t d = element % base;
-      element /= base;
-      return d;
-    };
-    const int64_t channel = digit(columns), h = digit(kernel[1]), d = digit(kernel[0]), w = digit(kernel[2]);
+    const int64_t channel = take_digit(element, columns), h = take_digit(element, kernel[1]);
+    const int64_t d = take_digit(element, kernel[0]), w = take_digit(element, kernel[2]);
     return channel < in_channels ? element * row_stride + channel * channel_stride + d * tap_stride[0] +
                                        h * tap_stride[1] + w * tap_stride[2]
                                  : -1;
@@ -55,7 +51,7 @@ void describe_x(WeightWgmma& p, const View& x, const ConvProblem& problem, const
   p.line_at = apart ? axis.in_stride : axis.tap_step * axis.in_step;
   p.line_to = apart ? axis.span * line : line;
   p.many = 4 / plan.pairs;
-  while (1 << p.share_bits < line_shares(plan)) ++p.share_bits;
+  while (1 << p.share_bits < line_shares(problem, plan)) ++p.share_bits;
   p.units = plan.column_octets * 8 / p.many << p.share_bits;
   p.line_step = p.line_at << p.share_bits;
   p.line_slot = p.line_to << p.share_bits;

@@ -17,9 +17,12 @@
 // there yet are staged, of y one. Two groups of four warps multiply; they share a plane's products, or, where there are
 // few, its steps. Eight other warps feed them (weight_stage.cuh).
 //
-// Voxels are summed in fixed ranges of pillars (from the shape alone), which weight_sum() adds up in order. For float32
-// accuracy three products, one after the other for a plane, start from zero and are added in float32, as tensor cores
-// truncate what they add.
+// Where y ends within a box it is zero, and x may be anything: what is not finite there reaches taps that do not read
+// it.
+//
+// Voxels are summed in fixed ranges of pillars (from shapes and strides alone), which weight_sum() adds up in order.
+// For float32 accuracy three products, one after the other for a plane, start from zero and are added in float32, as
+// tensor cores truncate what they add.
 #pragma once
 
 #include "cuda/conv/weight_stage.cuh"
@@ -33,8 +36,8 @@ struct WeightWgmmaTile {
   static constexpr int kColumns = kColumns_, kN8 = kColumns / 8, kHeights = kHeights_;
   static constexpr bool kThree = Arithmetic::kParts > 1;
   // Threads that multiply; copy x; round it, or take it apart.
-  static constexpr int kMultipliers = 256, kFeeders = 256, kThreads = kMultipliers + kFeeders;
-  static constexpr int kFinishers = Arithmetic::kElements == 1 ? 64 : 0, kCopiers = kFeeders - kFinishers;
+  static constexpr int kMultipliers = 256, kThreads = kMultipliers + kWeightFeeders;
+  static constexpr int kCopiers = weight_copiers(arithmetic_kind<Arithmetic>()), kFinishers = kWeightFeeders - kCopiers;
   static constexpr int kRegisters = 200, kFeederRegisters = 56;  // of 128 in the mean
 };
 
@@ -59,7 +62,8 @@ struct WeightProducts {
   /// Whether there is a product i; others are multiplied for nothing.
   __device__ bool exists(int i) const { return first + i < p.depth.taps * p.plane_products; }
 
-  /// sum += the products of a plane of y, or = if not `adds`; tail: x's slot that its first tap reads.
+  /// sum += the products of a plane of y, or = if not `adds` (and not three products); tail: x's slot that its first
+  /// tap reads.
   __device__ void multiply(Sums& sum, bool adds, int tail, uint32_t x, uint32_t y) const {
     uint32_t from[kHeights];  // 16 bytes
     int tap = first / p.plane_products, part = first - tap * p.plane_products;
@@ -179,7 +183,7 @@ __device__ void multiply_planes(const WeightWgmma& p, const WeightPlace& place, 
     const int planes = WeightPillar::at<typename Tile::Arithmetic>(p, index).planes;
     int plane = 0;
     do {
-      for (int row = plane == 0 ? 0 : p.depth.span - p.depth.advance; row < p.depth.span; ++row) {
+      for (int row = p.depth.first_new_row(plane == 0); row < p.depth.span; ++row) {
         await_round(barriers.full_x(head.slot), head.round);
         head.next(p.of_x.slots);
       }

@@ -60,8 +60,7 @@ __device__ inline void publish_to_wgmma() { asm volatile("fence.proxy.async.shar
 #define VG_D8 VG_D4 ", %4, %5, %6, %7"
 #define VG_D12 VG_D8 ", %8, %9, %10, %11"
 #define VG_D16 VG_D12 ", %12, %13, %14, %15"
-#define VG_D20 VG_D16 ", %16, %17, %18, %19"
-#define VG_D24 VG_D20 ", %20, %21, %22, %23"
+#define VG_D24 VG_D16 ", %16, %17, %18, %19, %20, %21, %22, %23"
 #define VG_D32 VG_D24 ", %24, %25, %26, %27, %28, %29, %30, %31"
 #define VG_D36 VG_D32 ", %32, %33, %34, %35"
 #define VG_D48 VG_D36 ", %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
@@ -76,7 +75,6 @@ __device__ inline void publish_to_wgmma() { asm volatile("fence.proxy.async.shar
   form(type, k, tail, 16, VG_D8, "%8", "%9", "%10", "%11", "%12", "%13", VG_C8(0));                \
   form(type, k, tail, 24, VG_D12, "%12", "%13", "%14", "%15", "%16", "%17", VG_C8(0), VG_C4(2));   \
   form(type, k, tail, 32, VG_D16, "%16", "%17", "%18", "%19", "%20", "%21", VG_C16(0));            \
-  form(type, k, tail, 40, VG_D20, "%20", "%21", "%22", "%23", "%24", "%25", VG_C16(0), VG_C4(4));  \
   form(type, k, tail, 48, VG_D24, "%24", "%25", "%26", "%27", "%28", "%29", VG_C16(0), VG_C8(4));  \
   form(type, k, tail, 64, VG_D32, "%32", "%33", "%34", "%35", "%36", "%37", VG_C32(0));            \
   form(type, k, tail, 72, VG_D36, "%36", "%37", "%38", "%39", "%40", "%41", VG_C32(0), VG_C4(8));  \
@@ -101,7 +99,9 @@ __device__ inline void publish_to_wgmma() { asm volatile("fence.proxy.async.shar
                : "l"(a), "l"(b), "r"(static_cast<int>(adds)))
 
 /// Whether there is an instruction for kN8 blocks of 8 columns.
-constexpr bool is_wgmma_width(int n8) { return (n8 >= 1 && n8 <= 6) || n8 == 8 || n8 == 9 || n8 == 12 || n8 == 16; }
+constexpr bool is_wgmma_width(int n8) {
+  return (n8 >= 1 && n8 <= 6 && n8 != 5) || n8 == 8 || n8 == 9 || n8 == 12 || n8 == 16;
+}
 
 /// Queues c += A * B, A a slab of 64 rows, B one of kN8 blocks of 8 columns; c = A * B unless `adds`. To be rounded
 /// before: the hardware truncates to TF32.
@@ -122,7 +122,6 @@ __device__ void multiply_async(Accumulator (&c)[kN8], uint64_t a, uint64_t b, bo
 #undef VG_D8
 #undef VG_D12
 #undef VG_D16
-#undef VG_D20
 #undef VG_D24
 #undef VG_D32
 #undef VG_D36

@@ -1,5 +1,6 @@
 // The CUDA convolutions against the CPU's, through the kernel table: every parameter, any strides, every compiled tile,
 // poisoned results between guard bands.
+#include <array>
 #include <cmath>
 #include <limits>
 #include <thread>
@@ -93,9 +94,13 @@ TEST_P(CudaConvModes, IsExactWithEveryTile) {
       {1, 65, 65, {4, 4, 35}, {1, 1, 7}, {{1, 1, 4}, {0, 0, 3}, {1, 1, 2}, 1}},
       {3, 5, 1, {17, 1, 5}, {5, 1, 2}, {{3, 1, 2}, {6, 0, 1}, {2, 1, 3}, 2}},
   };
-  std::vector<cuda::ConvChoice> choices{
-      {.plain = true}, {.samples = 1, .width = 24}, {.samples = 2, .width = 32}, {.pairs = 1}, {.pairs = 2},
-      {.pairs = 4}};
+  std::vector<cuda::ConvChoice> choices{{.plain = true},
+                                        {.samples = 1, .width = 24},
+                                        {.samples = 2, .width = 32},
+                                        {.samples = 1},
+                                        {.pairs = 1},
+                                        {.pairs = 2},
+                                        {.pairs = 4}};
   for (const bool mma_sync : {true, false}) {
     for (const int width : cuda::gather_widths(mode.arithmetic(), !mma_sync))
       for (const int8_t slots : {1, 2})
@@ -218,26 +223,43 @@ TEST_F(CudaConv, GivesTheSameBitsEveryTime) {
 /// Each launch asks for shared memory of its own size, of one kernel.
 TEST_F(CudaConv, RunsOnTwoThreadsAtOnce) {
   const Setting setting(Float32Precision::high);
-  const auto work = [](int64_t width) {
-    NoGradGuard no_grad;
-    manual_seed(kFirstSeed);
-    const TensorOptions options{.device = Device::cuda()};
-    const Tensor x = randn({1, 64, 12, 12, width}, options), w = randn({64, 64, 3, 3, 3}, options);
-    std::vector<float> first;
-    for (int run = 0; run < 100; ++run) {
-      const Tensor y = conv3d(x, w), dw = empty_like(w);
-      cuda_kernels().conv_backward_weight(dw.view_out(), x.view_in(), y.view_in(), {});
-      const auto sums = sum(dw, {0, 1}).to_vector<float>();
-      if (run == 0) first = sums;
-      if (sums != first) return false;
+  struct Work {
+    Tensor x, w, y;
+    explicit Work(int64_t width) {
+      const TensorOptions options{.device = Device::cuda()};
+      x = randn({1, 64, 12, 12, width}, options);
+      w = randn({64, 64, 3, 3, 3}, options);
+      y = randn({1, 64, 10, 10, width - 2}, options);
     }
-    return true;
+    /// Columns and heights of the kernel's tile, and its shared memory.
+    std::array<int, 3> plan() const {
+      const auto problem =
+          cuda::conv_problem(cuda::ConvDirection::weight, x.view_in(), y.view_in(), w.view_in(), ConvGeometry());
+      const auto chosen = cuda::plan_weight_wgmma(problem).value();
+      return {chosen.columns, chosen.heights, cuda::memory_of(problem, chosen).total};
+    }
+    bool same() const {
+      NoGradGuard no_grad;
+      std::vector<float> first;
+      for (int run = 0; run < 100; ++run) {
+        const Tensor dw = empty_like(w);
+        cuda_kernels().conv_backward_weight(dw.view_out(), x.view_in(), y.view_in(), {});
+        const auto sums = sum(dw, {0, 1}).to_vector<float>();
+        if (run == 0) first = sums;
+        if (sums != first) return false;
+      }
+      return true;
+    }
   };
-  bool narrow = false;
-  std::thread other([&] { narrow = work(8); });
-  const bool wide = work(40);
+  const Work narrow(52), wide(62);
+  EXPECT_EQ(narrow.plan()[0], wide.plan()[0]);
+  EXPECT_EQ(narrow.plan()[1], wide.plan()[1]);
+  EXPECT_NE(narrow.plan()[2], wide.plan()[2]);
+  bool other_same = false;
+  std::thread other([&] { other_same = narrow.same(); });
+  EXPECT_TRUE(wide.same());
   other.join();
-  EXPECT_TRUE(narrow && wide);
+  EXPECT_TRUE(other_same);
 }
 
 /// With stride and kernel 2, planes 2i and 2i + 1 of the large side belong to plane i of the small one, so a few
@@ -259,10 +281,15 @@ TEST_F(CudaConv, GoesBeyondTwoToThe31Elements) {
           << "conv3d, plane " << plane;
     }
     up.fill_(1);
-    const Tensor dw = empty_like(w);
+    const Tensor dw = empty_like(w), few = rand({1, 1, small / 4, small / 4, small / 4}, options);
     cuda_kernels().conv_backward_weight(dw.view_out(), up.view_in(), x.view_in(), {{2}, {0}, {1}, 1});
-    const double total = sum(x.to(f64)).item();
-    for (const double value : dw.to_vector<double>()) EXPECT_NEAR(value / total, 1, 1e-6);
+    const auto expect_total = [&](const Tensor& y) {  // each tap reads as many ones
+      const double total = sum(y.to(f64)).item();
+      for (const double value : dw.to_vector<double>()) EXPECT_NEAR(value / total, 1, 1e-6);
+    };
+    expect_total(x);
+    cuda_kernels().conv_backward_weight(dw.view_out(), up.view_in(), few.view_in(), {{8}, {0}, {1}, 1});
+    expect_total(few);
   } catch (const OutOfMemoryError& error) {
     GTEST_SKIP() << "not enough memory for 2^31 elements: " << error.what();
   }
