@@ -4,7 +4,7 @@
 #include <cmath>
 #include <vector>
 
-#include "cuda/conv/plan.h"
+#include "cuda/conv/plan_common.h"
 
 namespace voxgrad::cuda {
 namespace {
@@ -14,13 +14,9 @@ constexpr int kMaxExtent = 1023;         // voxels of a halo along an axis: pack
 constexpr int kHalfShared = 112 * 1024;  // bytes of shared memory with which two blocks fit on sm_90
 constexpr int kChunkWords = 8;
 
-bool three_products(const ConvProblem& p) { return arithmetic_of(p) == ConvArithmetic::tf32x3; }
-
-int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
-
 /// Of the weights on their way.
 int ring_bytes(const ConvProblem& p, const GatherPlan& plan) {
-  const int tap = plan.columns * kChunkWords * 4 * (three_products(p) ? 2 : 1);
+  const int tap = plan.columns * kChunkWords * 4 * parts(p);
   return 3 * (tap <= 1024 ? 8 : 4) * tap;
 }
 

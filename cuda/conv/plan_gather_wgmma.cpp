@@ -4,7 +4,7 @@
 #include <cmath>
 #include <vector>
 
-#include "cuda/conv/plan.h"
+#include "cuda/conv/plan_common.h"
 
 namespace voxgrad::cuda {
 namespace {
@@ -12,13 +12,6 @@ namespace {
 constexpr int kMaxExtent = 1023;         // voxels of a halo along an axis
 constexpr int kHalfShared = 112 * 1024;  // bytes of shared memory with which two blocks fit on sm_90
 constexpr int kChunkWords = 8, kMostBuffers = 4;
-/// Bytes of packed inputs: more only for one sample, if they are no more than its input and its result.
-constexpr int64_t kMostPacked = int64_t{1} << 30;
-
-int divide_up(int a, int b) { return (a + b - 1) / b; }
-
-bool three_products(const ConvProblem& p) { return arithmetic_of(p) == ConvArithmetic::tf32x3; }
-int parts(const ConvProblem& p) { return three_products(p) ? 2 : 1; }
 
 int64_t sample_bytes(const ConvProblem& p) {
   const int64_t in = p.in_channels * p.in_size[0] * p.in_size[1] * p.in_size[2];
@@ -176,6 +169,7 @@ std::optional<GatherPlan> plan_gather_wgmma(const ConvProblem& p, const GatherPl
     }
   if (best.cycles < 0 || !finish(p, best)) return std::nullopt;
   const int64_t of_sample = input_bytes(p, best);
+  // More only for one sample, if that is no more than its input and its result.
   if (of_sample > std::max(kMostPacked, sample_bytes(p))) return std::nullopt;
   const int64_t wanted = p.choice.samples > 0 ? p.choice.samples : kMostPacked / std::max<int64_t>(1, of_sample);
   best.samples = std::max<int64_t>(1, std::min(p.batch, wanted));

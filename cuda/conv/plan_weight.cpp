@@ -3,22 +3,13 @@
 #include <algorithm>
 #include <cmath>
 
-#include "cuda/conv/plan.h"
+#include "cuda/conv/plan_common.h"
 
 namespace voxgrad::cuda {
 namespace {
 
 constexpr int kBoxWords = 128, kWeightShared = 112 * 1024;  // with which two blocks fit on sm_90
 constexpr int kMaxTaps = 1024, kMaxClasses = 64;
-constexpr int64_t kWorkspace = int64_t{256} << 20;
-
-int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
-
-int divide_up(int64_t value, int64_t divisor) { return static_cast<int>((value + divisor - 1) / divisor); }
-
-bool three_products(const ConvProblem& p) { return arithmetic_of(p) == ConvArithmetic::tf32x3; }
-
-int elements_of(const ConvProblem& p) { return p.dtype == DType::f32 ? 1 : 2; }  // a word
 
 int weight_shared(const ConvProblem& p) { return static_cast<int>(std::min<int64_t>(kWeightShared, p.shared_limit)); }
 
@@ -132,7 +123,7 @@ void choose_range(const ConvProblem& p, WeightPlan& plan) {
   const int64_t most = three_products(p) ? 32 : 128;
   const int64_t bytes = p.groups * p.out_channels * plan.columns * 8 * static_cast<int64_t>(sizeof(float));
   int64_t ranges = std::max((kBlocks + tiles - 1) / tiles, (plan.boxes + most - 1) / most);
-  ranges = std::clamp<int64_t>(std::min(ranges, kWorkspace / std::max<int64_t>(bytes, 1)), 1,
+  ranges = std::clamp<int64_t>(std::min(ranges, kMostSums / std::max<int64_t>(bytes, 1)), 1,
                                std::max<int64_t>(plan.boxes, 1));
   plan.range = std::max<int64_t>(1, (plan.boxes + ranges - 1) / ranges);
   plan.ranges = (plan.boxes + plan.range - 1) / plan.range;

@@ -3,25 +3,18 @@
 #include <algorithm>
 #include <numeric>
 
-#include "cuda/conv/plan.h"
+#include "cuda/conv/plan_common.h"
 
 namespace voxgrad::cuda {
 namespace {
 
 constexpr int kMostColumnOctets = 16, kMostLines = 1024, kMostTaps = 1024;  // lines: of a plane of x; taps: of an axis
-constexpr int64_t kWorkspace = int64_t{256} << 20, kMostPacked = int64_t{1} << 30;
 constexpr int kStatic = 2048;                            // bytes of shared memory: barriers, what the block sums
 constexpr int64_t kMultiprocessors = 132;                // an H200's: the sums of other GPUs shall have the same bits
 constexpr double kReach = 1 << 28, kBytesAClock = 2000;  // positions of an axis; bytes of memory
 
-int64_t divide_up(int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; }
-
 /// Voxels that may be added to one accumulator. It truncates: so few that this is not seen beside the inputs' rounding.
 int most_voxels(const ConvProblem& p) { return arithmetic_of(p) == ConvArithmetic::tf32x3 ? 8192 : 16384; }
-
-bool three_products(const ConvProblem& p) { return arithmetic_of(p) == ConvArithmetic::tf32x3; }
-
-int elements_of(const ConvProblem& p) { return p.dtype == DType::f32 ? 1 : 2; }  // a word
 
 /// The axis for a block with so many taps of it.
 SlidingAxis sliding_axis(const ConvProblem& p, int a, int taps) {
@@ -57,7 +50,7 @@ struct StagingClocks {
   double copying, finishing;
 };
 StagingClocks staging_clocks(const ConvProblem& p, const WeightWgmmaPlan& plan) {
-  const double elements = elements_of(p), words = 8 * plan.pairs, parts = three_products(p) ? 2 : 1;
+  const double elements = elements_of(p), words = 8 * plan.pairs;
   const int warps = weight_copiers(arithmetic_of(p)) / 32;
   const double stride = static_cast<double>(std::clamp<int64_t>(p.in_stride[2], 1, 32));
   const double span = words * 4 * static_cast<double>(p.geometry.stride[2]) * stride;  // bytes
@@ -69,7 +62,7 @@ StagingClocks staging_clocks(const ConvProblem& p, const WeightWgmmaPlan& plan) 
   const int rows = plan.height.rows(plan.height.box);
   const double copying = 600.0 + divide_up(units, warps) * (250 + divide_up(rows, shares) * line);
   const double finishing =
-      elements == 1 ? 300 + 4.0 * plan.pairs * rows * plan.column_octets * 64 * (1 + parts) / 40 : 0;
+      elements == 1 ? 300 + 4.0 * plan.pairs * rows * plan.column_octets * 64 * (1 + parts(p)) / 40 : 0;
   return {copying, finishing};
 }
 
@@ -112,10 +105,10 @@ void choose_ranges(const ConvProblem& p, WeightWgmmaPlan& plan, double pillar) {
   int64_t before = 0;
   for (int waves = 1; waves <= 16; ++waves) {
     int64_t ranges = std::clamp(kMultiprocessors * waves / tiles, divide_up(plan.pillars, most), plan.pillars);
-    ranges = std::clamp<int64_t>(static_cast<int64_t>(static_cast<double>(kWorkspace) / bytes), 1, ranges);
+    ranges = std::clamp<int64_t>(static_cast<int64_t>(static_cast<double>(kMostSums) / bytes), 1, ranges);
     int64_t range = divide_up(plan.pillars, ranges);
     ranges = ranges_of(p, plan, range);
-    while (static_cast<double>(ranges) * bytes > kWorkspace && range < plan.pillars) {
+    while (static_cast<double>(ranges) * bytes > kMostSums && range < plan.pillars) {
       range += (range + 7) / 8;
       ranges = ranges_of(p, plan, range);
     }
@@ -157,13 +150,13 @@ bool complete(const ConvProblem& p, WeightWgmmaPlan& plan) {
   if (sample > kMostPacked) return false;
   plan.samples = std::min(p.batch, p.choice.samples > 0 ? int64_t{p.choice.samples} : kMostPacked / sample);
   plan.samples = divide_up(p.batch, divide_up(p.batch, plan.samples));
-  const int parts = three_products(p) ? 2 : 1, steps = plan.height.box * plan.pairs;
+  const int steps = plan.height.box * plan.pairs;
   const double products =
       static_cast<double>(steps) * plan.heights * (plan.by_steps ? 1 : 2) * (three_products(p) ? 3 : 1);
   const double loads_x = 2.0 * plan.pairs * plan.height.rows(plan.height.box) * plan.column_octets;  // of a plane
   const double loads_y = 2.0 * plan.pairs * plan.height.box * plan.row_octets * plan.versions;
   const auto [copying, finishing] = staging_clocks(p, plan);
-  const double stores = parts * ((elements_of(p) == 1 ? 3 : 1) * plan.depth.advance * loads_x + loads_y);
+  const double stores = parts(p) * ((elements_of(p) == 1 ? 3 : 1) * plan.depth.advance * loads_x + loads_y);
   const double tensor = products * plan.columns / 2, shared = products * (16 + plan.columns / 4.0) + stores;
   const double multiplying = std::max(tensor * 1.08, shared * 1.05) + 250 + (three_products(p) ? 60 * plan.heights : 0);
   // As many planes as there are slots for are on their way, of which each voxel of y needs `advance`.
@@ -234,14 +227,13 @@ int line_shares(const ConvProblem& p, const WeightWgmmaPlan& plan) {
 WeightMemory memory_of(const ConvProblem& p, const WeightWgmmaPlan& plan) {
   constexpr int kOctet = 128;         // bytes of 8 channels of a quad
   const int apart = 64 / plan.pairs;  // for which the quads that a warp stages at a time lie in all banks
-  const int parts = three_products(p) ? 2 : 1;
   WeightMemory m{};
   const int lines = plan.height.rows(plan.height.box);
   m.x_lines = divide_up(lines, plan.height.tap_step) * plan.height.tap_step;
   m.x_pitch = m.x_lines * plan.column_octets * kOctet + apart;
   m.y_pitch = plan.height.box * plan.row_octets * plan.versions * kOctet + apart;
-  m.x_slot = parts * 2 * plan.pairs * m.x_pitch;
-  m.y_slot = parts * 2 * plan.pairs * m.y_pitch;
+  m.x_slot = parts(p) * 2 * plan.pairs * m.x_pitch;
+  m.y_slot = parts(p) * 2 * plan.pairs * m.y_pitch;
   // Products read whole rows and columns, even of the last line. (Two quads of them: as if they were on end, as
   // compute-sanitizer takes them.)
   m.total = plan.x_slots * m.x_slot + plan.y_slots * m.y_slot + 2 * kOctet * std::max(8, plan.columns / 8);

@@ -3,6 +3,7 @@
 
 #include "cuda/conv/gather.h"
 #include "cuda/conv/plan_cache.h"
+#include "cuda/conv/plan_common.h"
 #include "cuda/conv/weight_sum.cuh"
 
 namespace voxgrad::cuda {
@@ -24,8 +25,6 @@ struct WeightSum {
                                  : -1;
   }
 };
-
-int divide_up(int value, int divisor) { return (value + divisor - 1) / divisor; }
 
 /// x: positions that a voxel and a tap read, in the order of the rows that are staged.
 void describe_x(WeightWgmma& p, const View& x, const ConvProblem& problem, const WeightWgmmaPlan& plan) {

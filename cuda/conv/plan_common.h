@@ -1,0 +1,26 @@
+// What all planners of the convolutions say.
+#pragma once
+
+#include <type_traits>
+
+#include "cuda/conv/plan.h"
+
+namespace voxgrad::cuda {
+
+/// Bytes of packed inputs at a time, unless a single sample takes more and its planner allows that; of partial sums,
+/// unless those of a single range are more.
+inline constexpr int64_t kMostPacked = int64_t{1} << 30, kMostSums = int64_t{256} << 20;
+
+inline bool three_products(const ConvProblem& p) { return arithmetic_of(p) == ConvArithmetic::tf32x3; }
+/// High and low, or one.
+inline int parts(const ConvProblem& p) { return three_products(p) ? 2 : 1; }
+/// Of a word.
+inline int elements_of(const ConvProblem& p) { return p.dtype == DType::f32 ? 1 : 2; }
+
+template <class A, class B>
+constexpr std::common_type_t<A, B> divide_up(A value, B divisor) {
+  return (value + divisor - 1) / divisor;
+}
+constexpr int round_up(int value, int multiple) { return divide_up(value, multiple) * multiple; }
+
+}  // namespace voxgrad::cuda
