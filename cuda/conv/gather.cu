@@ -1,6 +1,7 @@
 // Forward and transposed convolution on tensor cores: plan, packed weights, launch.
 #include "cuda/conv/gather.h"
 
+#include "cuda/conv/arithmetic.cuh"
 #include "cuda/conv/gather_mma.cuh"
 #include "cuda/conv/gather_wgmma.cuh"
 #include "cuda/conv/pack.h"
@@ -179,20 +180,8 @@ bool gather_on_tensor_cores(const View& out, const View& in, const View& w, cons
     }
     p.plane_bytes = stride * kVoxelBytes;
   }
-  switch (arithmetic_of(problem)) {
-    case ConvArithmetic::tf32:
-      run<Tf32>(p, pack, inputs, plan->samples, launch);
-      break;
-    case ConvArithmetic::tf32x3:
-      run<Tf32x3>(p, pack, inputs, plan->samples, launch);
-      break;
-    case ConvArithmetic::bf16:
-      run<Bf16>(p, pack, inputs, plan->samples, launch);
-      break;
-    case ConvArithmetic::f16:
-      run<F16>(p, pack, inputs, plan->samples, launch);
-      break;
-  }
+  with_arithmetic(arithmetic_of(problem),
+                  [&]<class Arithmetic>() { run<Arithmetic>(p, pack, inputs, plan->samples, launch); });
   return true;
 }
 

@@ -235,7 +235,7 @@ WeightMemory memory_of(const ConvProblem& p, const WeightWgmmaPlan& plan) {
   m.x_slot = parts(p) * 2 * plan.pairs * m.x_pitch;
   m.y_slot = parts(p) * 2 * plan.pairs * m.y_pitch;
   // Products read whole rows and columns, even of the last line. (Two quads of them: as if they were on end, as
-  // compute-sanitizer takes them.)
+  // compute-sanitizer seems to take them.)
   m.total = plan.x_slots * m.x_slot + plan.y_slots * m.y_slot + 2 * kOctet * std::max(8, plan.columns / 8);
   return m;
 }

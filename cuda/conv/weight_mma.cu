@@ -1,6 +1,7 @@
 // The weight gradient by mma.sync: plan, launch, and the sum of the ranges.
 #include "cuda/conv/weight_mma.cuh"
 
+#include "cuda/conv/arithmetic.cuh"
 #include "cuda/conv/gather.h"
 #include "cuda/conv/plan_cache.h"
 #include "cuda/conv/weight_sum.cuh"
@@ -139,20 +140,7 @@ bool weight_by_mma(const View& w, const View& x, const View& y, const ConvGeomet
   std::copy_n(p.axis, 3, sum.axis);
   std::copy_n(p.of_class, kWeightClasses, sum.of_class);
   for (int c = 0; c < p.classes; ++c) sum.real_taps[c] = plan->classes[c].taps;
-  switch (arithmetic_of(problem)) {
-    case ConvArithmetic::tf32:
-      run<Tf32>(p, sum, *plan, launch);
-      break;
-    case ConvArithmetic::tf32x3:
-      run<Tf32x3>(p, sum, *plan, launch);
-      break;
-    case ConvArithmetic::bf16:
-      run<Bf16>(p, sum, *plan, launch);
-      break;
-    case ConvArithmetic::f16:
-      run<F16>(p, sum, *plan, launch);
-      break;
-  }
+  with_arithmetic(arithmetic_of(problem), [&]<class Arithmetic>() { run<Arithmetic>(p, sum, *plan, launch); });
   return true;
 }
 

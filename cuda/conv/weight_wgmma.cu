@@ -1,6 +1,7 @@
 // The weight gradient by wgmma: launch, and the sum of the ranges.
 #include "cuda/conv/weight_wgmma.cuh"
 
+#include "cuda/conv/arithmetic.cuh"
 #include "cuda/conv/gather.h"
 #include "cuda/conv/plan_cache.h"
 #include "cuda/conv/plan_common.h"
@@ -134,20 +135,8 @@ bool weight_by_wgmma(const View& w, const View& x, const View& y, const ConvGeom
                 .elements = 0,
                 .ranges = plan->ranges * (plan->by_steps ? 2 : 1)};
   sum.elements = w.size[0] * sum.columns * p.kernel[0] * p.kernel[1] * p.kernel[2];
-  switch (arithmetic_of(problem)) {
-    case ConvArithmetic::tf32:
-      run<Tf32>(p, sum, y, problem, *plan, memory, launch);
-      break;
-    case ConvArithmetic::tf32x3:
-      run<Tf32x3>(p, sum, y, problem, *plan, memory, launch);
-      break;
-    case ConvArithmetic::bf16:
-      run<Bf16>(p, sum, y, problem, *plan, memory, launch);
-      break;
-    case ConvArithmetic::f16:
-      run<F16>(p, sum, y, problem, *plan, memory, launch);
-      break;
-  }
+  with_arithmetic(arithmetic_of(problem),
+                  [&]<class Arithmetic>() { run<Arithmetic>(p, sum, y, problem, *plan, memory, launch); });
   return true;
 }
 

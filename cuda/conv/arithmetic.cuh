@@ -1,0 +1,24 @@
+// From the arithmetic that a planner names to the type that kernels are made of.
+#pragma once
+
+#include "cuda/conv/mma.cuh"
+#include "cuda/conv/plan.h"
+
+namespace voxgrad::cuda {
+
+/// body.operator()<Tf32>() or its like.
+template <class Body>
+void with_arithmetic(ConvArithmetic arithmetic, const Body& body) {
+  switch (arithmetic) {
+    case ConvArithmetic::tf32:
+      return body.template operator()<Tf32>();
+    case ConvArithmetic::tf32x3:
+      return body.template operator()<Tf32x3>();
+    case ConvArithmetic::bf16:
+      return body.template operator()<Bf16>();
+    case ConvArithmetic::f16:
+      return body.template operator()<F16>();
+  }
+}
+
+}  // namespace voxgrad::cuda

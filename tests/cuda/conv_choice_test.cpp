@@ -1,0 +1,147 @@
+// Which kernel the planner of the CUDA convolutions gives a problem to, how tiles of wgmma cover a box, and what is
+// remembered: without a GPU, like conv_plan_test.cpp.
+#include <array>
+#include <set>
+#include <tuple>
+#include <vector>
+
+#include "core/error.h"
+#include "cuda/conv/instances.h"
+#include "cuda/conv/plan.h"
+#include "cuda/conv/plan_cache.h"
+#include "tests/cuda/random_view.h"
+
+namespace voxgrad::cudatest {
+namespace {
+
+using namespace cuda;
+
+ConvProblem plain_problem(ConvDirection direction, DType dtype) {
+  return {.direction = direction,
+          .dtype = dtype,
+          .precision = Float32Precision::highest,
+          .batch = 2,
+          .groups = 1,
+          .in_channels = 20,
+          .out_channels = 30,
+          .in_size = {20},
+          .out_size = {20},
+          .kernel = {3},
+          .geometry = {.padding = {1}}};
+}
+
+TEST(ConvPlan, LeavesToThePlainKernelWhatIsNotItsOwn) {
+  for (const ConvDirection direction : {ConvDirection::forward, ConvDirection::transposed}) {
+    ConvProblem p = plain_problem(direction, f32);
+    EXPECT_TRUE(plan_gather(p));
+    p.in_stride = {int64_t{1} << 30, 1, 1};  // a halo beyond 32-bit offsets
+    EXPECT_FALSE(plan_gather(p));
+    p.in_stride = {0};
+    p.choice.plain = true;
+    EXPECT_FALSE(plan_gather(p));
+    EXPECT_FALSE(plan_gather(plain_problem(direction, f64)));
+  }
+  ConvProblem p = plain_problem(ConvDirection::weight, bf16);
+  EXPECT_TRUE(plan_weight(p));
+  p.choice.plain = true;
+  EXPECT_FALSE(plan_weight(p));
+  EXPECT_FALSE(plan_weight(plain_problem(ConvDirection::weight, f64)));
+}
+
+/// The results of a box that a row of the tiles is, in the order of tiles and rows.
+std::vector<std::array<int, 3>> covered(const std::array<int, 3>& box, int lines, int line, const RowTiles& rows) {
+  std::vector<std::array<int, 3>> found;
+  for (int tile = 0; tile < RowTiles::kMost; ++tile)
+    for (int row = 0; row < 64; ++row) {
+      const int at = rows.base[tile] + row / 8 * rows.group + row % 8;
+      const std::array<int, 3> q{at / line / lines, at / line % lines, at % line};
+      if (at < rows.end[tile] && q[0] < box[0] && q[1] < box[1] && q[2] < box[2]) found.push_back(q);
+    }
+  return found;
+}
+
+TEST(ConvPlan, CoversABoxOnceWithFewTiles) {
+  struct Case {
+    std::array<int, 3> box;
+    int lines, line, tiles;
+  };
+  const Case cases[] = {
+      {{1, 7, 34}, 9, 36, 4},   // line after line, with their ends
+      {{2, 6, 8}, 6, 24, 2},    // 8 lines of which two belong to the next plane
+      {{4, 8, 8}, 10, 10, 4},   // 8 lines of 8
+      {{2, 8, 16}, 10, 18, 4},  // twice two of them
+      {{8, 1, 16}, 3, 18, 2},   // 8 planes of 8
+      {{3, 3, 3}, 5, 5, 1},     // all planes on end
+      {{2, 2, 30}, 60, 30, 2},  // each plane by itself
+      {{1, 1, 1}, 1, 1, 1},
+  };
+  for (const auto& [box, lines, line, tiles] : cases) {
+    SCOPED_TRACE(concat("box ", box[0], " x ", box[1], " x ", box[2]));
+    const int size[3] = {box[0], box[1], box[2]};
+    const auto rows = cover_box(size, lines, line, tiles);
+    ASSERT_TRUE(rows);
+    const auto found = covered(box, lines, line, *rows);
+    EXPECT_EQ(found.size(), static_cast<size_t>(box[0]) * box[1] * box[2]);
+    EXPECT_EQ(std::set(found.begin(), found.end()).size(), found.size()) << "twice";
+    EXPECT_FALSE(cover_box(size, lines, line, tiles - 1));
+  }
+}
+
+TEST(ConvPlan, PacksNoInputThatIsMostlyPadding) {
+  ConvProblem p = plain_problem(ConvDirection::forward, bf16);
+  for (const auto& [channels, packed] : {std::pair(1, false), {4, false}, {5, true}, {16, true}}) {
+    p.in_channels = channels;
+    EXPECT_EQ(plan_gather(p)->wgmma, packed) << channels;
+  }
+  p = plain_problem(ConvDirection::forward, f32);  // three products: input and result of a sample are 13 GB, packed 16
+  p.in_channels = 9;
+  p.out_channels = 17;
+  p.in_size = p.out_size = {500};
+  EXPECT_FALSE(plan_gather(p)->wgmma) << cuda::explain(p).plan;
+  p.in_size = p.out_size = {100};
+  EXPECT_TRUE(plan_gather(p)->wgmma);
+}
+
+TEST(ConvPlan, PacksNoLargeInputThatIsUsedLittle) {
+  ConvProblem p = plain_problem(ConvDirection::forward, bf16);
+  p.geometry.stride = {2};
+  p.in_size = {200};
+  p.out_size = {100};  // each input has 27 / 8 taps
+  for (const auto& [channels, packed] : {std::pair(80, false), {90, true}}) {
+    p.out_channels = channels;
+    EXPECT_EQ(plan_gather(p)->wgmma, packed) << channels;
+  }
+  p.out_channels = 80;
+  p.in_size = {20};  // in caches
+  p.out_size = {10};
+  EXPECT_TRUE(plan_gather(p)->wgmma);
+}
+
+TEST(ConvPlan, IsRememberedForItsProblemAlone) {
+  ConvProblem p = plain_problem(ConvDirection::forward, f32);
+  const auto plan = remembered<plan_gather>(p);
+  ASSERT_TRUE(plan && plan->wgmma);
+  EXPECT_EQ(remembered<plan_gather>(p)->columns, plan->columns);
+  p.choice.mma_sync = true;
+  EXPECT_FALSE(remembered<plan_gather>(p)->wgmma);
+  p.choice.plain = true;
+  EXPECT_FALSE(remembered<plan_gather>(p));
+}
+
+TEST(ConvPlan, KnowsEveryCompiledTile) {
+  std::set<std::tuple<bool, bool, ConvArithmetic, int>> known, held;
+  for (const auto arithmetic :
+       {ConvArithmetic::tf32, ConvArithmetic::tf32x3, ConvArithmetic::bf16, ConvArithmetic::f16}) {
+    for (const bool wgmma : {false, true}) {
+      for (const int width : gather_widths(arithmetic, wgmma)) known.insert({false, wgmma, arithmetic, width});
+      for (const int width : weight_widths(arithmetic, wgmma)) known.insert({true, wgmma, arithmetic, width});
+    }
+  }
+  for (const ConvInstance* instance : conv_instances())
+    held.insert({instance->weight, instance->wgmma, instance->arithmetic, instance->width});
+  if (held.empty()) GTEST_SKIP() << "this build has no CUDA";
+  EXPECT_EQ(held, known);
+}
+
+}  // namespace
+}  // namespace voxgrad::cudatest
