@@ -147,7 +147,8 @@ def measure(ours, name, mode, options):
     case = Case(name, dtype)
     row = {"shape": name, "mode": mode, "flop": case.flop, "bytes": case.bytes,
            "floor": max(case.flop / PEAK[mode], case.bytes / COPY) * 1e3}
-    last = [t.to(memory_format=torch.channels_last_3d) for t in (case.x, case.w, case.g)]
+    if not options.alone:
+        last = [t.to(memory_format=torch.channels_last_3d) for t in (case.x, case.w, case.g)]
     for part in PARTS:
         result = torch.full_like({"forward": case.g, "data": case.x, "weight": case.w}[part], float("nan"))
         sides = {"ours": lambda: ours.run(case, mode, part, result)}

@@ -8,6 +8,19 @@
 
 namespace voxgrad::cuda {
 
+/// One slot of a ring after another, and how often the ring went round.
+struct Ring {
+  int slot = 0, round = 0;
+  __device__ void next(int slots) {
+    if (++slot == slots) slot = 0, ++round;
+  }
+  __device__ void skip(int count, int slots) {
+    slot += count;
+    round += slot / slots;
+    slot %= slots;
+  }
+};
+
 #if VOXGRAD_HAS_WGMMA
 /// For so many threads that arrive each round. Others see it after publish_barriers() and __syncthreads().
 __device__ inline void init_barrier(uint32_t barrier, int threads = 1) {

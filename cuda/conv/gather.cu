@@ -24,7 +24,9 @@ void run(GatherMma& p, const PackWeights& weights, PackInputs& inputs, int64_t s
   }
   using Element = typename Arithmetic::Element;
   const Workspace planes(launch, static_cast<size_t>(samples) * packed_bytes<Arithmetic>(inputs));
+  const Workspace counter(launch, sizeof(unsigned));
   p.in = planes.as<void>();
+  p.next_box = inputs.counter = counter.as<unsigned>();
   for (int64_t left = p.batch; left > 0; left -= samples) {
     p.batch = inputs.batch = std::min(left, samples);
     pack_inputs<Arithmetic>(inputs, planes.as<void>(), launch.stream);
@@ -50,7 +52,8 @@ void list_taps(GatherMma& p, bool wgmma) {
     const AxisPart* part[3];
     int number = c, taps = 1;
     for (int a = 2; a >= 0; --a) {
-      part[a] = &p.axis[a].part[number % p.axis[a].parts];
+      p.class_part[c][a] = static_cast<uint8_t>(number % p.axis[a].parts);
+      part[a] = &p.axis[a].part[p.class_part[c][a]];
       number /= p.axis[a].parts;
       taps *= part[a]->taps;
     }
@@ -94,6 +97,7 @@ void fill_bias(const View& out, const ConvEpilogue& epilogue, const Launch& laun
 
 void describe_device(ConvProblem& problem, const Launch& launch) {
   problem.shared_limit = attribute(launch.device, cudaDevAttrMaxSharedMemoryPerBlockOptin);
+  problem.multiprocessors = attribute(launch.device, cudaDevAttrMultiProcessorCount);
   problem.wgmma = has_wgmma(launch.device);
 }
 
@@ -138,6 +142,7 @@ bool gather_on_tensor_cores(const View& out, const View& in, const View& w, cons
   p.merged = plan->merged;
   p.buffers = plan->buffers;
   p.batch = problem.batch;
+  p.multiprocessors = problem.multiprocessors;
   bool complete = true;
   p.box_voxels = 1;
   for (int a = 0; a < 3; ++a) {
@@ -168,7 +173,7 @@ bool gather_on_tensor_cores(const View& out, const View& in, const View& w, cons
                    plan->wgmma,
                    {}};
   std::copy_n(plan->axis, 3, pack.axis);
-  PackInputs inputs{in.data, {}, 0, p.groups, p.in_channels, p.chunks, {}, {}};
+  PackInputs inputs{in.data, {}, 0, p.groups, p.in_channels, p.chunks, {}, {}, nullptr};
   std::copy_n(plan->axis, 3, inputs.axis);
   std::copy_n(in.stride, 5, inputs.stride);
   if (plan->wgmma) {

@@ -28,6 +28,10 @@ struct GatherMma {
   int64_t in_stride[5], out_stride[5], bias_stride;  // (wgmma: of the input the last three, in voxels)
   int64_t plane_bytes;                               // of 4 words of a sample's channels (wgmma)
   int64_t batch;
+  unsigned* next_box;             // that no block has taken; 0 before (wgmma)
+  unsigned boxes;                 // of results, in all phases and tiles of columns
+  Divisor digit[6];               // of a box's number: tile of columns, phase, tile along width, height, depth, group
+  int multiprocessors;            // (wgmma)
   int in_channels, out_channels;  // of a group
   int groups, column_tiles, chunks;
   bool transposed, relu;
@@ -41,8 +45,10 @@ struct GatherMma {
   bool merged;  // a block takes all phases and columns of its box; one halo, all of whose chunks are staged at once
   int buffers;  // staged chunks
   AxisParts axis[3];
-  int class_begin[kMaxClasses + 1];  // the first of a class's taps
-  int tap_offset[kMaxTaps];          // from the corner of the halo to what the tap reads: bytes, or positions (wgmma)
+  uint8_t class_part[kMaxClasses][4];  // of the three axes
+  int class_begin[kMaxClasses + 1];    // the first of a class's taps
+  int stages[kMaxClasses];             // of B, for a box whose first class this is (wgmma)
+  int tap_offset[kMaxTaps];            // from the corner of the halo to what the tap reads: bytes, or positions (wgmma)
 };
 
 /// Where a block is: its tile of the results.
@@ -52,27 +58,19 @@ struct GatherPlace {
   int q[3];  // the box's corner
 };
 
-__device__ inline GatherPlace gather_place(const GatherMma& p) {
+__device__ inline GatherPlace gather_place(const GatherMma& p, unsigned number) {
   GatherPlace place;
-  unsigned index = blockIdx.x;
-  const auto digit = [&](unsigned base) {
-    const unsigned d = index % base;
-    index /= base;
-    return static_cast<int>(d);
-  };
-  place.column_tile = p.merged ? 0 : digit(p.column_tiles);
-  place.phase = p.transposed && !p.merged ? digit(p.classes / p.slots) * p.slots : 0;
-  for (int a = 2; a >= 0; --a) place.q[a] = digit(p.tiles[a]) * p.box[a].value;
-  place.group = digit(p.groups);
-  place.sample = index;
+  int left = static_cast<int>(number);
+  place.column_tile = p.digit[0].take(left);
+  place.phase = p.digit[1].take(left) * p.slots;
+  for (int a = 2; a >= 0; --a) place.q[a] = p.digit[4 - a].take(left) * p.box[a].value;
+  place.group = p.digit[5].take(left);
+  place.sample = left;
   return place;
 }
 
 __device__ inline void class_parts(const GatherMma& p, int number, int (&part)[3]) {
-  for (int a = 2; a >= 0; --a) {
-    part[a] = number % p.axis[a].parts;
-    number /= p.axis[a].parts;
-  }
+  for (int a = 0; a < 3; ++a) part[a] = p.class_part[number][a];
 }
 
 /// The least position on each axis that a box of a class reads.
@@ -131,8 +129,15 @@ void launch_gather(void (*kernel)(GatherMma), GatherMma p, cudaStream_t stream) 
   ++conv_instance<Tile, false, Tile::kColumns>.launches;
   p.rounds = (p.halo_voxels + Tile::kStagers - 1) / Tile::kStagers;
   p.staged_voxels = p.rounds * Tile::kStagers;
-  const int64_t tiles = p.batch * p.groups * p.tiles[0] * p.tiles[1] * p.tiles[2];
-  const int64_t blocks = tiles * (p.merged ? 1 : p.column_tiles * (p.transposed ? p.classes / p.slots : 1));
+  const int phases = p.transposed && !p.merged ? p.classes / p.slots : 1;
+  const int digits[] = {p.merged ? 1 : p.column_tiles, phases, p.tiles[2], p.tiles[1], p.tiles[0], p.groups};
+  int64_t boxes = p.batch;
+  for (int i = 0; i < 6; ++i) {
+    p.digit[i] = Divisor(digits[i]);
+    boxes *= digits[i];
+  }
+  p.boxes = static_cast<unsigned>(boxes);
+  const int64_t blocks = Tile::kWgmma ? std::min<int64_t>(boxes, p.multiprocessors) : boxes;
   const int shared_bytes = static_cast<int>(Tile::shared_bytes(p));
   launch_with_shared(kernel, static_cast<unsigned>(blocks), Tile::kThreads, shared_bytes, stream, p);
 }

@@ -168,7 +168,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) gather_mma(cons
   int* const targets = reinterpret_cast<int*>(offsets + p.rounds * kThreads);
 
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, t = lane % 4;
-  GatherPlace place = gather_place(p);
+  GatherPlace place = gather_place(p, blockIdx.x);
   if (!p.merged && !has_results<1>(p, place)) return;
   const int last_class = p.transposed && !p.merged ? place.phase + 1 : p.classes;
 

@@ -12,8 +12,10 @@
 // The rows are the results of a box. Or they are slots: the same voxels of the input's lattice in each of two phases of
 // a strided, transposed convolution, which read the same inputs and lie side by side in the result.
 //
-// Four warps multiply, and do nothing else; they have most of the registers. Four others feed them (gather_feed.cuh),
-// as many steps of 8 words ahead as there are buffers. In the end all write the results (gather_results.cuh).
+// A block takes one box after another, and there is one block on each multiprocessor. Two groups of four warps
+// multiply, in turn: while one multiplies a box, the other writes the results of the box before (gather_results.cuh).
+// They have most of the registers. Eight other warps feed them (gather_feed.cuh), and go on to the next box while this
+// one is multiplied: the tensor cores need not wait for the beginning of a box nor for its end.
 //
 // What bounds it: a product reads 2 KiB of A and 256 bytes for each 8 columns of B, of which shared memory gives 128
 // bytes a clock. From 64 columns on that hides behind the multiplication; 48 columns reach 86 %, 32: 67 %, 24: 55 %.
@@ -29,26 +31,27 @@ struct GatherWgmmaTile {
   using Arithmetic = Arithmetic_;
   static constexpr bool kWgmma = true;
   static constexpr int kN8 = kN8_, kSlots = kSlots_;
-  static constexpr int kWarps = 4;                                // that multiply
-  static constexpr int kStagers = kGatherStagers, kCopiers = 32;  // threads that feed them
+  static constexpr int kWarps = 4, kGroups = kGatherGroups;                  // that multiply
+  static constexpr int kStagers = kGatherStagers, kFeeders = kStagers + 64;  // threads that feed them
   static constexpr int kColumns = 8 * kN8;
-  static constexpr int kThreads = 32 * kWarps + kStagers + kCopiers;
+  static constexpr int kThreads = 32 * kWarps * kGroups + kFeeders;
   static constexpr bool kThree = Arithmetic::kParts > 1;
   static constexpr int kTiles = gather_row_tiles(kColumns, kThree, kSlots);  // of 64 rows
   static constexpr int kOfSlot = kTiles / kSlots;
   static constexpr int kSlab = kColumns * kChunk;  // words of one part of one tap of B
   static constexpr int kTapWords = kSlab * Arithmetic::kParts;
-  static constexpr int kStepTaps = gather_step_taps(kColumns, kThree), kStages = kGatherStages;
+  static constexpr int kStepTaps = gather_step_taps(kColumns, kThree), kStages = gather_stages(kColumns, kThree);
   static constexpr int kRing = kStages * kStepTaps * kTapWords;  // words
-  static constexpr int kBlocks = 2;                              // a multiprocessor: bounds registers
   static constexpr int kRegisters = 200, kFeederRegisters = 56;  // of 128 in the mean
+  static_assert(kRegisters * kGroups * kWarps * 32 + kFeederRegisters * kFeeders <= 65536);
 
   /// Of the halo, in its parts.
   VG_HOST_DEVICE static int buffer_words(const GatherMma& p) { return p.rows.positions * kChunk * Arithmetic::kParts; }
+  /// Where in shared memory the table of the halo is; where the windows for results are.
+  VG_HOST_DEVICE static int table_at(const GatherMma& p) { return kRing + p.buffers * buffer_words(p); }
+  VG_HOST_DEVICE static int windows_at(const GatherMma& p) { return table_at(p) + 2 * p.rounds * kStagers; }
   static size_t shared_bytes(const GatherMma& p) {
-    using Window = ResultWindow<GatherWgmmaTile>;
-    const int staged = kRing + p.buffers * buffer_words(p) + 2 * p.rounds * kStagers;
-    return sizeof(uint32_t) * std::max(staged, Window::kWindows * Window::kWords);
+    return sizeof(uint32_t) * (windows_at(p) + kGroups * ResultWindow<GatherWgmmaTile>::kWords);
   }
 };
 
@@ -81,20 +84,10 @@ struct GatherProducts {
     for (int slot = 0; slot < kSlots; ++slot) {
       const int from = kSlots == 1 ? first : max(first, p.class_begin[number + slot]);
       const int to = kSlots == 1 ? last : min(last, p.class_begin[number + slot + 1]);
-#pragma unroll 1
-      for (int tap = from; tap < to; ++tap) {
-        const uint64_t slab = advance_slab(b, (tap - first) * (Tile::kTapWords / 4));
-        const int offset = p.tap_offset[tap];
-        begin_products();
-#pragma unroll
-        for (int tile = 0; tile < kOfSlot; ++tile)
-          multiply(p, slot, slot * kOfSlot + tile, advance_slab(a, offset + p.rows.base[tile]), slab);
-        fresh[slot] = false;
-        commit_products();
-        await_products<kPending>();
-      }
+      if (from < to)
+        multiply_taps<Tile::kStepTaps>(p, slot, from, to - from, a, advance_slab(b, (from - first) * kTap));
     }
-    if (kPending > 1 && last - first < kPending) await_products<1>();
+    await_products<1>();
   }
   /// Adds up what is in stage_sum, of enough stages or of the last.
   __device__ void end_stage(bool last) {
@@ -117,11 +110,31 @@ struct GatherProducts {
   }
 
  private:
-  // Taps under way beside the one that is queued: enough to multiply until the next is.
-  static constexpr int kTapClocks = kOfSlot * kN8 * 4 * (kSeparate ? 3 : 1);
-  static constexpr int kPending = std::clamp(256 / kTapClocks, 1, Tile::kStepTaps - 1);
+  static constexpr int kTap = Tile::kTapWords / 4;  // of B, in 16 bytes
 
-  __device__ void multiply(const GatherMma& p, int slot, int tile, uint64_t a, uint64_t b) {
+  /// `count` taps from `tap` on, at most kMost, in pieces of powers of two: without loops, so that what a tap wants
+  /// beside its products is done while those of others run.
+  template <int kMost>
+  __device__ void multiply_taps(const GatherMma& p, int slot, int tap, int count, uint64_t a, uint64_t b) {
+    if (count >= kMost) {
+      begin_products();
+#pragma unroll
+      for (int i = 0; i < kMost; ++i) {
+        const uint64_t at = advance_slab(a, p.tap_offset[tap + i]);
+#pragma unroll
+        for (int tile = 0; tile < kOfSlot; ++tile)
+          multiply(slot, slot * kOfSlot + tile, p, advance_slab(at, p.rows.base[tile]), advance_slab(b, i * kTap));
+        fresh[slot] = false;
+      }
+      commit_products();
+      tap += kMost;
+      count -= kMost;
+      b = advance_slab(b, kMost * kTap);
+    }
+    if constexpr (kMost > 1)
+      if (count > 0) multiply_taps<kMost / 2>(p, slot, tap, count, a, b);
+  }
+  __device__ void multiply(int slot, int tile, const GatherMma& p, uint64_t a, uint64_t b) {
     using Element = typename Arithmetic::Element;
     if constexpr (kSeparate) {
       const uint64_t low_a = advance_slab(a, 2 * p.rows.positions), low_b = advance_slab(b, Tile::kSlab / 4);
@@ -134,75 +147,96 @@ struct GatherProducts {
   }
 };
 
-/// Multiplies all steps and writes the results. By four warps.
+/// Where the warps that multiply are in the rings.
+struct GatherRings {
+  Ring a, b;
+};
+
+/// Multiplies all steps of a box. By four warps.
 template <class Tile>
-__device__ void multiply_box(const GatherMma& p, const GatherPlace& place, uint32_t* shared, uint32_t full) {
-  using Barriers = GatherBarriers<Tile>;
+__device__ void multiply_box(const GatherMma& p, const GatherBoxes<Tile>& box, uint32_t shared, GatherRings rings,
+                             GatherBarriers<Tile> barriers, GatherProducts<Tile>& products) {
   constexpr int kStages = Tile::kStages, kStepTaps = Tile::kStepTaps;
-  const GatherWork<Tile> work(p, place);
-  const uint32_t ring = shared_address(shared), words = shared_address(shared + Tile::kRing);
-  GatherProducts<Tile> products;
-  int stage = 0, buffer = 0, number = work.first, chunk = 0, tap = p.class_begin[number];
-  for (int step = 0; step < work.steps; ++step) {
-    Barriers::full_a(buffer, true);
+  const uint32_t words = shared + 4 * Tile::kRing;
+  const bool leads = threadIdx.x % 32 == 0;
+  int stage = 0, number = box.first_class, chunk = 0, tap = p.class_begin[number], last_buffer = 0, last_slot = 0;
+  for (int step = 0; step < box.steps; ++step) {
+    await_round(barriers.full_a(rings.a.slot), rings.a.round);
     publish_to_wgmma();
-    const uint64_t a = slab_descriptor(words + buffer * (4 * Tile::buffer_words(p)), p.rows.positions * kVoxelBytes,
-                                       p.rows.group * kVoxelBytes);
+    const uint64_t a = slab_descriptor(words + rings.a.slot * (4 * Tile::buffer_words(p)),
+                                       p.rows.positions * kVoxelBytes, p.rows.group * kVoxelBytes);
     const int last_tap = p.class_begin[number + Tile::kSlots];
-    const int last_buffer = buffer == 0 ? p.buffers - 1 : buffer - 1;
     do {
-      const int slot = stage % kStages;
-      await_round(full + 8 * slot, stage / kStages);
+      await_round(barriers.full_b(rings.b.slot), rings.b.round);
+      const bool last = ++stage == box.stages;
+      if (last && threadIdx.x % (32 * Tile::kWarps) == 0) arrive(barriers.turn());
       const int end = min(tap + kStepTaps, last_tap);
-      products.multiply_stage(p, number, tap, end, a, slab_descriptor(ring + slot * (4 * kStepTaps * Tile::kTapWords)));
-      const bool first_of_step = tap == p.class_begin[number];
-      tap = end;
+      products.multiply_stage(p, number, tap, end, a,
+                              slab_descriptor(shared + rings.b.slot * (4 * kStepTaps * Tile::kTapWords)));
       // The products of the stage before this one are done.
-      if (stage > 0 && stage + kStages - 1 < work.stages) Barriers::empty_b((stage - 1) % kStages, false);
-      if (first_of_step && step > 0 && step - 1 + p.buffers < work.steps) Barriers::empty_a(last_buffer, false);
-      ++stage;
-      products.end_stage(stage == work.stages);
+      if (leads && stage > 1) arrive(barriers.empty_b(last_slot));
+      if (leads && step > 0 && tap == p.class_begin[number]) arrive(barriers.empty_a(last_buffer));
+      tap = end;
+      last_slot = rings.b.slot;
+      rings.b.next(kStages);
+      products.end_stage(last);
     } while (tap < last_tap);
+    last_buffer = rings.a.slot;
+    rings.a.next(p.buffers);
     if (++chunk == p.chunks) chunk = 0, number += Tile::kSlots;
     tap = p.class_begin[number];
-    if (++buffer == p.buffers) buffer = 0;
   }
   await_products<0>();
-  Barriers::results();  // nobody reads what was staged any more
-  write_sums<Tile>(p, place, shared, products.sum);
+  if (leads) {
+    arrive(barriers.empty_b(last_slot));
+    arrive(barriers.empty_a(last_buffer));
+  }
+}
+
+/// Multiplies every second box of the block, and writes its results. By the four warps of group `group`.
+template <class Tile>
+__device__ void multiply_boxes(const GatherMma& p, GatherBoxes<Tile> box, uint32_t* shared, int group,
+                               GatherBarriers<Tile> barriers) {
+  uint32_t* const window = shared + Tile::windows_at(p) + group * ResultWindow<Tile>::kWords;
+  for (GatherRings rings; box.next();) {
+    if (box.number % Tile::kGroups == group) {
+      if (box.number > 0) await_round(barriers.turn(), box.number - 1);
+      GatherProducts<Tile> products;
+      multiply_box<Tile>(p, box, shared_address(shared), rings, barriers, products);
+      write_sums<Tile>(p, box.place, window, group, products.sum);
+    }
+    rings.a.skip(box.steps, p.buffers);
+    rings.b.skip(box.stages, Tile::kStages);
+  }
 }
 
 template <class Tile>
-__global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) gather_wgmma(const __grid_constant__ GatherMma p) {
+__global__ void __launch_bounds__(Tile::kThreads, 1) gather_wgmma(const __grid_constant__ GatherMma p) {
 #if VOXGRAD_HAS_WGMMA
   extern __shared__ __align__(1024) uint4 dynamic_shared[];
-  __shared__ uint64_t full_stages[Tile::kStages];
+  __shared__ uint64_t barrier[GatherBarriers<Tile>::kCount];
+  __shared__ uint32_t queued[GatherBarriers<Tile>::kBoxes];
   uint32_t* const shared = reinterpret_cast<uint32_t*>(dynamic_shared);
-  const uint32_t full = shared_address(full_stages);
-  __shared__ GatherPlace place;
-  if (threadIdx.x == 0) {
-    place = gather_place(p);
-    for (int i = 0; i < Tile::kStages; ++i) init_barrier(full + 8 * i);
-  }
+  const GatherBarriers<Tile> barriers{of_warp(shared_address(barrier))};
+  const uint32_t queue = of_warp(shared_address(queued));
+  const GatherBoxes<Tile> boxes(p, barriers, queue);
+  if (threadIdx.x == 0) barriers.init();
   publish_barriers();
   __syncthreads();
-  if (!has_results<Tile::kSlots>(p, place)) return;
-  uint32_t* const table = shared + Tile::kRing + p.buffers * Tile::buffer_words(p);
-  GatherInputs<Tile>::fill_table(p, place, table, static_cast<int>(threadIdx.x), Tile::kThreads);
-  __syncthreads();
-  const int thread = static_cast<int>(threadIdx.x) - 32 * Tile::kWarps;
-  if (thread < 0) {
+  const int thread = static_cast<int>(threadIdx.x) - 32 * Tile::kWarps * Tile::kGroups;
+  const int group = of_warp(static_cast<int>(threadIdx.x) / (32 * Tile::kWarps));
+  if (group < Tile::kGroups) {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Tile::kRegisters));
-    multiply_box<Tile>(p, place, shared, full);
+    multiply_boxes<Tile>(p, boxes, shared, group, barriers);
   } else {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Tile::kFeederRegisters));
-    if (thread >= Tile::kStagers) {
-      copy_weights<Tile>(p, place, shared_address(shared), full);
-    } else {
-      copy_inputs<Tile>(p, place, shared + Tile::kRing, thread);
-      GatherBarriers<Tile>::results();
-      help_to_write<Tile>(p, place, shared, Tile::kWarps + thread / 32);
-    }
+    if (thread < Tile::kStagers)
+      GatherInputs<Tile>{p, thread, shared_address(shared + Tile::kRing), shared + Tile::table_at(p)}.copy_all(
+          boxes, barriers);
+    else if (thread < Tile::kStagers + 32)
+      copy_weights<Tile>(p, boxes, shared_address(shared), barriers);
+    else if (thread == Tile::kStagers + 32)
+      take_boxes<Tile>(p, barriers, queue);
   }
 #endif
 }
@@ -211,14 +245,24 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) gather_wgmma(co
 template <class Arithmetic>
 void launch_gather_wgmma(const GatherMma& problem, int columns, cudaStream_t stream);
 
+template <class Tile>
+void launch_gather_wgmma_slots(GatherMma p, cudaStream_t stream) {
+  int all = 0;  // classes, of inputs
+  for (int c = 0; c < p.classes; c += p.slots) {
+    const int taps = p.class_begin[c + p.slots] - p.class_begin[c];
+    p.stages[c] = (taps + Tile::kStepTaps - 1) / Tile::kStepTaps * p.chunks;
+    all += p.stages[c];
+  }
+  if (!p.transposed) p.stages[0] = all;
+  launch_gather<Tile>(gather_wgmma<Tile>, p, stream);
+}
+
 template <class Arithmetic, int kN8>
 void launch_gather_wgmma_tile(const GatherMma& p, cudaStream_t stream) {
-  using One = GatherWgmmaTile<Arithmetic, kN8, 1>;
-  using Two = GatherWgmmaTile<Arithmetic, kN8, 2>;
   if (p.slots == 1)
-    launch_gather<One>(gather_wgmma<One>, p, stream);
+    launch_gather_wgmma_slots<GatherWgmmaTile<Arithmetic, kN8, 1>>(p, stream);
   else
-    launch_gather<Two>(gather_wgmma<Two>, p, stream);
+    launch_gather_wgmma_slots<GatherWgmmaTile<Arithmetic, kN8, 2>>(p, stream);
 }
 
 }  // namespace voxgrad::cuda

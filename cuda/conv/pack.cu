@@ -89,6 +89,7 @@ constexpr int kPackedVoxels = 4;  // of a thread at a time: loads that are on th
 
 template <class Arithmetic>
 __global__ void __launch_bounds__(kBlock) pack_inputs_kernel(const __grid_constant__ PackInputs p, uint4* packed) {
+  if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) *p.counter = 0;
   using Element = typename Arithmetic::Element;
   constexpr int kElements = Arithmetic::kElements, kParts = Arithmetic::kParts;
   const int voxels = p.size[0] * p.size[1] * p.size[2];

@@ -40,6 +40,7 @@ struct ConvProblem {
   Triple in_size{1}, out_size{1}, kernel{1};
   ConvGeometry geometry{};
   int64_t shared_limit = 227 * 1024;  // bytes of shared memory that a block may have: sm_90's
+  int multiprocessors = 132;          // likewise
   bool wgmma = true;                  // the GPU has that instruction, and the program its code: sm_90a
   Triple in_stride{0}, out_stride{0};
   ConvChoice choice{};
@@ -70,12 +71,19 @@ constexpr int gather_row_tiles(int columns, bool three, int slots) {
 }
 constexpr int gather_step_taps(int columns, bool three) {
   const int width = columns * (three ? 2 : 1);
-  return width <= 16 ? 8 : width <= 64 ? 4 : 2;
+  return width <= 64 ? 8 : 4;
 }
 
-inline constexpr int kGatherStagers = 96;  // threads that copy inputs
-inline constexpr int kGatherStages = 4;    // of the ring of weights
-inline constexpr int kVoxelBytes = 16;     // of a voxel's words that lie together, for wgmma
+/// Of the ring of weights, of 64 KiB at most.
+constexpr int gather_stages(int columns, bool three) {
+  const int width = columns * (three ? 2 : 1), most = 2048 / (width * gather_step_taps(columns, three));
+  return most < 8 ? most : 8;
+}
+
+inline constexpr int kGatherStagers = 192;  // threads that copy inputs
+inline constexpr int kGatherBuffers = 8;    // for them, at most
+inline constexpr int kGatherGroups = 2;     // of warps that multiply
+inline constexpr int kVoxelBytes = 16;      // of a voxel's words that lie together, for wgmma
 
 /// The rows of a box, as they lie in the halo that is staged for wgmma: tiles of 8 times 8 neighbours. All numbers are
 /// positions of that halo, (residue, depth, height, width).

@@ -9,9 +9,9 @@
 namespace voxgrad::cuda {
 namespace {
 
-constexpr int kMaxExtent = 1023;         // voxels of a halo along an axis
-constexpr int kHalfShared = 112 * 1024;  // bytes of shared memory with which two blocks fit on sm_90
-constexpr int kChunkWords = 8, kMostBuffers = 4;
+constexpr int kMaxExtent = 1023;  // voxels of a halo along an axis
+constexpr int kStatic = 1024;     // bytes of shared memory that the kernel has beside
+constexpr int kChunkWords = 8;
 
 int64_t sample_bytes(const ConvProblem& p) {
   const int64_t in = p.in_channels * p.in_size[0] * p.in_size[1] * p.in_size[2];
@@ -23,13 +23,20 @@ int row_tiles(const ConvProblem& p, const GatherPlan& plan) {
   return gather_row_tiles(plan.columns, three_products(p), plan.slots) / plan.slots;
 }
 
-/// Bytes of shared memory: a ring of weights, `buffers` halos, where each of their voxels comes from and goes to. The
-/// windows through which results are written are smaller than these (gather_results.cuh).
+/// Bytes of the windows through which results are written (gather_results.cuh).
+int window_bytes(const GatherPlan& plan) {
+  const int columns = plan.columns % 32 == 0 ? 32 : plan.columns == 48 ? 24 : plan.columns;
+  return kGatherGroups * columns * (plan.slots == 1 ? 68 : 164) * 4;
+}
+
+/// Bytes of shared memory: a ring of weights, `buffers` halos, where each of their voxels comes from and goes to, and
+/// windows.
 int64_t shared_bytes(const ConvProblem& p, const GatherPlan& plan, int buffers) {
   const int tap = plan.columns * kChunkWords * 4 * parts(p);
-  return int64_t{kGatherStages} * gather_step_taps(plan.columns, three_products(p)) * tap +
+  return int64_t{gather_stages(plan.columns, three_products(p))} * gather_step_taps(plan.columns, three_products(p)) *
+             tap +
          int64_t{buffers} * parts(p) * 2 * kVoxelBytes * plan.rows.positions +
-         int64_t{8} * divide_up(plan.halo_voxels, kGatherStagers) * kGatherStagers;
+         int64_t{8} * divide_up(plan.halo_voxels, kGatherStagers) * kGatherStagers + window_bytes(plan);
 }
 
 /// Halo, rows and memory of plan.box; false if they do not fit.
@@ -42,7 +49,7 @@ bool lay_out(const ConvProblem& p, GatherPlan& plan) {
     positions *= plan.extent[a];
   }
   plan.halo_voxels = positions;
-  if (positions > kHalfShared / (2 * kVoxelBytes)) return false;
+  if (positions > p.shared_limit / (2 * kVoxelBytes)) return false;
   const int line = plan.extent[2] / plan.axis[2].fold, lines = plan.extent[1];
   const auto rows = cover_box(plan.box, lines, line, row_tiles(p, plan));
   if (!rows) return false;
@@ -51,15 +58,15 @@ bool lay_out(const ConvProblem& p, GatherPlan& plan) {
   for (int a = 0; a < 3; ++a) reach += (plan.axis[a].max_span - 1) * (a == 0 ? lines * line : a == 1 ? line : 1);
   for (const int base : rows->base) positions = std::max(positions, base + 7 * rows->group + 8 + reach);
   plan.rows.positions = positions;
-  plan.buffers = kMostBuffers;
-  while (plan.buffers > 1 && shared_bytes(p, plan, plan.buffers) > std::min<int64_t>(p.shared_limit, kHalfShared))
-    --plan.buffers;
+  plan.buffers = kGatherBuffers;
+  while (plan.buffers > 1 && shared_bytes(p, plan, plan.buffers) > p.shared_limit - kStatic) --plan.buffers;
   return plan.buffers > 1;
 }
 
-/// Clocks of a multiprocessor for all that the problem has of such boxes: what its tensor cores, its shared memory, the
-/// threads that stage and the way to L2 need at least, for a step of 8 words of channels, and what is written in the
-/// end. Rough: it only has to order boxes.
+/// Clocks of a multiprocessor for all that the problem has of such boxes. A step of 8 words of channels takes what its
+/// tensor cores, its shared memory, the threads that stage and the way to L2 need at least; a box the sum of its steps,
+/// or what is left of them while results are written: two groups of warps take turns. Rough: it only has to order
+/// boxes.
 double cost(const ConvProblem& p, const GatherPlan& plan) {
   const double products = three_products(p) ? 3 : 1, columns = plan.columns, positions = plan.halo_voxels;
   const double blocks_of_phases = p.direction == ConvDirection::transposed ? plan.classes / plan.slots : 1;
@@ -73,18 +80,23 @@ double cost(const ConvProblem& p, const GatherPlan& plan) {
   taps /= blocks_of_phases * halos;  // of a step
   const double product_tiles = taps * row_tiles(p, plan) * products;
   const double multiply = product_tiles * columns / 2;
-  const double staging = positions * parts(p) * 0.25;
-  const double shared = product_tiles * (16 + columns / 4) + staging;
-  const double stage = (positions * parts(p) * 0.7 + 1400) / (plan.buffers - 1);  // what comes while others multiply
+  const double staged = (positions + taps * columns) * parts(p) * 0.25;  // 128 bytes a clock
+  const double shared = product_tiles * (16 + columns / 4) + staged;
+  const double copy = positions * parts(p) * 0.35;  // by seven warps
+  const double latency = 1400.0 / (plan.buffers - 1);
   const double from_l2 = (taps * columns + positions) * 32 * parts(p) / 45;
-  const double step = std::max({multiply, shared, stage / 2, from_l2}) + 150;
+  const double step = std::max({multiply, shared, copy, latency, from_l2}) + 60;
   const double bytes = static_cast<double>(item_size(p.dtype));
-  // Where neighbours belong to another block, sectors are written in part.
-  const double written = results * plan.slots * columns * bytes / 18 * (plan.axis[2].out_step > plan.slots ? 2 : 1);
-  const double block = halos * plan.chunks * step + written / 2 + row_tiles(p, plan) * plan.slots * columns * 2 + 3000;
-  const double blocks = boxes * blocks_of_phases, at_once = 264;
+  // Results that lie together, and what is between them: short runs are dear to write, by all runs measured.
+  const double spread = static_cast<double>(plan.axis[2].out_step) / plan.slots;
+  const double run = bytes * spread * plan.slots * plan.box[2];
+  const double written = results * plan.slots * columns * bytes * spread / 18 * (1 + 256 / run);
+  const double main = halos * plan.chunks * step + 200;
+  const double tail = row_tiles(p, plan) * plan.slots * columns * 50 + 1000;  // of one group of warps
+  const double box = std::max({main, (main + tail) / 2, written, halos * positions * 0.7 + 800});
+  const double blocks = boxes * blocks_of_phases, at_once = p.multiprocessors;
   const double waves = blocks < 8 * at_once ? std::ceil(blocks / at_once) * at_once / blocks : 1;
-  return blocks * block * waves;
+  return blocks * box * waves + at_once * tail;
 }
 
 void choose_box(const ConvProblem& p, GatherPlan& plan) {

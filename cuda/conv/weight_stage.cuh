@@ -108,14 +108,6 @@ struct WeightPillar {
   }
 };
 
-/// One slot of a ring after another, and how often the ring went round.
-struct WeightRing {
-  int slot = 0, round = 0;
-  __device__ void next(int slots) {
-    if (++slot == slots) slot = 0, ++round;
-  }
-};
-
 /// Slots of x whose copies have come (of floats); that are full; slots of y that are full; empty slots of x, of y.
 struct WeightBarriers {
   static constexpr int kOf = kMostWeightSlots, kCount = 5 * kOf;
@@ -139,7 +131,7 @@ struct WeightBarriers {
 /// each of y, in the order in which they are multiplied. begin(pillar) before.
 template <class Tile, class Begin, class X, class Y>
 __device__ void for_each_plane(const WeightWgmma& p, const WeightPlace& place, Begin begin, X with_x, Y with_y) {
-  WeightRing of_x, of_y;
+  Ring of_x, of_y;
   const int64_t end = min((place.range + 1) * p.range, p.pillars);
   for (int64_t index = place.range * p.range; index < end; ++index) {
     const WeightPillar pillar = WeightPillar::at<typename Tile::Arithmetic>(p, index);
@@ -159,7 +151,7 @@ __device__ void for_each_plane(const WeightWgmma& p, const WeightPlace& place, B
 /// Copies a plane of packed y. By one thread.
 template <class Tile>
 __device__ void copy_y(const WeightWgmma& p, const WeightPlace& place, uint32_t shared, WeightBarriers barriers,
-                       const WeightRing& ring, const WeightPillar& pillar, int depth) {
+                       const Ring& ring, const WeightPillar& pillar, int depth) {
   const int64_t tile = (int64_t{place.group} * p.row_tiles + place.row_tile) * p.samples + pillar.sample;
   const int64_t plane =
       ((tile * p.depth.count + depth) * p.height.tiles + pillar.height_tile) * p.width_tiles + pillar.width_tile;
@@ -283,7 +275,7 @@ __device__ void copy_planes(const WeightWgmma& p, const WeightPlace& place, uint
   WeightCopies<Tile> copies(p, place, thread);
   for_each_plane<Tile>(
       p, place, [&](const WeightPillar& pillar) { copies.begin(pillar); },
-      [&](const WeightRing& ring, int depth) {
+      [&](const Ring& ring, int depth) {
         if (ring.round > 0) await_round(barriers.empty_x(ring.slot), ring.round - 1);
         copies.plane(depth, shared + ring.slot * p.of_x.slot_bytes);
         if constexpr (Tile::kFinishers > 0) {
@@ -293,7 +285,7 @@ __device__ void copy_planes(const WeightWgmma& p, const WeightPlace& place, uint
           if (thread % 32 == 0) arrive(barriers.full_x(ring.slot));
         }
       },
-      [&](const WeightRing& ring, const WeightPillar& pillar, int depth) {
+      [&](const Ring& ring, const WeightPillar& pillar, int depth) {
         if (Tile::kFinishers == 0 && thread == 0) copy_y<Tile>(p, place, shared, barriers, ring, pillar, depth);
       });
 }
@@ -330,13 +322,13 @@ __device__ void finish_planes(const WeightWgmma& p, const WeightPlace& place, ui
   };
   for_each_plane<Tile>(
       p, place, [](const WeightPillar&) {},
-      [&](const WeightRing& ring, int) {
+      [&](const Ring& ring, int) {
         await_round(barriers.landed_x(ring.slot), ring.round);
         finish(shared + ring.slot * p.of_x.slot_bytes);
         __syncwarp();
         if (thread % 32 == 0) arrive(barriers.full_x(ring.slot));
       },
-      [&](const WeightRing& ring, const WeightPillar& pillar, int depth) {
+      [&](const Ring& ring, const WeightPillar& pillar, int depth) {
         if (thread == 0) copy_y<Tile>(p, place, shared, barriers, ring, pillar, depth);
       });
 }

@@ -35,6 +35,7 @@ struct WeightWgmmaTile {
   static constexpr bool kWgmma = true;
   static constexpr int kColumns = kColumns_, kN8 = kColumns / 8, kHeights = kHeights_;
   static constexpr bool kThree = Arithmetic::kParts > 1;
+  static constexpr int kSteps = 4;  // that are queued together, at most
   // Threads that multiply; copy x; round it, or take it apart.
   static constexpr int kMultipliers = 256, kThreads = kMultipliers + kWeightFeeders;
   static constexpr int kCopiers = weight_copiers(arithmetic_kind<Arithmetic>()), kFinishers = kWeightFeeders - kCopiers;
@@ -81,21 +82,38 @@ struct WeightProducts {
 #pragma unroll
       for (int i = 0; i < kHeights; ++i)
         multiply_parts(sum[i], advance_slab(x_slab, static_cast<int>(from[i])), y_slab);
-      return;
+    } else {
+      int step = first_step;
+      do {
+        multiply_steps<Tile::kSteps>(
+            step,
+            [&](uint64_t of_x, uint64_t of_y) {
+#pragma unroll
+              for (int i = 0; i < kHeights; ++i)
+                multiply_async<Element>(sum[i], of_y, advance_slab(of_x, static_cast<int>(from[i])), adds);
+              adds = true;
+            },
+            x_slab, y_slab);
+        await_products<1>();
+      } while (step < last_step);
+      await_products<0>();
     }
-    int step = first_step;
-    do {
-      const uint64_t a = advance_slab(y_slab, p.y_step_at[step]);
-      const int of_step = p.x_step_at[step];
+  }
+
+  /// Queues the products of as many steps as there are, at most kMost, in pieces of powers of two: without a loop, so
+  /// that what a step wants beside its products is done while those of others run.
+  template <int kMost, class Multiply>
+  __device__ void multiply_steps(int& step, Multiply multiply, uint64_t x, uint64_t y) const {
+    if (last_step - step >= kMost) {
       begin_products();
 #pragma unroll
-      for (int i = 0; i < kHeights; ++i)
-        multiply_async<Element>(sum[i], a, advance_slab(x_slab, static_cast<int>(from[i]) + of_step), adds);
+      for (int i = 0; i < kMost; ++i)
+        multiply(advance_slab(x, p.x_step_at[step + i]), advance_slab(y, p.y_step_at[step + i]));
       commit_products();
-      adds = true;
-      await_products<1>();
-    } while (++step < last_step);
-    await_products<0>();
+      step += kMost;
+    } else if constexpr (kMost > 1) {
+      multiply_steps<kMost / 2>(step, multiply, x, y);
+    }
   }
 
   /// sum += one product in three, of high and low parts. Tensor cores truncate what they add, so that these start from
@@ -106,15 +124,17 @@ struct WeightProducts {
     bool adds = false;
     int step = first_step;
     do {
-      const uint64_t a = advance_slab(y, p.y_step_at[step]), b = advance_slab(x, p.x_step_at[step]);
-      begin_products();
-      multiply_async<Element>(part, advance_slab(a, y_low), b, adds);
-      multiply_async<Element>(part, a, advance_slab(b, x_low));
-      multiply_async<Element>(part, a, b);
-      commit_products();
-      adds = true;
+      multiply_steps<Tile::kSteps>(
+          step,
+          [&](uint64_t b, uint64_t a) {
+            multiply_async<Element>(part, advance_slab(a, y_low), b, adds);
+            multiply_async<Element>(part, a, advance_slab(b, x_low));
+            multiply_async<Element>(part, a, b);
+            adds = true;
+          },
+          x, y);
       await_products<1>();
-    } while (++step < last_step);
+    } while (step < last_step);
     await_products<0>();
 #pragma unroll
     for (int n = 0; n < kN8; ++n)
@@ -171,7 +191,7 @@ __device__ void multiply_planes(const WeightWgmma& p, const WeightPlace& place, 
   typename Products::Sums sum;
   const uint32_t y_slots = shared + p.of_x.slots * p.of_x.slot_bytes;
   const bool speaks = threadIdx.x % 32 == 0;
-  WeightRing head, tail, of_y;  // x's planes that have come; that are still read
+  Ring head, tail, of_y;  // x's planes that have come; that are still read
   if constexpr (Tile::kThree)
     for (int i = 0; i < Tile::kHeights; ++i)
       for (int n = 0; n < Tile::kN8; ++n)
@@ -218,7 +238,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1) weight_wgmma(const __grid_c
   __syncthreads();
   if (thread < Tile::kMultipliers) {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Tile::kRegisters));
-    multiply_planes<Tile>(p, place, shared, barriers, thread / 128);
+    multiply_planes<Tile>(p, WeightPlace(p), of_warp(shared), {of_warp(barriers.first)}, of_warp(thread / 128));
   } else {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Tile::kFeederRegisters));
     const int feeder = thread - Tile::kMultipliers;

@@ -24,6 +24,13 @@
 
 namespace voxgrad::cuda {
 
+/// What is the same in all lanes of a warp: told so, the compiler keeps it, and what follows from it, in uniform
+/// registers, of which the products take their operands.
+template <class T>
+__device__ T of_warp(T value) {
+  return __shfl_sync(0xffffffff, value, 0);
+}
+
 /// What the instruction is told of a swizzled slab in shared memory, at a multiple of 256 bytes.
 __device__ inline uint64_t slab_descriptor(uint32_t shared) {
   constexpr uint64_t kAlongColumns = 256 >> 4, kSwizzle32 = 3;  // bytes from 8 columns to the next, in 16s

@@ -87,7 +87,7 @@ void check_gather(const ConvProblem& p, const GatherPlan& plan) {
   constexpr int kChunk = 8;
   const bool three = arithmetic_of(p) == ConvArithmetic::tf32x3;
   const int tap_words = plan.columns * kChunk * (three ? 2 : 1);
-  const int ring = plan.wgmma ? kGatherStages * gather_step_taps(plan.columns, three) * tap_words
+  const int ring = plan.wgmma ? gather_stages(plan.columns, three) * gather_step_taps(plan.columns, three) * tap_words
                               : 3 * (tap_words <= 256 ? 8 : 4) * tap_words;
   const int elements = p.dtype == f32 ? 1 : 2;
   int results = 1, halo = 1, classes = 1, taps = 1;
@@ -105,7 +105,7 @@ void check_gather(const ConvProblem& p, const GatherPlan& plan) {
   if (plan.wgmma) {
     EXPECT_TRUE(may_use_wgmma(p) && !plan.merged);
     EXPECT_TRUE(plan.slots == 1 || (plan.slots == 2 && plan.axis[2].parts % 2 == 0));
-    EXPECT_TRUE(plan.buffers >= 2 && plan.buffers <= 4);
+    EXPECT_TRUE(plan.buffers >= 2 && plan.buffers <= kGatherBuffers);
     check_rows(plan, gather_row_tiles(plan.columns, three, plan.slots) / plan.slots);
     words = plan.rows.positions * kChunk * (three ? 2 : 1);
   } else {
@@ -115,7 +115,7 @@ void check_gather(const ConvProblem& p, const GatherPlan& plan) {
     EXPECT_TRUE(plan.pitch > halo / plan.extent[2] * plan.line && plan.pitch % 32 == 8) << plan.pitch;
     words = kChunk * plan.pitch;
   }
-  EXPECT_LE((ring + plan.buffers * words + 2 * staged) * 4, plan.merged ? p.shared_limit : kMostShared);
+  EXPECT_LE((ring + plan.buffers * words + 2 * staged) * 4, plan.merged || plan.wgmma ? p.shared_limit : kMostShared);
   EXPECT_TRUE(plan.classes == classes && classes <= kMaxClasses && taps <= kMaxTaps);
   const auto widths = gather_widths(arithmetic_of(p), plan.wgmma);
   EXPECT_TRUE(compiled(widths, plan.columns)) << plan.columns;
