@@ -9,19 +9,18 @@ thread_local bool recording = true;
 std::atomic<uint64_t> next_sequence{1};
 
 /// Deletes nodes one after the other: a node's death may free others, which queue up here instead of
-/// nesting, however long the chain.
+/// nesting, however long the chain. The queue lives for one call: nodes may outlive what a thread keeps.
 void delete_node(Node* node) {
-  thread_local std::vector<Node*> waiting;
-  thread_local bool draining = false;
-  waiting.push_back(node);
-  if (draining) return;
-  draining = true;
+  thread_local std::vector<Node*>* queue = nullptr;
+  if (queue) return queue->push_back(node);
+  std::vector<Node*> waiting{node};
+  queue = &waiting;
   while (!waiting.empty()) {
     Node* next = waiting.back();
     waiting.pop_back();
     delete next;
   }
-  draining = false;
+  queue = nullptr;
 }
 
 AutogradData& data_of(const Tensor& tensor) {

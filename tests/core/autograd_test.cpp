@@ -2,6 +2,7 @@
 #include "core/autograd.h"
 
 #include <gtest/gtest.h>
+#include <cstdlib>
 
 #include "ops/create.h"
 #include "ops/elementwise.h"
@@ -278,6 +279,21 @@ TEST(Autograd, GradientsFollowDtypeAndLayoutConversions) {
   EXPECT_EQ(x.grad().sum().item(), 12);
   EXPECT_EQ(x.grad().at({0, 0, 0}), 0);
   EXPECT_EQ(x.grad().at({0, 0, 3}), 1);
+}
+
+TEST(AutogradDeathTest, GraphsMayOutliveTheMainThread) {
+  const auto keep_one_and_exit = [] {
+    const auto graph = [](size_t width) {
+      Tensors parts(width);
+      for (Tensor& part : parts) part = zeros({1}, {.requires_grad = true}) * 2.0;
+      return cat(parts);
+    };
+    graph(2);
+    static const Tensor kept = graph(100);
+    std::exit(0);
+  };
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(keep_one_and_exit(), testing::ExitedWithCode(0), "");
 }
 
 }  // namespace

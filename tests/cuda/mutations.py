@@ -1,0 +1,88 @@
+#!/usr/bin/env python3
+"""Breaks the convolution kernels on purpose, one line at a time, and sees to it that their tests notice.
+
+    tests/cuda/mutations.py WORK            # builds and runs each mutation; needs a GPU
+    tests/cuda/mutations.py WORK --build    # only builds: WORK/<name> is the test program of a mutation
+    tests/cuda/mutations.py WORK --run      # only runs what is there
+
+WORK is a folder for a copy of the sources, a build and the programs; what follows --cmake goes to cmake (with = :
+--cmake=-DCMAKE_CUDA_ARCHITECTURES=90a-real). Exits with 1 if a mutation is not noticed.
+"""
+import argparse
+import pathlib
+import shutil
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+FILTER = "*CudaConvModes*:CudaAccuracy.*"
+MUTATIONS = {  # file, what stands there once, what is put in its place
+    "none": ("cuda/conv/pack.cu", "", ""),
+    "gather_drops_a_tap": ("cuda/conv/pack.cu", "column < p.out_channels ? from",
+                           "column < p.out_channels && tap != 0 ? from"),
+    "gather_shifts_the_halo": ("cuda/conv/gather_block.cuh", " + at.residue;", " + at.residue + 1;"),
+    "no_rounding": ("cuda/conv/mma.cuh", 'asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));',
+                    "bits = __float_as_uint(value);"),
+    "weight_drops_a_tap": ("cuda/conv/weight_wgmma.cu", "const int64_t d = take_digit(element, kernel[0])",
+                           "const int64_t d = 1 % kernel[0] + 0 * take_digit(element, kernel[0])"),
+    "weight_shifts_the_halo": ("cuda/conv/weight_stage.cuh", "- p.padding + place.first_tap",
+                               "- p.padding + 1 + place.first_tap"),
+    "weight_does_not_round": ("cuda/conv/weight_stage.cuh", "word[i][j] += 0x1000u;", ""),
+}
+
+
+def build(work, options):
+    source, binary = work / "source", work / "build"
+    files = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    for name in files:
+        to = source / name
+        to.parent.mkdir(parents=True, exist_ok=True)
+        if not to.exists() or to.read_bytes() != (ROOT / name).read_bytes():
+            shutil.copy(ROOT / name, to)
+    subprocess.run(["cmake", "-S", source, "-B", binary, "-DCMAKE_BUILD_TYPE=Release", "-DVOXGRAD_CUDA=ON",
+                    *options], check=True)
+    for mutation, (name, was, becomes) in MUTATIONS.items():
+        text = (source / name).read_text()
+        if was and text.count(was) != 1:
+            sys.exit(f"{mutation}: {name} has {text.count(was)} times '{was}'")
+        if was:
+            (source / name).write_text(text.replace(was, becomes))
+        subprocess.run(["cmake", "--build", binary, "--target", "cuda_tests", "--parallel"], check=True)
+        shutil.copy(binary / "tests/cuda_tests", work / mutation)
+        if was:
+            (source / name).write_text(text)
+
+
+def run(work):
+    """The names of the mutations of which the tests say what they should not."""
+    programs = {mutation: subprocess.Popen([work / mutation, f"--gtest_filter={FILTER}", "--gtest_brief=1"],
+                                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+                for mutation in MUTATIONS}
+    wrong = []
+    for mutation, program in programs.items():
+        output, _ = program.communicate()
+        failed = sorted(set(line.split()[3] for line in output.splitlines() if line.startswith("[  FAILED  ] Cuda")))
+        print(f"{mutation}: exit status {program.returncode}, {len(failed)} tests failed {' '.join(failed)}", flush=True)
+        if (program.returncode == 0) != (mutation == "none") or program.returncode not in (0, 1):
+            wrong.append(mutation)
+    return wrong
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("work", type=pathlib.Path)
+    parser.add_argument("--build", action="store_true")
+    parser.add_argument("--run", action="store_true")
+    parser.add_argument("--cmake", action="append", default=[])
+    options = parser.parse_args()
+    work = options.work.resolve()
+    if options.build or not options.run:
+        build(work, options.cmake)
+    if options.run or not options.build:
+        if wrong := run(work):
+            sys.exit(f"not as it should be: {' '.join(wrong)}")
+        print("every mutation was noticed")
+
+
+if __name__ == "__main__":
+    main()
