@@ -75,15 +75,18 @@ class GatherBoxes {
   Ring at_;
 };
 
-/// Takes boxes, and tells the other warps of the block. By one thread.
+/// Takes boxes, and tells the other warps of the block: as far ahead as the queue goes; towards the end one box, so
+/// that other blocks find as many. By one thread.
 template <class Tile>
 __device__ void take_boxes(const GatherMma& p, GatherBarriers<Tile> barriers, uint32_t queue) {
-  Ring at;
-  for (unsigned box = 0; box < p.boxes; at.next(GatherBarriers<Tile>::kBoxes)) {
+  constexpr int kMost = GatherBarriers<Tile>::kBoxes;
+  int told = 0;
+  for (unsigned box = 0; box < p.boxes; ++told) {
+    const int ahead = p.boxes - box > 2 * kMost * gridDim.x ? kMost : 1;
+    if (told >= ahead) await_round(barriers.empty_box((told - ahead) % kMost), (told - ahead) / kMost);
     box = atomicAdd(p.next_box, 1);
-    if (at.round > 0) await_round(barriers.empty_box(at.slot), at.round - 1);
-    store_shared(queue + 4 * at.slot, box);
-    arrive(barriers.full_box(at.slot));
+    store_shared(queue + 4 * (told % kMost), box);
+    arrive(barriers.full_box(told % kMost));
   }
 }
 

@@ -39,7 +39,7 @@ struct WeightWgmmaTile {
   // Threads that multiply; copy x; round it, or take it apart.
   static constexpr int kMultipliers = 256, kThreads = kMultipliers + kWeightFeeders;
   static constexpr int kCopiers = weight_copiers(arithmetic_kind<Arithmetic>()), kFinishers = kWeightFeeders - kCopiers;
-  static constexpr int kRegisters = 200, kFeederRegisters = 56;  // of 128 in the mean
+  static constexpr int kRegisters = 192, kFeederRegisters = 64;  // of 128 in the mean
 };
 
 /// The products of a group of four warps, and what they are of.
