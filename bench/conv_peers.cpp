@@ -1,10 +1,17 @@
-// The convolution kernels behind a C interface, so that compare_gpu.py can time them and PyTorch's in one process,
-// in turn, on the same buffers.
+// voxgrad behind a C interface, so that it and PyTorch can be timed in one process, in turn, on the same buffers: the
+// convolution kernels for compare_gpu.py, a model for compare_model.py. Work is queued on CUDA's default stream.
 #include <exception>
+#include <memory>
 #include <string>
+#include <utility>
 
+#include "core/autograd.h"
 #include "core/precision.h"
 #include "cuda/conv/plan.h"
+#include "nn/conv_layers.h"
+#include "nn/layers.h"
+#include "nn/norm_layers.h"
+#include "nn/sequential.h"
 #include "ops/kernels.h"
 
 namespace {
@@ -24,6 +31,53 @@ View view_of(void* data, DType dtype, const int64_t* size, bool channels_last) {
   }
   return view;
 }
+
+/// Null, or what went wrong.
+template <class F>
+const char* run_caught(const F& function) {
+  try {
+    function();
+    return nullptr;
+  } catch (const std::exception& error) {
+    message = error.what();
+    return message.c_str();
+  }
+}
+
+constexpr Device kDevice = Device::cuda();
+
+/// Memory of another program as a contiguous f32 tensor.
+Tensor tensor_over(void* data, const Shape& shape, bool requires_grad) {
+  return from_blob(data, shape, {f32, kDevice, requires_grad}, {});
+}
+
+/// ConvTranspose3d without bias, ReLU, GroupNorm, and what their last run gave.
+struct Model {
+  nn::Sequential layers;
+  Tensor x, output;
+
+  void drop_results() {
+    x = output = {};
+    layers.zero_grad();
+  }
+  /// Forward alone, unrecorded, if `gradient` is null.
+  void run(void* input, const Shape& shape, void* gradient) {
+    drop_results();
+    const GradModeGuard recording(gradient != nullptr);
+    x = tensor_over(input, shape, true);
+    const Tensor y = layers(x);
+    if (gradient) y.backward(tensor_over(gradient, y.shape(), false));
+    output = y.detach();
+  }
+  /// The output, then the gradients of the input, the convolution's weight, and GroupNorm's weight and bias.
+  Tensor result(size_t which) const {
+    if (which == 0) return output;
+    return which == 1 ? x.grad() : layers.parameters().at(which - 2).grad();
+  }
+};
+std::unique_ptr<Model> model;
+
+Shape shape_of(const int64_t* size) { return {size[0], size[1], size[2], size[3], size[4]}; }
 
 }  // namespace
 
@@ -45,7 +99,7 @@ const char* voxgrad_conv_transpose(int what, int dtype, int high, int channels_l
                                    const int64_t* x_size, const int64_t* w_size, const int64_t* y_size,
                                    const int64_t* stride, const int64_t* padding, const int64_t* dilation,
                                    int64_t groups) {
-  try {
+  return run_caught([&] {
     set_float32_precision(high ? Float32Precision::high : Float32Precision::highest);
     const auto type = static_cast<DType>(dtype);
     ConvGeometry geometry;
@@ -61,10 +115,48 @@ const char* voxgrad_conv_transpose(int what, int dtype, int high, int channels_l
     if (what == 0) kernel.conv_backward_data(ys, xs, ws, nullptr, geometry);
     if (what == 1) kernel.conv_forward(xs, ys, ws, nullptr, geometry);
     if (what == 2) kernel.conv_backward_weight(ws, ys, xs, geometry);
-    return nullptr;
-  } catch (const std::exception& error) {
-    message = error.what();
-    return message.c_str();
-  }
+  });
+}
+
+// The functions of the model return null or a message. Tensors are contiguous f32; x and g have five sizes.
+
+/// Makes the model over these parameters, in TF32: the convolution's weight (Cin, Cout, kernel...), GroupNorm's weight
+/// and bias (Cout).
+const char* voxgrad_model_make(int64_t in_channels, int64_t out_channels, int64_t kernel_size, int64_t num_groups,
+                               void* weight, void* norm_weight, void* norm_bias) {
+  return run_caught([&] {
+    set_float32_precision(Float32Precision::high);
+    nn::ConvTranspose3d conv(
+        {.in_channels = in_channels, .out_channels = out_channels, .kernel_size = kernel_size, .bias = false});
+    conv.weight = tensor_over(weight, conv.weight.shape(), true);
+    nn::GroupNorm norm(num_groups, out_channels);
+    norm.weight = tensor_over(norm_weight, {out_channels}, true);
+    norm.bias = tensor_over(norm_bias, {out_channels}, true);
+    model = std::make_unique<Model>(Model{nn::Sequential{std::move(conv), nn::ReLU{}, std::move(norm)}, {}, {}});
+  });
+}
+
+/// Forward alone if g is null, else forward and backward from the output's gradient g.
+const char* voxgrad_model_run(void* x, const int64_t* x_size, void* g) {
+  return run_caught([&] { model->run(x, shape_of(x_size), g); });
+}
+
+/// Forward and backward; `bytes` is the most memory that it held at once beyond what was held before.
+const char* voxgrad_model_peak(void* x, const int64_t* x_size, void* g, int64_t* bytes) {
+  return run_caught([&] {
+    model->drop_results();
+    memory::reset_peak(kDevice);
+    const int64_t before = memory::stats(kDevice).current;
+    model->run(x, shape_of(x_size), g);
+    *bytes = memory::stats(kDevice).peak - before;
+  });
+}
+
+/// Copies a result of the last run into memory of its size; `which` as in Model::result.
+const char* voxgrad_model_result(int which, void* to) {
+  return run_caught([&] {
+    const Tensor result = model->result(static_cast<size_t>(which));
+    tensor_over(to, result.shape(), false).copy_(result);
+  });
 }
 }

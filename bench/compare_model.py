@@ -1,0 +1,213 @@
+#!/usr/bin/env python3
+"""A whole model on one GPU, voxgrad against PyTorch with cuDNN, in one process, in turn, on the same buffers.
+
+    bench/compare_model.py LIBRARY [--runs 15] [--json FILE] [--markdown FILE]
+
+The model is KernelBench's level 2 problem 61: ConvTranspose3d(64, 128, 3), ReLU, GroupNorm(8, 128) on
+(16, 64, 32, 32, 32), in TF32. LIBRARY is the built libconv_peers.so. PyTorch runs eagerly and through torch.compile,
+contiguous and channels_last_3d.
+
+Forward is without recording; forward + backward is a training step without the optimizer: from a given gradient of the
+output to those of the input and of all parameters. Times are medians of CUDA-event times; the sides take turns run by
+run. Peak is the most memory of tensors and workspaces that a step holds at once, beyond what was there before: input,
+parameters and the given gradient. Ratios are to voxgrad's figures. voxgrad's last timed results are compared with
+PyTorch's in float64: exits with 1 if they differ by more than rounding explains.
+"""
+
+import argparse
+import copy
+import ctypes
+import datetime
+import json
+import statistics
+import sys
+
+import torch
+from torch import nn
+
+from compare_gpu import gpu, timed
+
+BATCH, CIN, COUT, SIZE, KERNEL, GROUPS = 16, 64, 128, 32, 3, 8
+RESULTS = ("output", "gradient of input", "of weight", "of GroupNorm's weight", "of its bias")
+LIMIT = 2e-3  # of the relative errors
+PARTS = ("forward", "step")
+
+
+class Ours:
+    def __init__(self, path, model, x, g):
+        try:
+            self.library = ctypes.CDLL(path)
+        except OSError as error:
+            sys.exit(f"compare_model: {error}")
+        self.like = [g, x, *model.parameters()]
+        self.x = (ctypes.c_void_p(x.data_ptr()), (ctypes.c_int64 * 5)(*x.shape))
+        self.g = ctypes.c_void_p(g.data_ptr())
+        self.call("make", *map(ctypes.c_int64, (CIN, COUT, KERNEL, GROUPS)),
+                  *(ctypes.c_void_p(p.data_ptr()) for p in model.parameters()))
+
+    def call(self, name, *arguments):
+        function = getattr(self.library, "voxgrad_model_" + name)
+        function.restype = ctypes.c_char_p
+        error = function(*arguments)
+        if error:
+            sys.exit("voxgrad: " + error.decode())
+
+    def forward(self):
+        self.call("run", *self.x, None)
+
+    def step(self):
+        self.call("run", *self.x, self.g)
+
+    def peak(self):
+        peak = ctypes.c_int64()
+        self.call("peak", *self.x, self.g, ctypes.byref(peak))
+        return peak.value
+
+    def result(self, which):
+        copied = torch.full_like(self.like[which], float("nan"))
+        self.call("result", which, ctypes.c_void_p(copied.data_ptr()))
+        return copied
+
+
+class Theirs:
+    def __init__(self, model, x, g):
+        self.model = model
+        self.x = x.detach().requires_grad_()
+        y = model(self.x)
+        self.g = g if y.stride() == g.stride() else torch.empty_like(y).copy_(g)  # in the layout of the output
+
+    def forward(self):
+        with torch.no_grad():
+            self.model(self.x)
+
+    def step(self):
+        self.drop_gradients()
+        self.model(self.x).backward(self.g)
+
+    def peak(self):
+        self.drop_gradients()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        self.step()
+        return torch.cuda.max_memory_allocated() - before
+
+    def drop_gradients(self):
+        for leaf in (self.x, *self.model.parameters()):
+            leaf.grad = None
+
+
+def warm_up(side):
+    for part in PARTS:
+        for _ in range(3):
+            getattr(side, part)()
+
+
+def sides_of(path, model, x, g, notes):
+    """By name, warmed up. A note says why torch.compile is left out, if it is."""
+    last = torch.channels_last_3d
+    layouts = {"contiguous": (model, x),
+               "channels_last_3d": (copy.deepcopy(model).to(memory_format=last), x.to(memory_format=last))}
+    sides = {"voxgrad": Ours(path, model, x, g)}
+    for layout, (module, data) in layouts.items():
+        sides[f"PyTorch, {layout}"] = Theirs(module, data, g)
+    for side in sides.values():
+        warm_up(side)
+    try:
+        for layout, (module, data) in layouts.items():
+            compiled = Theirs(torch.compile(module, dynamic=False), data, g)
+            warm_up(compiled)
+            sides[f"torch.compile, {layout}"] = compiled
+    except Exception as error:  # of the many things that may be missing, each has its own
+        notes.append("torch.compile is not possible here: " + " ".join(str(error).split("\n")[:2]))
+    return sides
+
+
+def reference(model, x, g, output):
+    """All results in float64, sample by sample: float64 workspaces are large.
+
+    Where rounding moves a voxel across zero, ReLU's gradient is another. So gradients pass where they did for `output`:
+    where it is above its channel's least value, which is that of the zeros as GroupNorm's weights are positive.
+    """
+    exact = copy.deepcopy(model).double()
+    conv, relu, norm = exact
+    outputs, gradients = [], []
+    for i in range(len(x)):
+        sample, result = x[i:i + 1].double().requires_grad_(), output[i:i + 1]
+        convolved = conv(sample)
+        norm(convolved * (result > result.amin((2, 3, 4), keepdim=True))).backward(g[i:i + 1].double())
+        gradients.append(sample.grad)
+        with torch.no_grad():
+            outputs.append(norm(relu(convolved)))
+    return [torch.cat(outputs), torch.cat(gradients), *(p.grad for p in exact.parameters())]
+
+
+def check(results, unrecorded, exact):
+    """Relative errors by name; ends the program if one is too large."""
+    pairs = dict(zip(RESULTS, zip(results, exact)))
+    pairs["output of forward alone"] = (unrecorded, exact[0])
+    errors = {name: ((got - right).norm() / right.norm()).item() for name, (got, right) in pairs.items()}
+    wrong = [f"{name} {error:.1e}" for name, error in errors.items() if not error < LIMIT]
+    if wrong:
+        sys.exit(f"compare_model: voxgrad's relative error is above {LIMIT}: {', '.join(wrong)}")
+    return errors
+
+
+def table(rows, notes):
+    lines = ["| | forward | ratio | forward + backward | ratio | peak MB | ratio |", "|---|" + "---:|" * 6]
+    for row in rows:
+        cells = (f"{row[key] / scale:.{digits}f} | {row[key] / rows[0][key]:.2f}"
+                 for key, scale, digits in (("forward", 1, 3), ("step", 1, 3), ("peak", 1e6, 0)))
+        lines.append(f"| {row['side']} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "".join(f"\n\n{note}" for note in notes)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("library")
+    parser.add_argument("--runs", type=int, default=15)
+    parser.add_argument("--json")
+    parser.add_argument("--markdown")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("compare_model: PyTorch finds no CUDA GPU")
+    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = True
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.ConvTranspose3d(CIN, COUT, KERNEL, bias=False), nn.ReLU(), nn.GroupNorm(GROUPS, COUT))
+    nn.init.uniform_(model[2].weight, 0.5, 1.5)
+    nn.init.normal_(model[2].bias)
+    model.cuda()
+    x = torch.randn(BATCH, CIN, SIZE, SIZE, SIZE, device="cuda")
+    g = torch.randn(BATCH, COUT, *(3 * [SIZE + KERNEL - 1]), device="cuda")
+
+    head = (f"{gpu()}, PyTorch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}, "
+            f"CUDA {torch.version.cuda}, {datetime.date.today()}, medians of {options.runs} runs, milliseconds")
+    print(head, flush=True)
+    notes = []
+    sides = sides_of(options.library, model, x, g, notes)
+    ours = sides["voxgrad"]
+    times = {(name, part): [] for name in sides for part in PARTS}
+    for part in PARTS:
+        for _ in range(options.runs):
+            for name, side in sides.items():
+                times[name, part].append(timed(getattr(side, part)))
+        if part == "forward":
+            unrecorded = ours.result(0)
+    results = [ours.result(which) for which in range(len(RESULTS))]
+    rows = [{"side": name, **{part: statistics.median(times[name, part]) for part in PARTS}, "peak": side.peak()}
+            for name, side in sides.items()]
+
+    errors = check(results, unrecorded, reference(model, x, g, results[0]))
+    notes.append("voxgrad's relative errors: " + ", ".join(f"{name} {error:.1e}" for name, error in errors.items()))
+    print(table(rows, notes))
+    if options.json:
+        with open(options.json, "w") as file:
+            json.dump({"head": head, "rows": rows, "errors": errors, "notes": notes}, file, indent=1)
+    if options.markdown:
+        with open(options.markdown, "w") as file:
+            file.write(f"{head}\n\n{table(rows, notes)}\n")
+
+
+if __name__ == "__main__":
+    main()
