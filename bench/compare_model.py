@@ -4,8 +4,8 @@
     bench/compare_model.py LIBRARY [--runs 15] [--json FILE] [--markdown FILE]
 
 The model is KernelBench's level 2 problem 61: ConvTranspose3d(64, 128, 3), ReLU, GroupNorm(8, 128) on
-(16, 64, 32, 32, 32), in TF32. LIBRARY is the built libconv_peers.so. PyTorch runs eagerly and through torch.compile,
-contiguous and channels_last_3d.
+(16, 64, 32, 32, 32), in TF32. LIBRARY is the path of the built libconv_peers.so, with a slash. PyTorch runs eagerly and
+through torch.compile, contiguous and channels_last_3d.
 
 Forward is without recording; forward + backward is a training step without the optimizer: from a given gradient of the
 output to those of the input and of all parameters. Times are medians of CUDA-event times; the sides take turns run by
@@ -112,13 +112,13 @@ def sides_of(path, model, x, g, notes):
         sides[f"PyTorch, {layout}"] = Theirs(module, data, g)
     for side in sides.values():
         warm_up(side)
-    try:
-        for layout, (module, data) in layouts.items():
+    for layout, (module, data) in layouts.items():
+        try:
             compiled = Theirs(torch.compile(module, dynamic=False), data, g)
             warm_up(compiled)
             sides[f"torch.compile, {layout}"] = compiled
-    except Exception as error:  # of the many things that may be missing, each has its own
-        notes.append("torch.compile is not possible here: " + " ".join(str(error).split("\n")[:2]))
+        except Exception as error:  # of the many things that may be missing, each has its own
+            notes.append(f"torch.compile, {layout}, is not possible here: " + " ".join(str(error).split("\n")[:2]))
     return sides
 
 

@@ -6,6 +6,8 @@
 #include <utility>
 
 #include "core/autograd.h"
+#include "core/device.h"
+#include "core/error.h"
 #include "core/precision.h"
 #include "cuda/conv/plan.h"
 #include "nn/conv_layers.h"
@@ -77,6 +79,11 @@ struct Model {
 };
 std::unique_ptr<Model> model;
 
+Model& made_model() {
+  check(model != nullptr, "voxgrad_model", "voxgrad_model_make has to come first");
+  return *model;
+}
+
 Shape shape_of(const int64_t* size) { return {size[0], size[1], size[2], size[3], size[4]}; }
 
 }  // namespace
@@ -138,13 +145,13 @@ const char* voxgrad_model_make(int64_t in_channels, int64_t out_channels, int64_
 
 /// Forward alone if g is null, else forward and backward from the output's gradient g.
 const char* voxgrad_model_run(void* x, const int64_t* x_size, void* g) {
-  return run_caught([&] { model->run(x, shape_of(x_size), g); });
+  return run_caught([&] { made_model().run(x, shape_of(x_size), g); });
 }
 
 /// Forward and backward; `bytes` is the most memory that it held at once beyond what was held before.
 const char* voxgrad_model_peak(void* x, const int64_t* x_size, void* g, int64_t* bytes) {
   return run_caught([&] {
-    model->drop_results();
+    made_model().drop_results();
     memory::reset_peak(kDevice);
     const int64_t before = memory::stats(kDevice).current;
     model->run(x, shape_of(x_size), g);
@@ -155,7 +162,7 @@ const char* voxgrad_model_peak(void* x, const int64_t* x_size, void* g, int64_t*
 /// Copies a result of the last run into memory of its size; `which` as in Model::result.
 const char* voxgrad_model_result(int which, void* to) {
   return run_caught([&] {
-    const Tensor result = model->result(static_cast<size_t>(which));
+    const Tensor result = made_model().result(static_cast<size_t>(which));
     tensor_over(to, result.shape(), false).copy_(result);
   });
 }

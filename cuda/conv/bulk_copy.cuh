@@ -1,5 +1,5 @@
-// Copies from global to shared memory by Hopper's copy engine, and the barriers (mbarrier) that count their bytes. What
-// comes so is seen by wgmma without a fence.
+// Copies from global to shared memory by Hopper's copy engine, the barriers (mbarrier) that count their bytes or
+// threads, and places in rings. What the engine copies is seen by wgmma without a fence.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ struct Ring {
 
 #if VOXGRAD_HAS_WGMMA
 /// For so many threads that arrive each round. Others see it after publish_barriers() and __syncthreads().
-__device__ inline void init_barrier(uint32_t barrier, int threads = 1) {
+__device__ inline void init_barrier(uint32_t barrier, int threads) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 __device__ inline void arrive(uint32_t barrier) {
@@ -54,7 +54,7 @@ __device__ inline void await_round(uint32_t barrier, int round) {
   } while (!done);
 }
 #else
-__device__ inline void init_barrier(uint32_t, int = 1) {}
+__device__ inline void init_barrier(uint32_t, int) {}
 __device__ inline void arrive(uint32_t) {}
 __device__ inline void arrive_with_copies(uint32_t) {}
 __device__ inline void publish_barriers() {}

@@ -28,7 +28,8 @@ std::string describe(const ConvProblem& p, const GatherPlan& plan) {
                 volume(plan.box), " results x ", plan.slots > 1 ? "2 phases x " : "", plan.columns,
                 " channels, input of ", volume(plan.extent), ", ", plan.classes,
                 p.direction == ConvDirection::transposed ? " phases" : " residues", ", ", plan.chunks,
-                " chunks of channels, ", blocks, " blocks, workspace ", in_mib(workspace_bytes(p, plan)));
+                " chunks of channels, ", blocks, plan.wgmma ? " boxes" : " blocks", ", workspace ",
+                in_mib(workspace_bytes(p, plan)));
 }
 
 std::string describe(const ConvProblem& p, const WeightPlan& plan) {

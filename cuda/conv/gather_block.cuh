@@ -1,5 +1,5 @@
 // What both gathers on tensor cores (gather_mma.cuh, gather_wgmma.cuh) are made of: what a kernel is told,
-// where a block is, how inputs are staged and results written.
+// where a box is, how inputs are staged and results written.
 #pragma once
 
 #include <algorithm>
@@ -29,7 +29,7 @@ struct GatherMma {
   int64_t plane_bytes;                               // of 4 words of a sample's channels (wgmma)
   int64_t batch;
   unsigned* next_box;             // that no block has taken; 0 before (wgmma)
-  unsigned boxes;                 // of results, in all phases and tiles of columns
+  unsigned boxes;                 // of results, in all phases and tiles of columns unless merged
   Divisor digit[6];               // of a box's number: tile of columns, phase, tile along width, height, depth, group
   int multiprocessors;            // (wgmma)
   int in_channels, out_channels;  // of a group
@@ -38,7 +38,7 @@ struct GatherMma {
   Divisor box[3], extent[3];  // of results; of the halo
   Divisor line_positions;     // of a line of one residue
   int box_voxels, halo_voxels;
-  int staged_voxels, rounds;  // filled up to whole rounds of a block's threads
+  int staged_voxels, rounds;  // filled up to whole rounds of the threads that stage
   int line, pitch;            // words from a staged line to the next, and from a word of channels (mma.sync)
   RowTiles rows;              // (wgmma)
   int tiles[3], classes, slots;
@@ -51,7 +51,7 @@ struct GatherMma {
   int tap_offset[kMaxTaps];            // from the corner of the halo to what the tap reads: bytes, or positions (wgmma)
 };
 
-/// Where a block is: its tile of the results.
+/// Where a box of results is. By mma.sync a block takes one; by wgmma one after the other.
 struct GatherPlace {
   int64_t sample;
   int group, column_tile, phase;
@@ -109,7 +109,7 @@ __device__ void locate_halo(const GatherMma& p, const GatherPlace& place, int nu
   }
 }
 
-/// Whether a block has results: another phase may have more boxes than its own.
+/// Whether a box has results: another phase may have more of them.
 template <int kSlots>
 __device__ bool has_results(const GatherMma& p, const GatherPlace& place) {
   if (!p.transposed) return true;

@@ -29,7 +29,7 @@ struct GatherBarriers {
     for (int i = 0; i < kB; ++i) init_barrier(empty_b(i), Tile::kWarps);
     for (int i = 0; i < kBoxes; ++i) init_barrier(full_box(i), 1);
     for (int i = 0; i < kBoxes; ++i) init_barrier(empty_box(i), Tile::kThreads / 32 - 1);
-    init_barrier(turn(), 1);
+    init_barrier(turn(), Tile::kWarps);
   }
 };
 

@@ -36,7 +36,8 @@ __device__ void store_if(bool really, char* to, T value) {
                  : "memory");
 }
 
-/// Writes windows of a box: out = sum + bias, of the classes from place.phase on. By Tile::kWarps warps.
+/// Writes windows of a box: out = sum + bias, behind the ReLU if there is one, of the classes from place.phase on. By
+/// Tile::kWarps warps.
 template <class Tile>
 struct ResultWriter {
   using Element = typename Tile::Arithmetic::Element;

@@ -169,7 +169,7 @@ __device__ void multiply_box(const GatherMma& p, const GatherBoxes<Tile>& box, u
     do {
       await_round(barriers.full_b(rings.b.slot), rings.b.round);
       const bool last = ++stage == box.stages;
-      if (last && threadIdx.x % (32 * Tile::kWarps) == 0) arrive(barriers.turn());
+      if (last && leads) arrive(barriers.turn());
       const int end = min(tap + kStepTaps, last_tap);
       products.multiply_stage(p, number, tap, end, a,
                               slab_descriptor(shared + rings.b.slot * (4 * kStepTaps * Tile::kTapWords)));

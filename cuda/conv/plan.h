@@ -40,7 +40,7 @@ struct ConvProblem {
   Triple in_size{1}, out_size{1}, kernel{1};
   ConvGeometry geometry{};
   int64_t shared_limit = 227 * 1024;  // bytes of shared memory that a block may have: sm_90's
-  int multiprocessors = 132;          // likewise
+  int multiprocessors = 132;          // an H200's
   bool wgmma = true;                  // the GPU has that instruction, and the program its code: sm_90a
   Triple in_stride{0}, out_stride{0};
   ConvChoice choice{};
@@ -63,7 +63,7 @@ std::optional<int> asked_width(const ConvProblem& problem, std::span<const int> 
 std::span<const int> gather_widths(ConvArithmetic arithmetic, bool wgmma);
 std::span<const int> weight_widths(ConvArithmetic arithmetic, bool wgmma);
 
-/// Of the gather by wgmma: times 64 rows of a block, in all its slots, and the taps of a stage of weights. `three`:
+/// Of the gather by wgmma: times 64 rows of a box, in all its slots, and the taps of a stage of weights. `three`: three
 /// products.
 constexpr int gather_row_tiles(int columns, bool three, int slots) {
   const int width = columns * (three ? 2 : 1), most = 256 / width / slots;  // accumulators: 128 registers
@@ -74,14 +74,14 @@ constexpr int gather_step_taps(int columns, bool three) {
   return width <= 64 ? 8 : 4;
 }
 
-/// Of the ring of weights, of 64 KiB at most.
+/// Stages of the ring of weights, which has 64 KiB at most.
 constexpr int gather_stages(int columns, bool three) {
   const int width = columns * (three ? 2 : 1), most = 2048 / (width * gather_step_taps(columns, three));
   return most < 8 ? most : 8;
 }
 
 inline constexpr int kGatherStagers = 192;  // threads that copy inputs
-inline constexpr int kGatherBuffers = 8;    // for them, at most
+inline constexpr int kGatherBuffers = 8;    // that they fill, at most
 inline constexpr int kGatherGroups = 2;     // of warps that multiply
 inline constexpr int kVoxelBytes = 16;      // of a voxel's words that lie together, for wgmma
 
@@ -106,7 +106,7 @@ struct GatherPlan {
   RowTiles rows;                   // (wgmma)
   int columns, column_tiles, chunks;
   bool wgmma;
-  int slots;        // phases that a block multiplies side by side (wgmma)
+  int slots;        // phases of a box that are multiplied side by side (wgmma)
   bool merged;      // a block takes all phases and columns of its box, whose channels it stages once
   int buffers;      // chunks of channels in shared memory at a time
   int64_t samples;  // whose inputs are packed at a time (wgmma)

@@ -1,4 +1,5 @@
-// The gather by wgmma: how many columns and which box of results a block takes, and how rows of products cover it.
+// The gather by wgmma: how many columns and which box of results are taken at a time, and how rows of products cover
+// it.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -69,20 +70,20 @@ bool lay_out(const ConvProblem& p, GatherPlan& plan) {
 /// boxes.
 double cost(const ConvProblem& p, const GatherPlan& plan) {
   const double products = three_products(p) ? 3 : 1, columns = plan.columns, positions = plan.halo_voxels;
-  const double blocks_of_phases = p.direction == ConvDirection::transposed ? plan.classes / plan.slots : 1;
-  const double halos = p.direction == ConvDirection::transposed ? 1 : plan.classes;  // of a block
-  double taps = 1, boxes = static_cast<double>(p.batch * p.groups) * plan.column_tiles, results = 1;
+  const double phases = p.direction == ConvDirection::transposed ? plan.classes / plan.slots : 1;
+  const double halos = p.direction == ConvDirection::transposed ? 1 : plan.classes;  // of a box
+  double taps = 1, boxes = phases * static_cast<double>(p.batch * p.groups) * plan.column_tiles, results = 1;
   for (int a = 0; a < 3; ++a) {
     taps *= plan.axis[a].kernel;
     boxes *= divide_up(plan.axis[a].count, plan.box[a]);
     results *= plan.box[a];
   }
-  taps /= blocks_of_phases * halos;  // of a step
+  taps /= phases * halos;  // of a step
   const double product_tiles = taps * row_tiles(p, plan) * products;
   const double multiply = product_tiles * columns / 2;
   const double staged = (positions + taps * columns) * parts(p) * 0.25;  // 128 bytes a clock
   const double shared = product_tiles * (16 + columns / 4) + staged;
-  const double copy = positions * parts(p) * 0.35;  // by seven warps
+  const double copy = positions * parts(p) * 0.35;  // by six warps
   const double latency = 1400.0 / (plan.buffers - 1);
   const double from_l2 = (taps * columns + positions) * 32 * parts(p) / 45;
   const double step = std::max({multiply, shared, copy, latency, from_l2}) + 60;
@@ -94,9 +95,9 @@ double cost(const ConvProblem& p, const GatherPlan& plan) {
   const double main = halos * plan.chunks * step + 200;
   const double tail = row_tiles(p, plan) * plan.slots * columns * 50 + 1000;  // of one group of warps
   const double box = std::max({main, (main + tail) / 2, written, halos * positions * 0.7 + 800});
-  const double blocks = boxes * blocks_of_phases, at_once = p.multiprocessors;
-  const double waves = blocks < 8 * at_once ? std::ceil(blocks / at_once) * at_once / blocks : 1;
-  return blocks * box * waves + at_once * tail;
+  const double at_once = p.multiprocessors;
+  const double waves = boxes < 8 * at_once ? std::ceil(boxes / at_once) * at_once / boxes : 1;
+  return boxes * box * waves + at_once * tail;
 }
 
 void choose_box(const ConvProblem& p, GatherPlan& plan) {

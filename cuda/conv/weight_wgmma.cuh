@@ -100,8 +100,8 @@ struct WeightProducts {
     }
   }
 
-  /// Queues the products of as many steps as there are, at most kMost, in pieces of powers of two: without a loop, so
-  /// that what a step wants beside its products is done while those of others run.
+  /// Queues the products of the next kMost steps or, if fewer are left, of the largest power of two of them: without a
+  /// loop, so that what a step wants beside its products is done while those of others run.
   template <int kMost, class Multiply>
   __device__ void multiply_steps(int& step, Multiply multiply, uint64_t x, uint64_t y) const {
     if (last_step - step >= kMost) {

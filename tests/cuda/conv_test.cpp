@@ -162,6 +162,20 @@ TEST_P(CudaConvModes, IsExactInCornerCases) {
   }
 }
 
+/// So many boxes that blocks take them far ahead, and each group of warps many; with one stage a box, and in phases.
+TEST_P(CudaConvModes, IsExactWithManyBoxes) {
+  const Problem problems[] = {
+      {1, 8, 17, {96, 96, 96}, {1, 1, 1}, {}},
+      {1, 17, 9, {84, 88, 92}, {3, 3, 3}, {{2, 2, 2}, {1, 1, 1}, {1, 1, 1}, 1}},
+  };
+  Random random(kFirstSeed);
+  for (const Problem& problem : problems) {
+    SCOPED_TRACE(concat(GetParam(), ": ", problem));
+    const Setting setting(GetParam().precision, {.width = 24});
+    Comparison(problem, GetParam().dtype, random).check();
+  }
+}
+
 /// <conv_transpose(y), x> = <y, conv(x)> = <weight, weight gradient>: no other implementation is needed.
 TEST_F(CudaConv, HasAdjoints) {
   NoGradGuard no_grad;
