@@ -4,8 +4,8 @@
     bench/compare_model.py LIBRARY [--runs 15] [--json FILE] [--markdown FILE]
 
 The model is KernelBench's level 2 problem 61: ConvTranspose3d(64, 128, 3), ReLU, GroupNorm(8, 128) on
-(16, 64, 32, 32, 32), in TF32. LIBRARY is the path of the built libconv_peers.so, with a slash. PyTorch runs eagerly and
-through torch.compile, contiguous and channels_last_3d.
+(16, 64, 32, 32, 32), in TF32. LIBRARY is the built libconv_peers.so. PyTorch runs eagerly and through torch.compile,
+contiguous and channels_last_3d.
 
 Forward is without recording; forward + backward is a training step without the optimizer: from a given gradient of the
 output to those of the input and of all parameters. Times are medians of CUDA-event times; the sides take turns run by
@@ -19,6 +19,7 @@ import copy
 import ctypes
 import datetime
 import json
+import os
 import statistics
 import sys
 
@@ -36,7 +37,7 @@ PARTS = ("forward", "step")
 class Ours:
     def __init__(self, path, model, x, g):
         try:
-            self.library = ctypes.CDLL(path)
+            self.library = ctypes.CDLL(os.path.abspath(path))
         except OSError as error:
             sys.exit(f"compare_model: {error}")
         self.like = [g, x, *model.parameters()]

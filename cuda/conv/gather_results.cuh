@@ -10,9 +10,8 @@ namespace voxgrad::cuda {
 /// How results of 64 rows wait in shared memory: some columns of each slot, all rows of a column together.
 template <class Tile>
 struct ResultWindow {
-  static constexpr int kN8 = Tile::kN8 % 4 == 0 ? 4 : Tile::kN8 == 6 ? 3 : Tile::kN8;  // times 8 columns at a time
-  // Words. Pitches without bank conflicts: for 4 pairs of columns times 8 rows, and for 16 rows in two slots.
-  static constexpr int kSlotPitch = 80, kPitch = Tile::kSlots == 1 ? 68 : Tile::kSlots * kSlotPitch + 4;
+  static constexpr int kN8 = gather_window_columns(Tile::kColumns) / 8;  // times 8 columns at a time
+  static constexpr int kSlotPitch = kGatherSlotPitch, kPitch = gather_window_pitch(Tile::kSlots);  // words
   static constexpr int kWords = kN8 * 8 * kPitch;
 };
 

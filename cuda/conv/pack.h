@@ -29,7 +29,7 @@ struct PackInputs {
   int groups, channels, chunks;  // channels of a group; chunks of 8 words of them
   int size[3];
   AxisParts axis[3];  // lines of the input that no part reads are left out
-  unsigned* counter;  // is set to 0
+  unsigned* counter;  // set to 0: of the boxes that the gather has taken (gather_feed.cuh)
 };
 
 /// Of one sample.

@@ -80,6 +80,12 @@ constexpr int gather_stages(int columns, bool three) {
   return most < 8 ? most : 8;
 }
 
+/// Columns and words of a window through which results of 64 rows are written (gather_results.cuh): columns in lines
+/// that keep clear of each other's banks, for 4 pairs of columns times 8 rows, and for 16 rows in two slots.
+constexpr int gather_window_columns(int columns) { return columns % 32 == 0 ? 32 : columns == 48 ? 24 : columns; }
+inline constexpr int kGatherSlotPitch = 80;
+constexpr int gather_window_pitch(int slots) { return slots == 1 ? 68 : slots * kGatherSlotPitch + 4; }
+
 inline constexpr int kGatherStagers = 192;  // threads that copy inputs
 inline constexpr int kGatherBuffers = 8;    // that they fill, at most
 inline constexpr int kGatherGroups = 2;     // of warps that multiply

@@ -26,8 +26,7 @@ int row_tiles(const ConvProblem& p, const GatherPlan& plan) {
 
 /// Bytes of the windows through which results are written (gather_results.cuh).
 int window_bytes(const GatherPlan& plan) {
-  const int columns = plan.columns % 32 == 0 ? 32 : plan.columns == 48 ? 24 : plan.columns;
-  return kGatherGroups * columns * (plan.slots == 1 ? 68 : 164) * 4;
+  return kGatherGroups * gather_window_columns(plan.columns) * gather_window_pitch(plan.slots) * 4;
 }
 
 /// Bytes of shared memory: a ring of weights, `buffers` halos, where each of their voxels comes from and goes to, and

@@ -165,8 +165,8 @@ TEST_P(CudaConvModes, IsExactInCornerCases) {
 /// So many boxes that blocks take them far ahead, and each group of warps many; with one stage a box, and in phases.
 TEST_P(CudaConvModes, IsExactWithManyBoxes) {
   const Problem problems[] = {
-      {1, 8, 17, {96, 96, 96}, {1, 1, 1}, {}},
-      {1, 17, 9, {84, 88, 92}, {3, 3, 3}, {{2, 2, 2}, {1, 1, 1}, {1, 1, 1}, 1}},
+      {1, 3, 9, {64, 64, 96}, {1, 1, 1}, {}},
+      {1, 9, 5, {64, 80, 96}, {3, 3, 3}, {{2, 2, 2}, {1, 1, 1}, {1, 1, 1}, 1}},
   };
   Random random(kFirstSeed);
   for (const Problem& problem : problems) {

@@ -37,12 +37,15 @@ MUTATIONS = {  # file, what stands there once, what is put in its place
 
 def build(work, options):
     source, binary = work / "source", work / "build"
-    shutil.rmtree(source, ignore_errors=True)
-    files = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
-    for name in files:
-        to = source / name
+    listed = subprocess.run(["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT,
+                            capture_output=True, text=True, check=True).stdout.split("\n")
+    files = {source / name: ROOT / name for name in listed if (ROOT / name).is_file()}
+    for stale in [path for path in source.rglob("*") if path.is_file() and path not in files]:
+        stale.unlink()
+    for to, original in files.items():  # only what differs, and dated now: the build goes by dates
         to.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(ROOT / name, to)
+        if not to.exists() or to.read_bytes() != original.read_bytes():
+            shutil.copy(original, to)
     subprocess.run(["cmake", "-S", source, "-B", binary, "-DCMAKE_BUILD_TYPE=Release", "-DVOXGRAD_CUDA=ON",
                     *options], check=True)
     for mutation, (name, was, becomes) in MUTATIONS.items():
