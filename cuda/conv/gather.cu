@@ -44,8 +44,8 @@ int attribute(int device, cudaDeviceAttr which) {
   return value;
 }
 
-/// Fills the table of taps, class after class.
-void list_taps(GatherMma& p, bool wgmma) {
+/// Fills the table of taps: of each class, of each chunk of a step.
+void list_taps(GatherMma& p, bool wgmma, int chunk_positions) {
   int count = 0;
   for (int c = 0; c < p.classes; ++c) {
     p.class_begin[c] = count;
@@ -57,8 +57,8 @@ void list_taps(GatherMma& p, bool wgmma) {
       number /= p.axis[a].parts;
       taps *= part[a]->taps;
     }
-    for (int i = 0; i < taps; ++i) {
-      int index = i, offset[3], residue = 0;
+    for (int i = 0; i < p.depth * taps; ++i) {
+      int index = i % taps, offset[3], residue = 0;
       for (int a = 2; a >= 0; --a) {
         const int fold = p.axis[a].fold;
         const int row = part[a]->start + index % part[a]->taps * part[a]->step - part[a]->low * fold;  // not negative
@@ -67,7 +67,8 @@ void list_taps(GatherMma& p, bool wgmma) {
         offset[a] = row / fold;
       }
       const int lines = p.extent[1].value, line = p.line_positions.value;
-      p.tap_offset[count++] = wgmma ? ((residue * p.extent[0].value + offset[0]) * lines + offset[1]) * line + offset[2]
+      p.tap_offset[count++] = wgmma ? ((residue * p.extent[0].value + offset[0]) * lines + offset[1]) * line +
+                                          offset[2] + i / taps * chunk_positions
                                     : ((offset[0] * lines + offset[1]) * p.line + residue * line + offset[2]) * 4;
     }
   }
@@ -132,6 +133,8 @@ bool gather_on_tensor_cores(const View& out, const View& in, const View& w, cons
   p.groups = static_cast<int>(geometry.groups);
   p.column_tiles = plan->column_tiles;
   p.chunks = plan->chunks;
+  p.depth = plan->depth;
+  p.class_steps = plan->chunks / plan->depth;
   p.transposed = transposed;
   p.halo_voxels = plan->halo_voxels;
   p.line = plan->line;
@@ -154,7 +157,7 @@ bool gather_on_tensor_cores(const View& out, const View& in, const View& w, cons
     complete &= plan->axis[a].complete;
   }
   p.line_positions = Divisor(plan->extent[2] / plan->axis[2].fold);
-  list_taps(p, plan->wgmma);
+  list_taps(p, plan->wgmma, plan->rows.positions * (arithmetic_of(problem) == ConvArithmetic::tf32x3 ? 4 : 2));
   if (!complete) fill_bias(out, epilogue, launch);
 
   PackWeights pack{w.data,
@@ -168,7 +171,8 @@ bool gather_on_tensor_cores(const View& out, const View& in, const View& w, cons
                    plan->columns,
                    plan->column_tiles,
                    plan->chunks,
-                   p.class_begin[p.classes],
+                   p.class_begin[p.classes] / plan->depth,
+                   plan->depth,
                    plan->slots,
                    plan->wgmma,
                    {}};

@@ -34,6 +34,7 @@ struct GatherMma {
   int multiprocessors;            // (wgmma)
   int in_channels, out_channels;  // of a group
   int groups, column_tiles, chunks;
+  int depth, class_steps;  // chunks of a step; steps of a class: chunks / depth (wgmma)
   bool transposed, relu;
   Divisor box[3], extent[3];  // of results; of the halo
   Divisor line_positions;     // of a line of one residue
@@ -46,7 +47,7 @@ struct GatherMma {
   int buffers;  // staged chunks
   AxisParts axis[3];
   uint8_t class_part[kMaxClasses][4];  // of the three axes
-  int class_begin[kMaxClasses + 1];    // the first of a class's taps
+  int class_begin[kMaxClasses + 1];    // the first of a class's taps, of all chunks of a step
   int stages[kMaxClasses];             // of B, for a box whose first class this is (wgmma)
   int tap_offset[kMaxTaps];            // from the corner of the halo to what the tap reads: bytes, or positions (wgmma)
 };

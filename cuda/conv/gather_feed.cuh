@@ -1,13 +1,22 @@
 // The warps that feed those of gather_wgmma.cuh: one copies weights to a ring of stages, six copy the inputs of a step,
-// 8 words of channels of the halo, to a ring of buffers, and one takes the boxes. Weights and inputs were packed before
-// (pack.cu), so that nothing is left to do but to copy. They run ahead as far as the rings go, into the boxes to come.
-// What is full and what is empty goes by the barriers of bulk_copy.cuh.
+// some chunks of 8 words of channels of the halo, to a ring of buffers, and one takes the boxes. Weights and inputs
+// were packed before (pack.cu), so that nothing is left to do but to copy. They run ahead as far as the rings go, into
+// the boxes to come. What is full and what is empty goes by the barriers of bulk_copy.cuh.
 #pragma once
 
 #include "cuda/conv/bulk_copy.cuh"
 #include "cuda/conv/gather_block.cuh"
 
 namespace voxgrad::cuda {
+
+/// What the warps of a block are told of a box that they take, in shared memory.
+struct alignas(16) GatherBox {
+  static constexpr uint32_t kNone = UINT32_MAX;
+  uint32_t stages;  // of B, or kNone behind the last box
+  int phase, group, column_tile;
+  int q[3];
+  int sample;
+};
 
 /// Buffers of A, stages of B and numbers of boxes that are full, and that are empty; boxes whose last stage has come.
 template <class Tile>
@@ -39,53 +48,65 @@ template <class Tile>
 class GatherBoxes {
  public:
   GatherPlace place;
-  int number = -1;              // of those that have results
+  int number = -1;
   int first_class, last_class;  // of its inputs (forward) or its results
   int stages;                   // of B
   const int steps;              // of A
 
   __device__ GatherBoxes(const GatherMma& p, GatherBarriers<Tile> barriers, uint32_t queue)
-      : steps((p.transposed ? 1 : p.classes) * p.chunks), p_(p), barriers_(barriers), queue_(queue) {}
+      : steps((p.transposed ? 1 : p.classes) * p.class_steps), p_(p), barriers_(barriers), queue_(queue) {}
 
-  /// Goes on to the next; false behind the last. By whole warps.
-  __device__ bool next() {
-    do {
-      await_round(barriers_.full_box(at_.slot), at_.round);
-      const unsigned index = of_warp(load_shared(queue_ + 4 * at_.slot));
-      if (threadIdx.x % 32 == 0) arrive(barriers_.empty_box(at_.slot));
-      at_.next(GatherBarriers<Tile>::kBoxes);
-      if (index >= p_.boxes) return false;
-      place = gather_place(p_, index);
-    } while (!has_results<Tile::kSlots>(p_, place));
-    begin();
-    return true;
+  /// Goes on to the next; false behind the last. Without a look at its place if the box is another's. By whole warps.
+  __device__ bool next(bool ours = true) {
+    await_round(barriers_.full_box(at_.slot), at_.round);
+    uint32_t word[4];
+    load_shared(queue_ + at_.slot * static_cast<uint32_t>(sizeof(GatherBox)), word);
+    stages = static_cast<int>(of_warp(word[0]));
+    if (ours) {
+      place.phase = static_cast<int>(of_warp(word[1]));
+      place.group = static_cast<int>(of_warp(word[2]));
+      place.column_tile = static_cast<int>(of_warp(word[3]));
+      load_shared(queue_ + at_.slot * static_cast<uint32_t>(sizeof(GatherBox)) + 16, word);
+      for (int a = 0; a < 3; ++a) place.q[a] = static_cast<int>(of_warp(word[a]));
+      place.sample = static_cast<int>(of_warp(word[3]));
+      first_class = place.phase;
+      last_class = p_.transposed ? place.phase + Tile::kSlots : p_.classes;
+    }
+    if (is_leader()) arrive(barriers_.empty_box(at_.slot));
+    at_.next(GatherBarriers<Tile>::kBoxes);
+    ++number;
+    return stages >= 0;
   }
 
  private:
-  __device__ void begin() {
-    ++number;
-    first_class = place.phase;
-    last_class = p_.transposed ? place.phase + Tile::kSlots : p_.classes;
-    stages = p_.stages[place.phase];
-  }
-
   const GatherMma& p_;
   const GatherBarriers<Tile> barriers_;
-  const uint32_t queue_;  // shared address of numbers of boxes
+  const uint32_t queue_;  // shared address of the boxes that were told
   Ring at_;
 };
 
-/// Takes boxes, and tells the other warps of the block: as far ahead as the queue goes; towards the end one box, so
-/// that other blocks find as many. By one thread.
+/// Takes boxes that have results, and tells the other warps of the block: as far ahead as the queue goes; towards the
+/// end one box, so that other blocks find as many. By one thread.
 template <class Tile>
-__device__ void take_boxes(const GatherMma& p, GatherBarriers<Tile> barriers, uint32_t queue) {
+__device__ void take_boxes(const GatherMma& p, GatherBarriers<Tile> barriers, GatherBox* queue) {
   constexpr int kMost = GatherBarriers<Tile>::kBoxes;
   int told = 0;
-  for (unsigned box = 0; box < p.boxes; ++told) {
-    const int ahead = p.boxes - box > 2 * kMost * gridDim.x ? kMost : 1;
+  for (unsigned number = 0; number < p.boxes; ++told) {
+    const int ahead = p.boxes - number > 2 * kMost * gridDim.x ? kMost : 1;
     if (told >= ahead) await_round(barriers.empty_box((told - ahead) % kMost), (told - ahead) / kMost);
-    box = atomicAdd(p.next_box, 1);
-    store_shared(queue + 4 * (told % kMost), box);
+    GatherBox box{GatherBox::kNone};
+    while ((number = atomicAdd(p.next_box, 1)) < p.boxes) {
+      const GatherPlace place = gather_place(p, number);
+      if (!has_results<Tile::kSlots>(p, place)) continue;
+      box = {static_cast<uint32_t>(p.stages[place.phase]),
+             place.phase,
+             place.group,
+             place.column_tile,
+             {place.q[0], place.q[1], place.q[2]},
+             static_cast<int>(place.sample)};
+      break;
+    }
+    queue[told % kMost] = box;
     arrive(barriers.full_box(told % kMost));
   }
 }
@@ -100,16 +121,17 @@ __device__ void copy_weights(const GatherMma& p, GatherBoxes<Tile> box, uint32_t
     const char* from = reinterpret_cast<const char*>(
         p.weights + ((int64_t{place.group} * p.column_tiles + place.column_tile) * p.class_begin[p.classes] +
                      p.class_begin[box.first_class]) *
-                        p.chunks * (Tile::kTapWords / 4));
+                        p.class_steps * (Tile::kTapWords / 4));
     for (int c = box.first_class; c < box.last_class; c += Tile::kSlots)
-      for (int chunk = 0; chunk < p.chunks; ++chunk)
-        for (int left = p.class_begin[c + Tile::kSlots] - p.class_begin[c]; left > 0; left -= Tile::kStepTaps) {
-          if (at.round > 0) await_round(barriers.empty_b(at.slot), at.round - 1);
-          const int bytes = min(left, Tile::kStepTaps) * (4 * Tile::kTapWords);
-          copy_bulk(ring + at.slot * kStageBytes, from, bytes, barriers.full_b(at.slot));
-          from += bytes;
-          at.next(Tile::kStages);
-        }
+      for (int step = 0; step < p.class_steps; ++step)
+        for (int slot = 0; slot < Tile::kSlots; ++slot)
+          for (int left = p.class_begin[c + slot + 1] - p.class_begin[c + slot]; left > 0; left -= Tile::kStepTaps) {
+            if (at.round > 0) await_round(barriers.empty_b(at.slot), at.round - 1);
+            const int bytes = min(left, Tile::kStepTaps) * (4 * Tile::kTapWords);
+            copy_bulk(ring + at.slot * kStageBytes, from, bytes, barriers.full_b(at.slot));
+            from += bytes;
+            at.next(Tile::kStages);
+          }
   }
 }
 
@@ -131,9 +153,11 @@ struct GatherInputs {
         locate_halo<2>(p, place, c, table, kVoxelBytes, thread, kStagers);
         const char* from = static_cast<const char*>(p.in) + halo_corner(p, place, c) * kVoxelBytes +
                            (place.sample * p.groups + place.group) * p.chunks * (kPlanes * p.plane_bytes);
-        for (int chunk = 0; chunk < p.chunks; ++chunk, from += kPlanes * p.plane_bytes) {
+        for (int step = 0; step < p.class_steps; ++step) {
           if (at.round > 0) await_round(barriers.empty_a(at.slot), at.round - 1);
-          copy_step(from, words + at.slot * (4 * Tile::buffer_words(p)));
+          uint32_t to = words + at.slot * (4 * Tile::buffer_words(p));
+          for (int i = 0; i < p.depth; ++i, from += kPlanes * p.plane_bytes, to += 4 * Tile::chunk_words(p))
+            copy_chunk(from, to);
           arrive_with_copies(barriers.full_a(at.slot));
           at.next(p.buffers);
         }
@@ -151,7 +175,7 @@ struct GatherInputs {
       table[2 * v + 1] = ((w % fold * (p.halo_voxels / p.extent[2].value) + lines) * line + w / fold) * kVoxelBytes;
     }
   }
-  __device__ void copy_step(const char* from, uint32_t to) const {
+  __device__ void copy_chunk(const char* from, uint32_t to) const {
     const uint32_t pitch = p.rows.positions * kVoxelBytes;
     constexpr int kMany = 4;  // whose entries are loaded together
     for (int first = thread; first < p.halo_voxels; first += kMany * kStagers) {

@@ -22,9 +22,10 @@ __device__ inline float max_or_nan(float a, float b) {
   return result;
 }
 
-/// Without a branch.
+/// Without a branch. `base` is the same in all lanes.
 template <class T>
-__device__ void store_if(bool really, char* to, T value) {
+__device__ void store_if(bool really, char* base, uint32_t offset, T value) {
+  char* const to = base + offset;
   if constexpr (sizeof(T) == 4)
     asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; @p st.global.b32 [%0], %1;}" ::"l"(to),
                  "r"(__float_as_uint(static_cast<float>(value))), "r"(static_cast<int>(really))
@@ -35,6 +36,39 @@ __device__ void store_if(bool really, char* to, T value) {
                  : "memory");
 }
 
+/// Three numbers below 512 in fields of 10 bits, whose uppermost compares (ResultRow, ResultWriter::limit).
+struct PackedTriple {
+  static constexpr uint32_t kOnes = 1 | 1 << 10 | 1 << 20, kMost = 511, kGuards = 512 * kOnes;
+  uint32_t bits = 0;
+  __device__ void put(int axis, int value) { bits |= static_cast<uint32_t>(value) << 10 * axis; }
+};
+
+/// Where the result of a row is, the same in all boxes: bytes from the box's corner; its place in the box, or none.
+struct alignas(8) ResultRow {
+  uint32_t offset;
+  PackedTriple place;
+};
+
+/// Lists the rows of one slot. By all threads.
+template <class Tile>
+__device__ void list_rows(const GatherMma& p, ResultRow* rows) {
+  for (int i = static_cast<int>(threadIdx.x); i < Tile::kOfSlot * 64; i += Tile::kThreads) {
+    const int tile = i / 64, row = i % 64;
+    int index = p.rows.base[tile] + row / 8 * p.rows.group + row % 8, offset = 0;
+    bool exists = index < p.rows.end[tile];
+    PackedTriple place;
+    for (int a = 2; a >= 0; --a) {
+      const int of_box = a == 2 ? p.line_positions.take(index) : a == 1 ? p.extent[1].take(index) : index;
+      exists &= of_box < p.box[a].value;
+      place.put(a, of_box);
+      offset += of_box * p.axis[a].out_step * static_cast<int>(p.out_stride[a + 2]);
+    }
+    if (!exists) place.bits = PackedTriple::kMost * PackedTriple::kOnes;
+    rows[i] = {static_cast<uint32_t>(offset) * static_cast<uint32_t>(sizeof(typename Tile::Arithmetic::Element)),
+               place};
+  }
+}
+
 /// Writes windows of a box: out = sum + bias, behind the ReLU if there is one, of the classes from place.phase on. By
 /// Tile::kWarps warps.
 template <class Tile>
@@ -42,15 +76,14 @@ struct ResultWriter {
   using Element = typename Tile::Arithmetic::Element;
   using Window = ResultWindow<Tile>;
   static constexpr int kSlots = Tile::kSlots, kReads = 2 * kSlots;  // of 32 rows
+  static constexpr int kColumns = Window::kN8 * 8 / Tile::kWarps;   // of a warp
 
   const GatherMma& p;
   int warp, lane, columns;
-  int64_t channel;          // the first
-  char* corner;             // of the box, there
-  int first = 0, limit[3];  // of the slot that this lane reads: elements from the corner; how far the box goes
-  char* out[kReads];        // of this tile and the first column, where this lane writes
-  bool valid[kReads];       // it does
-  float bias = 0;           // of this window's column number `lane`
+  int64_t channel;     // the first
+  char* corner;        // of the box, there
+  uint32_t first = 0;  // of the slot that this lane reads: bytes from the corner
+  PackedTriple limit;  // how far the box goes: less the place of a row, its guards stand if the row is inside
 
   __device__ ResultWriter(const GatherMma& problem, const GatherPlace& place)
       : p(problem),
@@ -58,68 +91,56 @@ struct ResultWriter {
         lane(static_cast<int>(threadIdx.x) % 32),
         columns(p.out_channels - place.column_tile * Tile::kColumns),
         channel(int64_t{place.group} * p.out_channels + place.column_tile * Tile::kColumns) {
-    int phase[3] = {};
+    int phase[3] = {}, from = 0;
     if (p.transposed) class_parts(p, place.phase + lane % kSlots, phase);
     int64_t at = place.sample * p.out_stride[0] + channel * p.out_stride[1];
     for (int a = 0; a < 3; ++a) {
       const AxisPart& part = p.axis[a].part[phase[a]];
       at += int64_t{place.q[a]} * p.axis[a].out_step * p.out_stride[a + 2];
-      first += part.first * static_cast<int>(p.out_stride[a + 2]);
-      limit[a] = min(p.box[a].value, part.count - place.q[a]);
+      from += part.first * static_cast<int>(p.out_stride[a + 2]);
+      limit.put(a, max(min(p.box[a].value, part.count - place.q[a]), 0) + PackedTriple::kMost);
     }
     corner = static_cast<char*>(p.out) + at * static_cast<int>(sizeof(Element));
+    first = static_cast<uint32_t>(from) * static_cast<uint32_t>(sizeof(Element));
   }
 
-  /// False behind the last.
-  __device__ bool begin_tile(int tile) {
-    if (p.rows.end[tile] == 0) return false;
+  /// Of a tile whose rows are listed at `rows`, the columns from 8 * n on.
+  __device__ void write(uint32_t window, const ResultRow* rows, int n) const {
+    uint32_t to[kReads];
+    bool valid[kReads];
 #pragma unroll
     for (int i = 0; i < kReads; ++i) {
-      const int row = (i * 32 + lane) / kSlots;
-      int index = p.rows.base[tile] + row / 8 * p.rows.group + row % 8, to = first;
-      valid[i] = index < p.rows.end[tile];
-#pragma unroll
-      for (int a = 2; a >= 0; --a) {
-        const int of_box = a == 2 ? p.line_positions.take(index) : a == 1 ? p.extent[1].take(index) : index;
-        valid[i] &= of_box < limit[a];
-        to += of_box * p.axis[a].out_step * static_cast<int>(p.out_stride[a + 2]);
-      }
-      out[i] = corner + int64_t{to} * static_cast<int>(sizeof(Element));
+      const ResultRow row = rows[(i * 32 + lane) / kSlots];
+      to[i] = first + row.offset;
+      valid[i] = ((limit.bits - row.place.bits) & PackedTriple::kGuards) == PackedTriple::kGuards;
     }
-    return true;
-  }
-  /// Of columns from 8 * n on.
-  __device__ void begin_window(int n) {
-    const int c = n * 8 + lane;
-    if (p.bias && c < columns)
-      bias = static_cast<float>(static_cast<const Element*>(p.bias)[(channel + c) * p.bias_stride]);
-  }
-  /// Many columns at a time: loads and stores of one wait together.
-  __device__ void write(uint32_t window, int n) const {
-    constexpr int kColumns = Window::kN8 * 8 / Tile::kWarps;  // of a warp
-    constexpr int kMany = kColumns % 4 == 0 ? 4 : 2;
-    const float floor = p.relu ? 0.0f : -INFINITY;
+    float bias = 0;  // of this window's column number `lane`
+    if (p.bias) {
+      if (n * 8 + lane < columns)
+        bias = static_cast<float>(static_cast<const Element*>(p.bias)[(channel + n * 8 + lane) * p.bias_stride]);
+    }
     const int64_t step = p.out_stride[1] * static_cast<int>(sizeof(Element));
     window += 4 * (warp * Window::kPitch + lane % kSlots * Window::kSlotPitch + lane / kSlots);
-    int64_t column = (n * 8 + warp) * step;
+    char* base = corner + (n * 8 + warp) * step;
+    const float floor = p.relu ? 0.0f : -INFINITY;
+    const auto write_column = [&](int column) {
+      const float shift = __shfl_sync(0xffffffff, bias, column * Tile::kWarps + warp);
+      float x[kReads];
 #pragma unroll
-    for (int first_column = 0; first_column < kColumns; first_column += kMany) {
-      float x[kMany][kReads], shift[kMany];
+      for (int i = 0; i < kReads; ++i)
+        x[i] = __uint_as_float(load_shared(window + 4 * (column * Tile::kWarps * Window::kPitch + i * (32 / kSlots))));
 #pragma unroll
-      for (int j = 0; j < kMany; ++j) {
-        shift[j] = __shfl_sync(0xffffffff, bias, (first_column + j) * Tile::kWarps + warp);
+      for (int i = 0; i < kReads; ++i) store_if(valid[i], base, to[i], Element(max_or_nan(x[i] + shift, floor)));
+      base += Tile::kWarps * step;
+      asm volatile("" : "+l"(base));  // so that no store waits until the one before has read its address
+    };
+    if (n * 8 + Window::kN8 * 8 <= columns) {
 #pragma unroll
-        for (int i = 0; i < kReads; ++i)
-          x[j][i] = __uint_as_float(
-              load_shared(window + 4 * ((first_column + j) * Tile::kWarps * Window::kPitch + i * (32 / kSlots))));
-      }
-#pragma unroll
-      for (int j = 0; j < kMany; ++j, column += Tile::kWarps * step) {
-        const bool exists = n * 8 + (first_column + j) * Tile::kWarps + warp < columns;
-#pragma unroll
-        for (int i = 0; i < kReads; ++i)
-          store_if(exists && valid[i], out[i] + column, Element(max_or_nan(x[j][i] + shift[j], floor)));
-      }
+      for (int column = 0; column < kColumns; ++column) write_column(column);
+    } else {
+#pragma unroll 1
+      for (int column = 0; column < kColumns && n * 8 + column * Tile::kWarps + warp < columns; ++column)
+        write_column(column);
     }
   }
 };
@@ -140,25 +161,24 @@ __device__ void put_sums(uint32_t* words, const Accumulator (&sum)[Tile::kTiles]
             __float_as_uint(sum[slot * Tile::kOfSlot + tile][n + i][j]);
 }
 
-/// Of group `group` of the warps that multiply. `window`: shared memory of the group's own.
+/// Of group `group` of the warps that multiply. `window`: shared memory of the group's own; `rows`: list_rows().
 template <class Tile>
-__device__ void write_sums(const GatherMma& p, const GatherPlace& place, uint32_t* window, int group,
-                           const Accumulator (&sum)[Tile::kTiles][Tile::kN8]) {
+__device__ void write_sums(const GatherMma& p, const GatherPlace& place, uint32_t* window, const ResultRow* rows,
+                           int group, const Accumulator (&sum)[Tile::kTiles][Tile::kN8]) {
   using Window = ResultWindow<Tile>;
+  constexpr int kWindows = Tile::kN8 / Window::kN8;
   const auto meet = [&] { asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "n"(32 * Tile::kWarps) : "memory"); };
-  ResultWriter<Tile> writer(p, place);
+  const ResultWriter<Tile> writer(p, place);
+#pragma unroll 1
+  for (int i = 0; i < p.rows.tiles * kWindows; ++i) {
+    const int tile = i / kWindows, n = i % kWindows * Window::kN8;
+    if (n * 8 >= writer.columns) continue;
 #pragma unroll
-  for (int tile = 0; tile < Tile::kOfSlot; ++tile) {
-    if (!writer.begin_tile(tile)) break;
-#pragma unroll
-    for (int n = 0; n < Tile::kN8; n += Window::kN8) {
-      if (n * 8 >= writer.columns) break;
-      writer.begin_window(n);
-      put_sums<Tile>(window, sum, tile, n);
-      meet();
-      writer.write(shared_address(window), n);
-      meet();
-    }
+    for (int j = 0; j < Tile::kOfSlot * kWindows; ++j)
+      if (i == j) put_sums<Tile>(window, sum, j / kWindows, j % kWindows * Window::kN8);
+    meet();
+    writer.write(shared_address(window), rows + tile * 64, n);
+    meet();
   }
 }
 

@@ -46,12 +46,16 @@ struct GatherWgmmaTile {
   static_assert(kRegisters * kGroups * kWarps * 32 + kFeederRegisters * kFeeders <= 65536);
 
   /// Of the halo, in its parts.
-  VG_HOST_DEVICE static int buffer_words(const GatherMma& p) { return p.rows.positions * kChunk * Arithmetic::kParts; }
+  VG_HOST_DEVICE static int chunk_words(const GatherMma& p) { return p.rows.positions * kChunk * Arithmetic::kParts; }
+  VG_HOST_DEVICE static int buffer_words(const GatherMma& p) { return p.depth * chunk_words(p); }
   /// Where in shared memory the table of the halo is; where the windows for results are.
   VG_HOST_DEVICE static int table_at(const GatherMma& p) { return kRing + p.buffers * buffer_words(p); }
   VG_HOST_DEVICE static int windows_at(const GatherMma& p) { return table_at(p) + 2 * p.rounds * kStagers; }
+  VG_HOST_DEVICE static int rows_at(const GatherMma& p) {
+    return windows_at(p) + kGroups * ResultWindow<GatherWgmmaTile>::kWords;
+  }
   static size_t shared_bytes(const GatherMma& p) {
-    return sizeof(uint32_t) * (windows_at(p) + kGroups * ResultWindow<GatherWgmmaTile>::kWords);
+    return sizeof(uint32_t) * rows_at(p) + kOfSlot * 64 * sizeof(ResultRow);
   }
 };
 
@@ -77,16 +81,10 @@ struct GatherProducts {
           for (int i = 0; i < 4; ++i) sum[tile][n][i] = 0;
   }
 
-  /// Taps from `first` to `last`, whose slabs begin at b, of the step whose halo is at a. In the end products of this
-  /// stage may be under way, but none of the stages before.
-  __device__ void multiply_stage(const GatherMma& p, int number, int first, int last, uint64_t a, uint64_t b) {
-#pragma unroll
-    for (int slot = 0; slot < kSlots; ++slot) {
-      const int from = kSlots == 1 ? first : max(first, p.class_begin[number + slot]);
-      const int to = kSlots == 1 ? last : min(last, p.class_begin[number + slot + 1]);
-      if (from < to)
-        multiply_taps<Tile::kStepTaps>(p, slot, from, to - from, a, advance_slab(b, (from - first) * kTap));
-    }
+  /// `count` taps from `tap` on, of a slot, whose slabs begin at b, of the step whose halo is at a. In the end products
+  /// of this stage may be under way, but none of the stages before.
+  __device__ void multiply_stage(const GatherMma& p, int slot, int tap, int count, uint64_t a, uint64_t b) {
+    multiply_taps<Tile::kStepTaps>(p, slot, tap, count, a, b);
     await_products<1>();
   }
   /// Adds up what is in stage_sum, of enough stages or of the last.
@@ -113,7 +111,7 @@ struct GatherProducts {
   static constexpr int kTap = Tile::kTapWords / 4;  // of B, in 16 bytes
 
   /// `count` taps from `tap` on, at most kMost, in pieces of powers of two: without loops, so that what a tap wants
-  /// beside its products is done while those of others run.
+  /// beside its products is done while those of others run. Most stages are one piece.
   template <int kMost>
   __device__ void multiply_taps(const GatherMma& p, int slot, int tap, int count, uint64_t a, uint64_t b) {
     if (count >= kMost) {
@@ -158,33 +156,35 @@ __device__ void multiply_box(const GatherMma& p, const GatherBoxes<Tile>& box, u
                              GatherBarriers<Tile> barriers, GatherProducts<Tile>& products) {
   constexpr int kStages = Tile::kStages, kStepTaps = Tile::kStepTaps;
   const uint32_t words = shared + 4 * Tile::kRing;
-  const bool leads = threadIdx.x % 32 == 0;
-  int stage = 0, number = box.first_class, chunk = 0, tap = p.class_begin[number], last_buffer = 0, last_slot = 0;
+  const bool leads = is_leader();
+  int stage = 0, number = box.first_class, of_class = 0, last_buffer = 0, last_slot = 0;
   for (int step = 0; step < box.steps; ++step) {
     await_round(barriers.full_a(rings.a.slot), rings.a.round);
     publish_to_wgmma();
     const uint64_t a = slab_descriptor(words + rings.a.slot * (4 * Tile::buffer_words(p)),
                                        p.rows.positions * kVoxelBytes, p.rows.group * kVoxelBytes);
-    const int last_tap = p.class_begin[number + Tile::kSlots];
-    do {
-      await_round(barriers.full_b(rings.b.slot), rings.b.round);
-      const bool last = ++stage == box.stages;
-      if (last && leads) arrive(barriers.turn());
-      const int end = min(tap + kStepTaps, last_tap);
-      products.multiply_stage(p, number, tap, end, a,
-                              slab_descriptor(shared + rings.b.slot * (4 * kStepTaps * Tile::kTapWords)));
-      // The products of the stage before this one are done.
-      if (leads && stage > 1) arrive(barriers.empty_b(last_slot));
-      if (leads && step > 0 && tap == p.class_begin[number]) arrive(barriers.empty_a(last_buffer));
-      tap = end;
-      last_slot = rings.b.slot;
-      rings.b.next(kStages);
-      products.end_stage(last);
-    } while (tap < last_tap);
+    bool first_stage = true;
+#pragma unroll
+    for (int slot = 0; slot < Tile::kSlots; ++slot) {
+      int tap = p.class_begin[number + slot];
+      for (int left = p.class_begin[number + slot + 1] - tap; left > 0; left -= kStepTaps, tap += kStepTaps) {
+        await_round(barriers.full_b(rings.b.slot), rings.b.round);
+        const bool last = ++stage == box.stages;
+        if (last && leads) arrive(barriers.turn());
+        products.multiply_stage(p, slot, tap, min(left, kStepTaps), a,
+                                slab_descriptor(shared + rings.b.slot * (4 * kStepTaps * Tile::kTapWords)));
+        // The products of the stage before this one are done.
+        if (leads && stage > 1) arrive(barriers.empty_b(last_slot));
+        if (leads && step > 0 && first_stage) arrive(barriers.empty_a(last_buffer));
+        first_stage = false;
+        last_slot = rings.b.slot;
+        rings.b.next(kStages);
+        products.end_stage(last);
+      }
+    }
     last_buffer = rings.a.slot;
     rings.a.next(p.buffers);
-    if (++chunk == p.chunks) chunk = 0, number += Tile::kSlots;
-    tap = p.class_begin[number];
+    if (++of_class == p.class_steps) of_class = 0, number += Tile::kSlots;
   }
   await_products<0>();
   if (leads) {
@@ -198,12 +198,13 @@ template <class Tile>
 __device__ void multiply_boxes(const GatherMma& p, GatherBoxes<Tile> box, uint32_t* shared, int group,
                                GatherBarriers<Tile> barriers) {
   uint32_t* const window = shared + Tile::windows_at(p) + group * ResultWindow<Tile>::kWords;
-  for (GatherRings rings; box.next();) {
+  const ResultRow* const rows = reinterpret_cast<const ResultRow*>(shared + Tile::rows_at(p));
+  for (GatherRings rings; box.next((box.number + 1) % Tile::kGroups == group);) {
     if (box.number % Tile::kGroups == group) {
       if (box.number > 0) await_round(barriers.turn(), box.number - 1);
       GatherProducts<Tile> products;
       multiply_box<Tile>(p, box, shared_address(shared), rings, barriers, products);
-      write_sums<Tile>(p, box.place, window, group, products.sum);
+      write_sums<Tile>(p, box.place, window, rows, group, products.sum);
     }
     rings.a.skip(box.steps, p.buffers);
     rings.b.skip(box.stages, Tile::kStages);
@@ -215,13 +216,13 @@ __global__ void __launch_bounds__(Tile::kThreads, 1) gather_wgmma(const __grid_c
 #if VOXGRAD_HAS_WGMMA
   extern __shared__ __align__(1024) uint4 dynamic_shared[];
   __shared__ uint64_t barrier[GatherBarriers<Tile>::kCount];
-  __shared__ uint32_t queued[GatherBarriers<Tile>::kBoxes];
+  __shared__ GatherBox queue[GatherBarriers<Tile>::kBoxes];
   uint32_t* const shared = reinterpret_cast<uint32_t*>(dynamic_shared);
   const GatherBarriers<Tile> barriers{of_warp(shared_address(barrier))};
-  const uint32_t queue = of_warp(shared_address(queued));
-  const GatherBoxes<Tile> boxes(p, barriers, queue);
+  const GatherBoxes<Tile> boxes(p, barriers, of_warp(shared_address(queue)));
   if (threadIdx.x == 0) barriers.init();
   publish_barriers();
+  list_rows<Tile>(p, reinterpret_cast<ResultRow*>(shared + Tile::rows_at(p)));
   __syncthreads();
   const int thread = static_cast<int>(threadIdx.x) - 32 * Tile::kWarps * Tile::kGroups;
   const int group = of_warp(static_cast<int>(threadIdx.x) / (32 * Tile::kWarps));
@@ -249,8 +250,9 @@ template <class Tile>
 void launch_gather_wgmma_slots(GatherMma p, cudaStream_t stream) {
   int all = 0;  // classes, of inputs
   for (int c = 0; c < p.classes; c += p.slots) {
-    const int taps = p.class_begin[c + p.slots] - p.class_begin[c];
-    p.stages[c] = (taps + Tile::kStepTaps - 1) / Tile::kStepTaps * p.chunks;
+    for (int slot = c; slot < c + p.slots; ++slot)
+      p.stages[c] +=
+          (p.class_begin[slot + 1] - p.class_begin[slot] + Tile::kStepTaps - 1) / Tile::kStepTaps * p.class_steps;
     all += p.stages[c];
   }
   if (!p.transposed) p.stages[0] = all;

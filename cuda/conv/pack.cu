@@ -4,7 +4,7 @@
 //   (group, column tile, class of taps, chunk of channels, tap of the class, ...),
 // so that a block reads them from one end to the other. What follows is
 //   (block of 8 columns, lane, its words) for gather_mma.cuh,
-//   (part, slab as in wgmma.cuh) for gather_wgmma.cuh, where `slots` classes count as one.
+//   (part, slab as in wgmma.cuh) for gather_wgmma.cuh, where `slots` classes take turns every `depth` chunks.
 // Channels beyond the last are zero.
 //
 // Inputs, for gather_wgmma.cuh, rounded or split into parts, as
@@ -29,7 +29,7 @@ __global__ void pack_kernel(const __grid_constant__ PackWeights p, uint32_t* pac
       return d;
     };
     const int lane = digit(32), block = digit(p.columns / 8);
-    int of_tile = digit(p.chunks * p.taps);  // (class, chunk, tap of the class)
+    int of_tile = digit(p.chunks * p.taps);  // (classes, step of `depth` chunks, class, chunk, tap of the class)
     const int tile = digit(p.column_tiles);
     int part[3];
     const auto taps_of = [&](int number) {  // and the class's parts
@@ -48,9 +48,11 @@ __global__ void pack_kernel(const __grid_constant__ PackWeights p, uint32_t* pac
       if (of_tile < p.chunks * taps) break;
       of_tile -= p.chunks * taps;
     }
-    const int chunk = of_tile / taps;
-    int in_class = of_tile % taps;
-    for (int of_class = taps_of(number); in_class >= of_class; of_class = taps_of(++number)) in_class -= of_class;
+    const int step = of_tile / (taps * p.depth);
+    int in_class = of_tile % (taps * p.depth), of_class = taps_of(number);
+    for (; in_class >= of_class * p.depth; of_class = taps_of(++number)) in_class -= of_class * p.depth;
+    const int chunk = step * p.depth + in_class / of_class;
+    in_class %= of_class;
     int64_t tap = 0;
     for (int a = 2; a >= 0; --a) {
       const AxisPart& at = p.axis[a].part[part[a]];

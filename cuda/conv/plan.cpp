@@ -156,7 +156,7 @@ std::optional<GatherPlan> plan_gather(const ConvProblem& p) {
   GatherPlan plan{};
   if (p.dtype == DType::f64 || p.choice.plain || !choose_axes(p, plan) || plan.classes == 0) return std::nullopt;
   plan.chunks = static_cast<int>((p.in_channels + chunk_channels(p) - 1) / chunk_channels(p));
-  plan.slots = 1;
+  plan.slots = plan.depth = 1;
   plan.wgmma = gather_by_wgmma(p);
   if (plan.wgmma)
     if (const auto found = plan_gather_wgmma(p, plan)) return found;

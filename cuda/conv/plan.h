@@ -22,6 +22,7 @@ struct ConvChoice {
   bool plain : 1 = false;     // the plain kernel
   bool mma_sync : 1 = false;  // not wgmma
   int8_t slots = 0;           // of the gather by wgmma: 1 or 2; 0: the planner's choice
+  int8_t depth = 0;           // of it too: chunks of channels of a step, if it divides them; 0 likewise
   int8_t samples = 0;         // of which it, or the weight gradient, packs inputs at a time; 0 likewise
   int8_t heights = 0;         // of the weight gradient by wgmma; 0 likewise
   int8_t pairs = 0;           // of it too
@@ -97,6 +98,7 @@ struct RowTiles {
   static constexpr int kMost = 5;
   int group;                    // from 8 neighbours to the next
   int base[kMost], end[kMost];  // of a tile: where it begins; behind which it has no results
+  int tiles;                    // that are needed
   int positions;                // that are staged, or read where there are no results
 };
 /// Rows for a box whose halo has lines of `line` positions, `lines` to a plane; nothing if `tiles` are too few. Of
@@ -113,8 +115,9 @@ struct GatherPlan {
   int columns, column_tiles, chunks;
   bool wgmma;
   int slots;        // phases of a box that are multiplied side by side (wgmma)
+  int depth;        // chunks of channels that are staged, and multiplied, as one step (wgmma); divides them
   bool merged;      // a block takes all phases and columns of its box, whose channels it stages once
-  int buffers;      // chunks of channels in shared memory at a time
+  int buffers;      // steps in shared memory at a time
   int64_t samples;  // whose inputs are packed at a time (wgmma)
   double cycles;    // of all multiprocessors, by the model that chose the box
 };
@@ -187,6 +190,7 @@ struct WeightWgmmaPlan {
   bool by_steps;                    // groups of warps share the steps of a plane, not the products
   int64_t samples;                  // of which y is packed at a time
   int x_slots, y_slots;             // planes in shared memory
+  bool late;                        // a plane is given back when the next is being multiplied
   int64_t pillars, range, ranges;   // boxes that slide; of them, in a range; ranges
   double cycles;
 };
@@ -216,7 +220,7 @@ WeightMemory memory_of(const ConvProblem& problem, const WeightWgmmaPlan& plan);
 /// Of y of so many samples, packed.
 int64_t lattice_bytes(const ConvProblem& problem, const WeightWgmmaPlan& plan);
 
-/// Warps that share channels of x, each with its lines of them: a power of two, so that each has two shares or more.
+/// Warps that share channels of x, each with its lines of them: as few of all that copy as leave each something to do.
 int line_shares(const ConvProblem& problem, const WeightWgmmaPlan& plan);
 
 /// Nothing if mma.sync, or the plain kernel, has to take it.

@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kMaxExtent = 1023;  // voxels of a halo along an axis
 constexpr int kStatic = 1024;     // bytes of shared memory that the kernel has beside
-constexpr int kChunkWords = 8;
+constexpr int kChunkWords = 8, kMostDepth = 8, kMaxTaps = 1024;
 
 int64_t sample_bytes(const ConvProblem& p) {
   const int64_t in = p.in_channels * p.in_size[0] * p.in_size[1] * p.in_size[2];
@@ -29,14 +29,15 @@ int window_bytes(const GatherPlan& plan) {
   return kGatherGroups * gather_window_columns(plan.columns) * gather_window_pitch(plan.slots) * 4;
 }
 
-/// Bytes of shared memory: a ring of weights, `buffers` halos, where each of their voxels comes from and goes to, and
-/// windows.
+/// Bytes of shared memory: a ring of weights, `buffers` halos, where each of their voxels comes from and goes to,
+/// windows, and where the rows of results go.
 int64_t shared_bytes(const ConvProblem& p, const GatherPlan& plan, int buffers) {
   const int tap = plan.columns * kChunkWords * 4 * parts(p);
   return int64_t{gather_stages(plan.columns, three_products(p))} * gather_step_taps(plan.columns, three_products(p)) *
              tap +
-         int64_t{buffers} * parts(p) * 2 * kVoxelBytes * plan.rows.positions +
-         int64_t{8} * divide_up(plan.halo_voxels, kGatherStagers) * kGatherStagers + window_bytes(plan);
+         int64_t{buffers} * plan.depth * parts(p) * 2 * kVoxelBytes * plan.rows.positions +
+         int64_t{8} * divide_up(plan.halo_voxels, kGatherStagers) * kGatherStagers + window_bytes(plan) +
+         int64_t{8} * 64 * row_tiles(p, plan);
 }
 
 /// Halo, rows and memory of plan.box; false if they do not fit.
@@ -60,24 +61,41 @@ bool lay_out(const ConvProblem& p, GatherPlan& plan) {
   plan.rows.positions = positions;
   plan.buffers = kGatherBuffers;
   while (plan.buffers > 1 && shared_bytes(p, plan, plan.buffers) > p.shared_limit - kStatic) --plan.buffers;
-  return plan.buffers > 1;
+  return plan.buffers > (plan.depth > 1 ? 2 : 1);
 }
 
-/// Clocks of a multiprocessor for all that the problem has of such boxes. A step of 8 words of channels takes what its
-/// tensor cores, its shared memory, the threads that stage and the way to L2 need at least; a box the sum of its steps,
-/// or what is left of them while results are written: two groups of warps take turns. Rough: it only has to order
-/// boxes.
-double cost(const ConvProblem& p, const GatherPlan& plan) {
-  const double products = three_products(p) ? 3 : 1, columns = plan.columns, positions = plan.halo_voxels;
+/// What a step has to multiply, in the mean.
+struct Step {
+  double taps = 0, stages = 0;  // of all chunks
+};
+Step mean_step(const ConvProblem& p, const GatherPlan& plan) {
+  const int step_taps = gather_step_taps(plan.columns, three_products(p));
+  Step step;
+  for (int c = 0; c < plan.classes; ++c) {
+    int taps = plan.depth;
+    for (int a = 2, number = c; a >= 0; number /= plan.axis[a--].parts)
+      taps *= plan.axis[a].part[number % plan.axis[a].parts].taps;
+    step.taps += taps;
+    step.stages += divide_up(taps, step_taps);
+  }
+  const double steps = plan.classes / plan.slots;
+  return {step.taps / steps, step.stages / steps};
+}
+
+/// Clocks of a multiprocessor for all that the problem has of such boxes. A step takes what its tensor cores, its
+/// shared memory, the threads that stage, those that queue products and the way to L2 need at least; a box the sum of
+/// its steps, or what is left of them while results are written: two groups of warps take turns. Rough: it only has to
+/// order boxes.
+double cost(const ConvProblem& p, const GatherPlan& plan, const Step& step_of) {
+  const double products = three_products(p) ? 3 : 1, columns = plan.columns, taps = step_of.taps;
+  const double positions = static_cast<double>(plan.halo_voxels) * plan.depth;  // of a step
   const double phases = p.direction == ConvDirection::transposed ? plan.classes / plan.slots : 1;
   const double halos = p.direction == ConvDirection::transposed ? 1 : plan.classes;  // of a box
-  double taps = 1, boxes = phases * static_cast<double>(p.batch * p.groups) * plan.column_tiles, results = 1;
+  double boxes = phases * static_cast<double>(p.batch * p.groups) * plan.column_tiles, results = 1;
   for (int a = 0; a < 3; ++a) {
-    taps *= plan.axis[a].kernel;
     boxes *= divide_up(plan.axis[a].count, plan.box[a]);
     results *= plan.box[a];
   }
-  taps /= phases * halos;  // of a step
   const double product_tiles = taps * row_tiles(p, plan) * products;
   const double multiply = product_tiles * columns / 2;
   const double staged = (positions + taps * columns) * parts(p) * 0.25;  // 128 bytes a clock
@@ -85,21 +103,23 @@ double cost(const ConvProblem& p, const GatherPlan& plan) {
   const double copy = positions * parts(p) * 0.35;  // by six warps
   const double latency = 1400.0 / (plan.buffers - 1);
   const double from_l2 = (taps * columns + positions) * 32 * parts(p) / 45;
-  const double step = std::max({multiply, shared, copy, latency, from_l2}) + 60;
+  const double queue = product_tiles * 16 + step_of.stages * 200;
+  const double step = std::max({multiply, shared, copy, latency, from_l2, queue}) + 60;
   const double bytes = static_cast<double>(item_size(p.dtype));
   // Results that lie together, and what is between them: short runs are dear to write, by all runs measured.
   const double spread = static_cast<double>(plan.axis[2].out_step) / plan.slots;
   const double run = bytes * spread * plan.slots * plan.box[2];
   const double written = results * plan.slots * columns * bytes * spread / 18 * (1 + 256 / run);
-  const double main = halos * plan.chunks * step + 200;
-  const double tail = row_tiles(p, plan) * plan.slots * columns * 50 + 1000;  // of one group of warps
-  const double box = std::max({main, (main + tail) / 2, written, halos * positions * 0.7 + 800});
+  const double main = halos * (plan.chunks / plan.depth) * step + 200;
+  const double tail = row_tiles(p, plan) * plan.slots * columns * 25 + 1500;  // of one group of warps
+  const double box = std::max({main, (main + tail) / 2, written, halos * plan.halo_voxels * 0.7 + 800});
   const double at_once = p.multiprocessors;
   const double waves = boxes < 8 * at_once ? std::ceil(boxes / at_once) * at_once / boxes : 1;
   return boxes * box * waves + at_once * tail;
 }
 
 void choose_box(const ConvProblem& p, GatherPlan& plan) {
+  const Step step = mean_step(p, plan);
   GatherPlan trial = plan;
   const int most = 64 * row_tiles(p, plan);
   std::array<std::vector<int>, 3> candidates;
@@ -116,7 +136,7 @@ void choose_box(const ConvProblem& p, GatherPlan& plan) {
         const int box[3] = {d, h, w};
         std::copy_n(box, 3, trial.box);
         if (!lay_out(p, trial)) continue;
-        trial.cycles = cost(p, trial);
+        trial.cycles = cost(p, trial, step);
         if (plan.cycles < 0 || trial.cycles < plan.cycles) plan = trial;
       }
     }
@@ -133,6 +153,7 @@ std::optional<RowTiles> cover_box(const int (&box)[3], int lines, int line, int 
     best = {};
     best_tiles = tiles;
     best.group = group;
+    best.tiles = tiles;
     for (int i = 0; i < tiles; ++i) place(i, best.base[i], best.end[i]);
   };
   constexpr int kNoEnd = 1 << 20;
@@ -167,6 +188,8 @@ std::optional<GatherPlan> plan_gather_wgmma(const ConvProblem& p, const GatherPl
   const auto asked = asked_width(p, widths);
   // Two phases that lie side by side in the result, and read almost the same.
   const bool pairs = p.direction == ConvDirection::transposed && axes.axis[2].parts % 2 == 0;
+  int taps = 1;
+  for (const AxisParts& axis : axes.axis) taps *= axis.kernel;
   for (const int columns : widths)
     for (const int slots : {1, 2}) {
       if (asked && columns != *asked) continue;
@@ -176,8 +199,13 @@ std::optional<GatherPlan> plan_gather_wgmma(const ConvProblem& p, const GatherPl
       plan.column_tiles = divide_up(static_cast<int>(p.out_channels), columns);
       plan.slots = slots;
       if (slots == 2) merge_halos(plan.axis[2]);
-      choose_box(p, plan);
-      if (plan.cycles >= 0 && (best.cycles < 0 || plan.cycles < best.cycles)) best = plan;
+      const bool asked_depth = p.choice.depth > 0 && plan.chunks % p.choice.depth == 0;
+      for (int depth = 1; depth <= kMostDepth && depth * taps <= kMaxTaps; ++depth) {
+        if (asked_depth ? depth != p.choice.depth : plan.chunks % depth != 0) continue;
+        plan.depth = depth;
+        choose_box(p, plan);
+        if (plan.cycles >= 0 && (best.cycles < 0 || plan.cycles < best.cycles)) best = plan;
+      }
     }
   if (best.cycles < 0 || !finish(p, best)) return std::nullopt;
   const int64_t of_sample = input_bytes(p, best);

@@ -145,6 +145,7 @@ bool complete(const ConvProblem& p, WeightWgmmaPlan& plan) {
     else
       return false;
   }
+  plan.late = !three_products(p) && plan.x_slots >= plan.depth.span + 2 * plan.depth.advance;
   plan.samples = 1;
   const int64_t sample = lattice_bytes(p, plan);
   if (sample > kMostPacked) return false;
@@ -220,7 +221,7 @@ void look_at_products(const ConvProblem& p, WeightWgmmaPlan plan, std::optional<
 int line_shares(const ConvProblem& p, const WeightWgmmaPlan& plan) {
   const int warps = weight_copiers(arithmetic_of(p)) / 32;
   int shares = 1;
-  while (2 * plan.column_octets * plan.pairs * shares < 2 * warps) shares *= 2;
+  while (warps % shares != 0 || (2 * plan.column_octets * plan.pairs * shares < 2 * warps && shares < warps)) ++shares;
   return shares;
 }
 

@@ -28,8 +28,11 @@ struct WeightWgmma {
   int lines, residues;  // lines: of residue 0
   int full_residues;    // that have as many lines; the others have one less
   int residue_at, line_at, residue_to, line_to;
-  int share_bits;      // 2^share_bits warps share channels, each with its lines
-  int units, many;     // that warps take, of a residue; channels of a unit
+  Divisor shares;      // warps that share channels, each with its lines
+  int units, many;     // of a residue; channels of a unit
+  int unit_step;       // warps that take units in turn
+  int unit_channels;   // from a unit to the next of a warp
+  int64_t unit_bytes;  // likewise
   int64_t line_bytes;  // from a line to the next of its share; likewise
   int line_step, line_slot;
   WeightPlanes of_x, of_y;
@@ -44,7 +47,7 @@ struct WeightWgmma {
   int tap_step, versions, row_octets, column_octets;
   int pairs, width_tiles;
   int steps, plane_products;
-  bool by_steps;
+  bool by_steps, late;
   int64_t samples, pillars, range;
   int x_step_at[kMostSteps], y_step_at[kMostSteps];  // 16 bytes: from a slot to the words of a step
 };
@@ -174,19 +177,21 @@ template <class Tile>
 struct WeightCopies {
   using Arithmetic = typename Tile::Arithmetic;
   using Element = typename Arithmetic::Element;
-  static constexpr int kElements = Arithmetic::kElements, kWarps = Tile::kCopiers / 32;
+  static constexpr int kElements = Arithmetic::kElements;
 
   const WeightWgmma& p;
   const WeightPlace& place;
-  int warp, word, channel;  // of this lane
-  const char* from;         // its word of the first line, at depth 0
-  int at;                   // the first line
-  bool inside[kElements];   // along the width
+  int share, first_unit;   // of this warp
+  int word, channel;       // of this lane, in the first unit
+  const char* from;        // its word of the first line, at depth 0
+  int at;                  // the first line
+  bool inside[kElements];  // along the width
 
   __device__ WeightCopies(const WeightWgmma& problem, const WeightPlace& at_place, int thread)
-      : p(problem), place(at_place), warp(thread / 32) {
+      : p(problem), place(at_place), first_unit(thread / 32) {
+    share = p.shares.take(first_unit);
     word = thread % 32 & (8 * p.pairs - 1);
-    channel = thread % 32 / (8 * p.pairs);
+    channel = thread % 32 / (8 * p.pairs) + first_unit * p.many;
   }
   __device__ void begin(const WeightPillar& pillar) {
     const int w = (pillar.width + word * kElements) * p.x_step - p.padding + place.first_tap * p.dilation;
@@ -203,52 +208,60 @@ struct WeightCopies {
     const char* const plane = from + depth * p.x_stride[2];
     slot += word / 4 * p.of_x.quad_pitch + channel * 16 + word % 4 * 4;
     for (int residue = 0; residue < p.residues; ++residue) {
-      const int last_share = (1 << p.share_bits) - 1, lines = p.lines - (residue >= p.full_residues);
-#pragma unroll 1
-      for (int unit = warp; unit < p.units; unit += kWarps) {
-        const int share = unit & last_share, first = (unit >> p.share_bits) * p.many;  // first: channel
-        const int line = residue * p.residue_at + share * p.line_at;
-        int first_at[kElements];  // what is outside along another axis is so in all lines
-        for (int e = 0; e < kElements; ++e) first_at[e] = first < channels && inside[e] ? at + line : INT_MIN;
-        copy_lines(plane + first * p.x_stride[1] + line * p.x_stride[3],
-                   slot + first * 16 + residue * p.residue_to + share * p.line_to, first_at,
-                   (lines - share + last_share) >> p.share_bits);
-      }
+      const int line = residue * p.residue_at + share * p.line_at;
+      int lines = p.lines - (residue >= p.full_residues) - share + p.shares.value - 1;  // of this share
+      p.shares.take(lines);
+      copy_units(plane + line * p.x_stride[3], slot + residue * p.residue_to + share * p.line_to, at + line, lines,
+                 channels);
     }
   }
 
  private:
-  __device__ void copy_lines(const char* from, uint32_t to, int (&at)[kElements], int lines) const {
-    const auto height = static_cast<unsigned>(p.x_size[1]);
-    if constexpr (kElements == 1) {
-      if (lines % 5 == 0)
-        copy_many<5>(from, to, at[0], lines);
-      else if (lines % 3 == 0)
-        copy_many<3>(from, to, at[0], lines);
-      else
-        copy_many<4>(from, to, at[0], lines);
-    } else {
-      constexpr int kBatch = 6;  // lines on their way
-      const int64_t second = p.x_step * p.x_stride[4];
+  /// Lines from `at` on; `channels` there are, from this lane's first on.
+  __device__ void copy_units(const char* from, uint32_t to, int at, int lines, int channels) const {
+    const auto each = [&](auto copy_lines) {
 #pragma unroll 1
-      for (int done = 0; done < lines; done += kBatch) {
-        Element x[kBatch][kElements];
-#pragma unroll
-        for (int i = 0; i < kBatch; ++i, from += p.line_bytes)
-#pragma unroll
-          for (int e = 0; e < kElements; ++e) {
-            x[i][e].bits = load_half(from + e * second, done + i < lines && static_cast<unsigned>(at[e]) < height);
-            at[e] += p.line_step;
-          }
-#pragma unroll
-        for (int i = 0; i < kBatch; ++i, to += p.line_slot)
-          if (done + i < lines) store_shared(to, Arithmetic::word(x[i]));
+      for (int unit = first_unit; unit < p.units; unit += p.unit_step) {
+        copy_lines(from, to, channels > 0);
+        from += p.unit_bytes;
+        to += p.unit_channels * 16;
+        channels -= p.unit_channels;
       }
+    };
+    if constexpr (kElements == 1) {
+      const int begin = inside[0] ? at : INT_MIN;  // what is outside along another axis is so in all lines
+      const auto first = [&](bool exists) { return exists ? begin : INT_MIN; };
+      if (lines % 5 == 0)
+        each([&](const char* f, uint32_t t, bool exists) { copy_words<5>(f, t, first(exists), lines); });
+      else if (lines % 3 == 0)
+        each([&](const char* f, uint32_t t, bool exists) { copy_words<3>(f, t, first(exists), lines); });
+      else
+        each([&](const char* f, uint32_t t, bool exists) { copy_words<4>(f, t, first(exists), lines); });
+    } else {
+      each([&](const char* f, uint32_t t, bool exists) { copy_halves(f, t, exists ? at : INT_MIN, lines); });
+    }
+  }
+  __device__ void copy_halves(const char* from, uint32_t to, int at, int lines) const {
+    constexpr int kBatch = 6;  // lines on their way
+    const auto height = static_cast<unsigned>(p.x_size[1]);
+    const int64_t second = p.x_step * p.x_stride[4];
+#pragma unroll 1
+    for (int done = 0; done < lines; done += kBatch) {
+      Element x[kBatch][kElements];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i, from += p.line_bytes, at += p.line_step) {
+        const bool exists = done + i < lines && static_cast<unsigned>(at) < height;
+#pragma unroll
+        for (int e = 0; e < kElements; ++e) x[i][e].bits = load_half(from + e * second, exists && inside[e]);
+      }
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i, to += p.line_slot)
+        if (done + i < lines) store_shared(to, Arithmetic::word(x[i]));
     }
   }
   /// So many lines at a time, with addresses in registers of their own: a copy holds its address for long.
   template <int kMany>
-  __device__ void copy_many(const char* from, uint32_t to, int at, int lines) const {
+  __device__ void copy_words(const char* from, uint32_t to, int at, int lines) const {
     const auto height = static_cast<unsigned>(p.x_size[1]);
 #pragma unroll 1
     for (; lines >= kMany; lines -= kMany) {
@@ -281,6 +294,7 @@ __device__ void copy_planes(const WeightWgmma& p, const WeightPlace& place, uint
         if constexpr (Tile::kFinishers > 0) {
           arrive_with_copies(barriers.landed_x(ring.slot));
         } else {
+          publish_to_wgmma();
           __syncwarp();
           if (thread % 32 == 0) arrive(barriers.full_x(ring.slot));
         }
@@ -325,6 +339,7 @@ __device__ void finish_planes(const WeightWgmma& p, const WeightPlace& place, ui
       [&](const Ring& ring, int) {
         await_round(barriers.landed_x(ring.slot), ring.round);
         finish(shared + ring.slot * p.of_x.slot_bytes);
+        publish_to_wgmma();
         __syncwarp();
         if (thread % 32 == 0) arrive(barriers.full_x(ring.slot));
       },

@@ -51,10 +51,13 @@ void describe_x(WeightWgmma& p, const View& x, const ConvProblem& problem, const
   p.line_at = apart ? axis.in_stride : axis.tap_step * axis.in_step;
   p.line_to = apart ? axis.span * line : line;
   p.many = 4 / plan.pairs;
-  while (1 << p.share_bits < line_shares(problem, plan)) ++p.share_bits;
-  p.units = plan.column_octets * 8 / p.many << p.share_bits;
-  p.line_step = p.line_at << p.share_bits;
-  p.line_slot = p.line_to << p.share_bits;
+  p.shares = Divisor(line_shares(problem, plan));
+  p.units = plan.column_octets * 8 / p.many;
+  p.unit_step = weight_copiers(arithmetic_of(problem)) / 32 / p.shares.value;
+  p.unit_channels = p.unit_step * p.many;
+  p.unit_bytes = p.unit_channels * p.x_stride[1];
+  p.line_step = p.line_at * p.shares.value;
+  p.line_slot = p.line_to * p.shares.value;
   p.line_bytes = p.line_step * p.x_stride[3];
 }
 
@@ -115,6 +118,7 @@ bool weight_by_wgmma(const View& w, const View& x, const View& y, const ConvGeom
   p.steps = plan->height.box * plan->pairs;
   p.plane_products = plan->plane_products;
   p.by_steps = plan->by_steps;
+  p.late = plan->late;
   p.range = plan->range;
   for (int step = 0; step < p.steps; ++step) {
     const int pair = step % plan->pairs, line = step / plan->pairs;

@@ -53,10 +53,13 @@ struct WeightProducts {
   const WeightWgmma& p;
   const WeightPlace& place;
   int group, first, first_step, last_step;  // first product of the group; steps
+  int first_tap, first_part;                // along depth, of the first product; its part of that tap's products
 
   __device__ WeightProducts(const WeightWgmma& problem, const WeightPlace& at, int of_group)
       : p(problem), place(at), group(of_group) {
     first = p.by_steps ? 0 : group * kHeights;
+    first_tap = first / p.plane_products;
+    first_part = first - first_tap * p.plane_products;
     first_step = p.by_steps ? group * p.steps / 2 : 0;
     last_step = p.by_steps ? first_step + p.steps / 2 : p.steps;
   }
@@ -64,10 +67,11 @@ struct WeightProducts {
   __device__ bool exists(int i) const { return first + i < p.depth.taps * p.plane_products; }
 
   /// sum += the products of a plane of y, or = if not `adds` (and not three products); tail: x's slot that its first
-  /// tap reads.
-  __device__ void multiply(Sums& sum, bool adds, int tail, uint32_t x, uint32_t y) const {
+  /// tap reads. Calls begun() when the products before are done. These may be under way in the end.
+  template <class Begun>
+  __device__ void multiply(Sums& sum, bool adds, int tail, uint32_t x, uint32_t y, Begun begun) const {
     uint32_t from[kHeights];  // 16 bytes
-    int tap = first / p.plane_products, part = first - tap * p.plane_products;
+    int tap = first_tap, part = first_part;
 #pragma unroll
     for (int i = 0; i < kHeights; ++i) {
       const bool real = exists(i);
@@ -79,6 +83,7 @@ struct WeightProducts {
     const uint64_t x_slab = slab_descriptor(0, p.of_x.quad_pitch, 128);
     const uint64_t y_slab = slab_descriptor(y, p.of_y.quad_pitch, 128);
     if constexpr (Tile::kThree) {
+      begun();
 #pragma unroll
       for (int i = 0; i < kHeights; ++i)
         multiply_parts(sum[i], advance_slab(x_slab, static_cast<int>(from[i])), y_slab);
@@ -95,8 +100,8 @@ struct WeightProducts {
             },
             x_slab, y_slab);
         await_products<1>();
+        begun();
       } while (step < last_step);
-      await_products<0>();
     }
   }
 
@@ -160,7 +165,7 @@ struct WeightProducts {
     }
     const int height_taps = min(p.height.taps, p.kernel[1] - place.height_tap);
     const int first_octet = place.first_column / 8;
-    int tap = first / p.plane_products, part = first - tap * p.plane_products;
+    int tap = first_tap, part = first_part;
 #pragma unroll
     for (int i = 0; i < kHeights; ++i) {
       const int depth = place.depth_tap + tap;
@@ -190,8 +195,17 @@ __device__ void multiply_planes(const WeightWgmma& p, const WeightPlace& place, 
   const Products products(p, place, group);
   typename Products::Sums sum;
   const uint32_t y_slots = shared + p.of_x.slots * p.of_x.slot_bytes;
-  const bool speaks = threadIdx.x % 32 == 0;
-  Ring head, tail, of_y;  // x's planes that have come; that are still read
+  const bool speaks = is_leader();
+  Ring head, of_y;           // planes that have come
+  Ring given;                // of x's, the first that is not given back
+  int tail = 0;              // its slot that the next plane's first tap reads
+  int held = 0, held_y = 0;  // planes of x that nobody reads any more but are not given back; y's slot likewise
+  const auto give_back = [&] {
+    if (held == 0) return;
+    if (speaks) arrive(barriers.empty_y(held_y));
+    for (; held > 0; --held, given.next(p.of_x.slots))
+      if (speaks) arrive(barriers.empty_x(given.slot));
+  };
   if constexpr (Tile::kThree)
     for (int i = 0; i < Tile::kHeights; ++i)
       for (int n = 0; n < Tile::kN8; ++n)
@@ -208,18 +222,22 @@ __device__ void multiply_planes(const WeightWgmma& p, const WeightPlace& place, 
         head.next(p.of_x.slots);
       }
       await_round(barriers.full_y(of_y.slot), of_y.round);
-      publish_to_wgmma();
       const uint32_t y_plane = y_slots + of_y.slot * p.of_y.slot_bytes;
-      products.multiply(sum, adds, tail.slot, shared, y_plane);
+      products.multiply(sum, adds, tail, shared, y_plane, give_back);
       adds = true;
-      if (speaks) arrive(barriers.empty_y(of_y.slot));
+      const bool last = plane + 1 == planes;  // the next reads none of these
+      held = last ? p.depth.span : p.depth.advance;
+      held_y = of_y.slot;
       of_y.next(p.of_y.slots);
-      for (int row = plane + 1 == planes ? p.depth.span : p.depth.advance; row > 0; --row) {
-        if (speaks) arrive(barriers.empty_x(tail.slot));
-        tail.next(p.of_x.slots);
+      tail += held;
+      if (tail >= p.of_x.slots) tail -= p.of_x.slots;
+      if (last || !p.late) {
+        await_products<0>();
+        give_back();
       }
     } while (++plane < planes);
   } while (++index < end);
+  await_products<0>();  // done long since: told to the compiler
   products.write(sum);
 }
 

@@ -31,6 +31,13 @@ __device__ T of_warp(T value) {
   return __shfl_sync(0xffffffff, value, 0);
 }
 
+/// Whether this is a warp's first lane. Asked once: a look at threadIdx would wait behind the products that are queued.
+__device__ inline bool is_leader() {
+  int lane;
+  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+  return lane == 0;
+}
+
 /// What the instruction is told of a swizzled slab in shared memory, at a multiple of 256 bytes.
 __device__ inline uint64_t slab_descriptor(uint32_t shared) {
   constexpr uint64_t kAlongColumns = 256 >> 4, kSwizzle32 = 3;  // bytes from 8 columns to the next, in 16s

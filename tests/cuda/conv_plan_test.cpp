@@ -42,6 +42,7 @@ ConvProblem random_problem(Random& random) {
   p.wgmma = random.chance(0.7);
   p.choice.mma_sync = random.chance(0.2);
   p.choice.slots = static_cast<int8_t>(random.integer(0, 2));
+  p.choice.depth = static_cast<int8_t>(random.integer(0, 4));
   p.choice.pairs = random.chance(0.8) ? int8_t{0} : static_cast<int8_t>(1 << random.integer(0, 2));
   p.choice.heights = random.chance(0.8) ? int8_t{0} : static_cast<int8_t>(random.integer(1, 10));
   p.choice.width = random.chance(0.5) ? 0 : static_cast<int>(random.integer(1, 16)) * 8;
@@ -106,8 +107,12 @@ void check_gather(const ConvProblem& p, const GatherPlan& plan) {
     EXPECT_TRUE(may_use_wgmma(p) && !plan.merged);
     EXPECT_TRUE(plan.slots == 1 || (plan.slots == 2 && plan.axis[2].parts % 2 == 0));
     EXPECT_TRUE(plan.buffers >= 2 && plan.buffers <= kGatherBuffers);
+    EXPECT_TRUE(plan.depth >= 1 && plan.chunks % plan.depth == 0 && plan.depth * taps <= kMaxTaps) << plan.depth;
+    if (p.choice.depth > 0 && plan.chunks % p.choice.depth == 0) {
+      EXPECT_EQ(plan.depth, p.choice.depth);
+    }
     check_rows(plan, gather_row_tiles(plan.columns, three, plan.slots) / plan.slots);
-    words = plan.rows.positions * kChunk * (three ? 2 : 1);
+    words = plan.depth * plan.rows.positions * kChunk * (three ? 2 : 1);
   } else {
     EXPECT_LE(results, kRows);
     EXPECT_EQ(plan.slots, 1);
@@ -115,9 +120,11 @@ void check_gather(const ConvProblem& p, const GatherPlan& plan) {
     EXPECT_TRUE(plan.pitch > halo / plan.extent[2] * plan.line && plan.pitch % 32 == 8) << plan.pitch;
     words = kChunk * plan.pitch;
   }
-  // By wgmma two windows of results, of up to 32 columns in lines that keep clear of each other's banks, and barriers.
+  // By wgmma two windows of results, of up to 32 columns in lines that keep clear of each other's banks, 64 rows a
+  // tile, and barriers.
   const int window = (plan.columns % 32 == 0 ? 32 : std::min(plan.columns, 24)) * (plan.slots == 1 ? 68 : 164);
-  const int beside = plan.wgmma ? 2 * 4 * window + 1024 : 0;
+  const int tiles = plan.wgmma ? gather_row_tiles(plan.columns, three, plan.slots) / plan.slots : 0;
+  const int beside = plan.wgmma ? 2 * 4 * window + 8 * 64 * tiles + 1024 : 0;
   EXPECT_LE((ring + plan.buffers * words + 2 * staged) * 4 + beside,
             plan.merged || plan.wgmma ? p.shared_limit : kMostShared);
   EXPECT_TRUE(plan.classes == classes && classes <= kMaxClasses && taps <= kMaxTaps);

@@ -93,11 +93,15 @@ TEST_P(CudaConvModes, IsExactWithEveryTile) {
       {1, 8, 8, {12, 6, 20}, {3, 3, 3}, {{2, 2, 2}, {1, 1, 1}, {1, 1, 1}, 3}},
       {1, 65, 65, {4, 4, 35}, {1, 1, 7}, {{1, 1, 4}, {0, 0, 3}, {1, 1, 2}, 1}},
       {3, 5, 1, {17, 1, 5}, {5, 1, 2}, {{3, 1, 2}, {6, 0, 1}, {2, 1, 3}, 2}},
+      {2, 48, 96, {5, 6, 9}, {3, 1, 4}, {{2, 1, 2}, {1, 0, 1}, {1, 1, 1}, 1}},
   };
   std::vector<cuda::ConvChoice> choices{{.plain = true},
                                         {.samples = 1, .width = 24},
                                         {.samples = 2, .width = 32},
                                         {.samples = 1},
+                                        {.depth = 2},
+                                        {.depth = 3},
+                                        {.slots = 1, .depth = 6},
                                         {.pairs = 1},
                                         {.pairs = 2},
                                         {.pairs = 4}};
@@ -117,8 +121,8 @@ TEST_P(CudaConvModes, IsExactWithEveryTile) {
   for (const Problem& problem : problems) {
     Comparison comparison(problem, mode.dtype, random);
     for (const cuda::ConvChoice& choice : choices) {
-      SCOPED_TRACE(concat(mode, ", width ", choice.width, ", slots ", int{choice.slots}, ", samples ",
-                          int{choice.samples}, ", heights ", int{choice.heights}, ", pairs ", int{choice.pairs},
+      SCOPED_TRACE(concat(mode, ", width ", choice.width, ", slots ", int{choice.slots}, ", depth ",
+                          int{choice.depth}, ", samples ", int{choice.samples}, ", heights ", int{choice.heights}, ", pairs ", int{choice.pairs},
                           choice.plain ? ", plain" : "", choice.mma_sync ? ", mma.sync: " : ": ", problem));
       const Setting setting(mode.precision, choice);
       comparison.check();
