@@ -2,6 +2,8 @@
 // threads, and places in rings. What the engine copies is seen by wgmma without a fence.
 #pragma once
 
+#include <cuda.h>
+
 #include <cstdint>
 
 #include "cuda/conv/wgmma.cuh"
@@ -35,12 +37,28 @@ __device__ inline void arrive_with_copies(uint32_t barrier) {
 }
 __device__ inline void publish_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
+/// Lets the barrier's round end when so many bytes have come.
+__device__ inline void expect_bytes(uint32_t barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
 /// Copies `bytes` bytes, all multiples and addresses being of 16, and lets the barrier's round end when they are there.
 __device__ inline void copy_bulk(uint32_t shared, const void* global, uint32_t bytes, uint32_t barrier) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+  expect_bytes(barrier, bytes);
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
                "l"(global), "r"(bytes), "r"(barrier)
                : "memory");
+}
+
+/// Copies the box of a tensor of 4 axes that begins at these coordinates, the innermost first, to a multiple of 128
+/// bytes; what is outside of the tensor is zero.
+__device__ inline void copy_box(uint32_t shared, const CUtensorMap& tensor, int x, int y, int z, int plane,
+                                uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], "
+      "[%6];" ::"r"(shared),
+      "l"(&tensor), "r"(x), "r"(y), "r"(z), "r"(plane), "r"(barrier)
+      : "memory");
 }
 
 /// Until round `round` (0, 1, ...) has ended; no more than one round may be ahead.
@@ -59,6 +77,8 @@ __device__ inline void arrive(uint32_t) {}
 __device__ inline void arrive_with_copies(uint32_t) {}
 __device__ inline void publish_barriers() {}
 __device__ inline void copy_bulk(uint32_t, const void*, uint32_t, uint32_t) {}
+__device__ inline void expect_bytes(uint32_t, uint32_t) {}
+__device__ inline void copy_box(uint32_t, const CUtensorMap&, int, int, int, int, uint32_t) {}
 __device__ inline void await_round(uint32_t, int) {}
 #endif
 

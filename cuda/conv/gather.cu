@@ -11,6 +11,39 @@
 namespace voxgrad::cuda {
 namespace {
 
+/// Tells the copy engine how `planes` planes of packed inputs lie, and how large a halo is. Its axes: voxels along the
+/// width, each as two of its elements; height; depth; (plane, residues).
+CUtensorMap describe_planes(const GatherMma& p, const PackInputs& inputs, void* packed, int64_t planes) {
+  static const auto encode = [] {
+    void* found = nullptr;
+    cudaDriverEntryPointQueryResult result{};
+#if CUDART_VERSION >= 12050
+    check_cuda(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result),
+               "conv");
+#else
+    check_cuda(cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &found, cudaEnableDefault, &result), "conv");
+#endif
+    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(found);
+  }();
+  const auto size = [&](int axis) { return static_cast<cuuint64_t>(inputs.split_size[axis]); };
+  const int64_t residues = int64_t{inputs.splits[0]} * inputs.splits[1] * inputs.splits[2];
+  const cuuint64_t sizes[] = {2 * size(2), size(1), size(0), static_cast<cuuint64_t>(planes * residues)};
+  const cuuint64_t strides[] = {size(2) * kVoxelBytes, size(2) * size(1) * kVoxelBytes,
+                                size(2) * size(1) * size(0) * kVoxelBytes};
+  const auto extent = [](int value) { return static_cast<cuuint32_t>(value); };
+  const cuuint32_t box[] = {extent(2 * p.line_positions.value), extent(p.extent[1].value), extent(p.extent[0].value),
+                            1};
+  const cuuint32_t steps[] = {1, 1, 1, 1};
+  CUtensorMap map;
+  const CUresult status = encode ? encode(&map, CU_TENSOR_MAP_DATA_TYPE_FLOAT64, 4, packed, sizes, strides, box, steps,
+                                          CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE,
+                                          CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE)
+                                 : CUDA_ERROR_NOT_FOUND;
+  check(status == CUDA_SUCCESS, "conv", "the driver does not describe packed inputs of ", sizes[0] / 2, " x ", sizes[1],
+        " x ", sizes[2], " voxels in ", sizes[3], " planes to its copy engine: CUresult ", static_cast<int>(status));
+  return map;
+}
+
 /// By wgmma inputs are packed, too, as many samples at a time as the plan has memory for.
 template <class Arithmetic>
 void run(GatherMma& p, const PackWeights& weights, PackInputs& inputs, int64_t samples, const Launch& launch) {
@@ -25,7 +58,7 @@ void run(GatherMma& p, const PackWeights& weights, PackInputs& inputs, int64_t s
   using Element = typename Arithmetic::Element;
   const Workspace planes(launch, static_cast<size_t>(samples) * packed_bytes<Arithmetic>(inputs));
   const Workspace counter(launch, sizeof(unsigned));
-  p.in = planes.as<void>();
+  p.packed = describe_planes(p, inputs, planes.as<void>(), samples * p.groups * p.chunks * 2 * Arithmetic::kParts);
   p.next_box = inputs.counter = counter.as<unsigned>();
   for (int64_t left = p.batch; left > 0; left -= samples) {
     p.batch = inputs.batch = std::min(left, samples);
@@ -67,7 +100,7 @@ void list_taps(GatherMma& p, bool wgmma, int chunk_positions) {
         offset[a] = row / fold;
       }
       const int lines = p.extent[1].value, line = p.line_positions.value;
-      p.tap_offset[count++] = wgmma ? ((residue * p.extent[0].value + offset[0]) * lines + offset[1]) * line +
+      p.tap_offset[count++] = wgmma ? residue * p.residue_positions + (offset[0] * lines + offset[1]) * line +
                                           offset[2] + i / taps * chunk_positions
                                     : ((offset[0] * lines + offset[1]) * p.line + residue * line + offset[2]) * 4;
     }
@@ -157,6 +190,7 @@ bool gather_on_tensor_cores(const View& out, const View& in, const View& w, cons
     complete &= plan->axis[a].complete;
   }
   p.line_positions = Divisor(plan->extent[2] / plan->axis[2].fold);
+  p.residue_positions = plan->residue_positions;
   list_taps(p, plan->wgmma, plan->rows.positions * (arithmetic_of(problem) == ConvArithmetic::tf32x3 ? 4 : 2));
   if (!complete) fill_bias(out, epilogue, launch);
 
@@ -177,18 +211,15 @@ bool gather_on_tensor_cores(const View& out, const View& in, const View& w, cons
                    plan->wgmma,
                    {}};
   std::copy_n(plan->axis, 3, pack.axis);
-  PackInputs inputs{in.data, {}, 0, p.groups, p.in_channels, p.chunks, {}, {}, nullptr};
+  PackInputs inputs{in.data, {}, 0, p.groups, p.in_channels, p.chunks, {}, {}, {}, {}, nullptr};
   std::copy_n(plan->axis, 3, inputs.axis);
   std::copy_n(in.stride, 5, inputs.stride);
-  if (plan->wgmma) {
-    int64_t stride = 1;
-    for (int a = 2; a >= 0; --a) {
+  if (plan->wgmma)
+    for (int a = 0; a < 3; ++a) {
       inputs.size[a] = static_cast<int>(in.size[a + 2]);
-      p.in_stride[a + 2] = stride;
-      stride *= in.size[a + 2];
+      inputs.splits[a] = splits_of(plan->axis[a]);
+      inputs.split_size[a] = (inputs.size[a] + inputs.splits[a] - 1) / inputs.splits[a];
     }
-    p.plane_bytes = stride * kVoxelBytes;
-  }
   with_arithmetic(arithmetic_of(problem),
                   [&]<class Arithmetic>() { run<Arithmetic>(p, pack, inputs, plan->samples, launch); });
   return true;

@@ -2,6 +2,8 @@
 // where a box is, how inputs are staged and results written.
 #pragma once
 
+#include <cuda.h>
+
 #include <algorithm>
 
 #include "cuda/conv/instances.h"
@@ -21,12 +23,12 @@ inline constexpr uint32_t kOutside = UINT32_MAX;
 /// What the kernel is told. A class is a part of an axis for each axis: of the results (transposed, where a block has
 /// one class, or `slots` of them), or of the inputs (forward, where it has them all).
 struct GatherMma {
-  const void* in;        // packed (wgmma)
+  CUtensorMap packed;    // inputs (wgmma)
+  const void* in;        // (mma.sync)
   const uint4* weights;  // packed
   const void* bias;      // or null
   void* out;
-  int64_t in_stride[5], out_stride[5], bias_stride;  // (wgmma: of the input the last three, in voxels)
-  int64_t plane_bytes;                               // of 4 words of a sample's channels (wgmma)
+  int64_t in_stride[5], out_stride[5], bias_stride;  // in_stride: (mma.sync)
   int64_t batch;
   unsigned* next_box;             // that no block has taken; 0 before (wgmma)
   unsigned boxes;                 // of results, in all phases and tiles of columns unless merged
@@ -38,8 +40,9 @@ struct GatherMma {
   bool transposed, relu;
   Divisor box[3], extent[3];  // of results; of the halo
   Divisor line_positions;     // of a line of one residue
+  int residue_positions;      // from a residue along the width to the next (wgmma)
   int box_voxels, halo_voxels;
-  int staged_voxels, rounds;  // filled up to whole rounds of the threads that stage
+  int staged_voxels, rounds;  // filled up to whole rounds of the threads that stage (mma.sync)
   int line, pitch;            // words from a staged line to the next, and from a word of channels (mma.sync)
   RowTiles rows;              // (wgmma)
   int tiles[3], classes, slots;
@@ -128,8 +131,10 @@ __device__ bool has_results(const GatherMma& p, const GatherPlace& place) {
 template <class Tile>
 void launch_gather(void (*kernel)(GatherMma), GatherMma p, cudaStream_t stream) {
   ++conv_instance<Tile, false, Tile::kColumns>.launches;
-  p.rounds = (p.halo_voxels + Tile::kStagers - 1) / Tile::kStagers;
-  p.staged_voxels = p.rounds * Tile::kStagers;
+  if constexpr (!Tile::kWgmma) {
+    p.rounds = (p.halo_voxels + Tile::kStagers - 1) / Tile::kStagers;
+    p.staged_voxels = p.rounds * Tile::kStagers;
+  }
   const int phases = p.transposed && !p.merged ? p.classes / p.slots : 1;
   const int digits[] = {p.merged ? 1 : p.column_tiles, phases, p.tiles[2], p.tiles[1], p.tiles[0], p.groups};
   int64_t boxes = p.batch;

@@ -1,7 +1,7 @@
-// The warps that feed those of gather_wgmma.cuh: one copies weights to a ring of stages, six copy the inputs of a step,
-// some chunks of 8 words of channels of the halo, to a ring of buffers, and one takes the boxes. Weights and inputs
-// were packed before (pack.cu), so that nothing is left to do but to copy. They run ahead as far as the rings go, into
-// the boxes to come. What is full and what is empty goes by the barriers of bulk_copy.cuh.
+// The warps that feed those of gather_wgmma.cuh: one copies weights to a ring of stages, one the inputs of a step, some
+// chunks of 8 words of channels of the halo, to a ring of buffers, and one takes the boxes. Weights and inputs were
+// packed before (pack.cu), so that nothing is left to do but to tell the copy engine where they are. They run ahead as
+// far as the rings go, into the boxes to come. What is full and what is empty goes by the barriers of bulk_copy.cuh.
 #pragma once
 
 #include "cuda/conv/bulk_copy.cuh"
@@ -32,12 +32,12 @@ struct GatherBarriers {
   __device__ uint32_t turn() const { return full_a(kCount - 1); }
 
   __device__ void init() const {
-    for (int i = 0; i < kA; ++i) init_barrier(full_a(i), Tile::kStagers);
+    for (int i = 0; i < kA; ++i) init_barrier(full_a(i), 1);
     for (int i = 0; i < kB; ++i) init_barrier(full_b(i), 1);
     for (int i = 0; i < kA; ++i) init_barrier(empty_a(i), Tile::kWarps);
     for (int i = 0; i < kB; ++i) init_barrier(empty_b(i), Tile::kWarps);
     for (int i = 0; i < kBoxes; ++i) init_barrier(full_box(i), 1);
-    for (int i = 0; i < kBoxes; ++i) init_barrier(empty_box(i), Tile::kThreads / 32 - 1);
+    for (int i = 0; i < kBoxes; ++i) init_barrier(empty_box(i), Tile::kTold);
     init_barrier(turn(), Tile::kWarps);
   }
 };
@@ -116,7 +116,7 @@ template <class Tile>
 __device__ void copy_weights(const GatherMma& p, GatherBoxes<Tile> box, uint32_t ring, GatherBarriers<Tile> barriers) {
   constexpr int kStageBytes = 4 * Tile::kStepTaps * Tile::kTapWords;
   for (Ring at; box.next(); __syncwarp()) {
-    if (threadIdx.x % 32 != 0) continue;
+    if (!is_leader()) continue;
     const GatherPlace& place = box.place;
     const char* from = reinterpret_cast<const char*>(
         p.weights + ((int64_t{place.group} * p.column_tiles + place.column_tile) * p.class_begin[p.classes] +
@@ -135,66 +135,37 @@ __device__ void copy_weights(const GatherMma& p, GatherBoxes<Tile> box, uint32_t
   }
 }
 
-/// Copies A in the background. By threads 0 to kStagers, of which each takes every kStagers-th voxel of the halo.
+/// Copies A to the ring: of each chunk of a step, part and half of its words the halo, residues along the width apart.
+/// By one warp.
 template <class Tile>
-struct GatherInputs {
-  static constexpr int kStagers = Tile::kStagers, kPlanes = 2 * Tile::Arithmetic::kParts;  // of a step
-
-  const GatherMma& p;
-  int thread;
-  uint32_t words;   // shared address of the first buffer
-  uint32_t* table;  // of this thread's voxels: bytes from the halo's corner, or kOutside; bytes from the staged corner
-
-  __device__ void copy_all(GatherBoxes<Tile> box, GatherBarriers<Tile> barriers) const {
-    find_targets();
-    for (Ring at; box.next();) {
-      const GatherPlace& place = box.place;
-      for (int c = box.first_class; c < box.last_class; c += Tile::kSlots) {
-        locate_halo<2>(p, place, c, table, kVoxelBytes, thread, kStagers);
-        const char* from = static_cast<const char*>(p.in) + halo_corner(p, place, c) * kVoxelBytes +
-                           (place.sample * p.groups + place.group) * p.chunks * (kPlanes * p.plane_bytes);
-        for (int step = 0; step < p.class_steps; ++step) {
-          if (at.round > 0) await_round(barriers.empty_a(at.slot), at.round - 1);
-          uint32_t to = words + at.slot * (4 * Tile::buffer_words(p));
-          for (int i = 0; i < p.depth; ++i, from += kPlanes * p.plane_bytes, to += 4 * Tile::chunk_words(p))
-            copy_chunk(from, to);
-          arrive_with_copies(barriers.full_a(at.slot));
-          at.next(p.buffers);
+__device__ void copy_inputs(const GatherMma& p, GatherBoxes<Tile> box, uint32_t ring, GatherBarriers<Tile> barriers) {
+  constexpr int kPlanes = 2 * Tile::Arithmetic::kParts;  // of a chunk
+  const int planes = p.depth * kPlanes, residues = p.axis[2].fold;
+  const int splits[3] = {p.axis[0].in_step, p.axis[1].in_step, residues};
+  for (Ring at; box.next(); __syncwarp()) {
+    if (!is_leader()) continue;
+    const GatherPlace& place = box.place;
+    for (int c = box.first_class; c < box.last_class; c += Tile::kSlots) {
+      int part[3], first[3];
+      class_parts(p, c, part);
+      for (int a = 0; a < 3; ++a) first[a] = place.q[a] + p.axis[a].part[part[a]].low;
+      int plane = (place.sample * p.groups + place.group) * p.chunks * kPlanes;
+      for (int step = 0; step < p.class_steps; ++step) {
+        if (at.round > 0) await_round(barriers.empty_a(at.slot), at.round - 1);
+        expect_bytes(barriers.full_a(at.slot), p.halo_voxels * planes * kVoxelBytes);
+        uint32_t to = ring + at.slot * (4 * Tile::buffer_words(p));
+        for (int i = 0; i < planes; ++i, ++plane, to += p.rows.positions * kVoxelBytes) {
+          int split = plane;
+          for (int a = 0; a < 2; ++a) split = split * splits[a] + p.axis[a].part[part[a]].residue;
+          split *= residues;
+          for (int residue = 0; residue < residues; ++residue)
+            copy_box(to + residue * p.residue_positions * kVoxelBytes, p.packed, first[2] * 2, first[1], first[0],
+                     split + residue, barriers.full_a(at.slot));
         }
+        at.next(p.buffers);
       }
     }
   }
-
- private:
-  /// Residues lie apart in the buffer: what neighbours read lies side by side.
-  __device__ void find_targets() const {
-    const int fold = p.axis[2].fold, line = p.extent[2].value / fold;
-    for (int v = thread; v < p.halo_voxels; v += kStagers) {
-      int lines = v;
-      const int w = p.extent[2].take(lines);
-      table[2 * v + 1] = ((w % fold * (p.halo_voxels / p.extent[2].value) + lines) * line + w / fold) * kVoxelBytes;
-    }
-  }
-  __device__ void copy_chunk(const char* from, uint32_t to) const {
-    const uint32_t pitch = p.rows.positions * kVoxelBytes;
-    constexpr int kMany = 4;  // whose entries are loaded together
-    for (int first = thread; first < p.halo_voxels; first += kMany * kStagers) {
-      uint2 entry[kMany];
-#pragma unroll
-      for (int i = 0; i < kMany; ++i)
-        if (first + i * kStagers < p.halo_voxels)
-          entry[i] = *reinterpret_cast<const uint2*>(table + 2 * (first + i * kStagers));
-#pragma unroll
-      for (int i = 0; i < kMany; ++i) {
-        if (first + i * kStagers >= p.halo_voxels) break;
-        const bool inside = entry[i].x != kOutside;
-        const char* at = inside ? from + entry[i].x : from;
-#pragma unroll
-        for (int plane = 0; plane < kPlanes; ++plane, at += p.plane_bytes)
-          copy_async(to + entry[i].y + plane * pitch, at, inside);
-      }
-    }
-  }
-};
+}
 
 }  // namespace voxgrad::cuda

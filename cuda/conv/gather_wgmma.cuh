@@ -31,8 +31,9 @@ struct GatherWgmmaTile {
   using Arithmetic = Arithmetic_;
   static constexpr bool kWgmma = true;
   static constexpr int kN8 = kN8_, kSlots = kSlots_;
-  static constexpr int kWarps = 4, kGroups = kGatherGroups;                  // that multiply
-  static constexpr int kStagers = kGatherStagers, kFeeders = kStagers + 64;  // threads that feed them
+  static constexpr int kWarps = 4, kGroups = kGatherGroups;  // that multiply
+  static constexpr int kFeeders = 128;                       // threads that feed them: three warps do
+  static constexpr int kTold = kWarps * kGroups + 2;         // warps that are told of boxes
   static constexpr int kColumns = 8 * kN8;
   static constexpr int kThreads = 32 * kWarps * kGroups + kFeeders;
   static constexpr bool kThree = Arithmetic::kParts > 1;
@@ -42,15 +43,14 @@ struct GatherWgmmaTile {
   static constexpr int kTapWords = kSlab * Arithmetic::kParts;
   static constexpr int kStepTaps = gather_step_taps(kColumns, kThree), kStages = gather_stages(kColumns, kThree);
   static constexpr int kRing = kStages * kStepTaps * kTapWords;  // words
-  static constexpr int kRegisters = 200, kFeederRegisters = 56;  // of 128 in the mean
+  static constexpr int kRegisters = 232, kFeederRegisters = 40;  // of 168 in the mean
   static_assert(kRegisters * kGroups * kWarps * 32 + kFeederRegisters * kFeeders <= 65536);
 
   /// Of the halo, in its parts.
   VG_HOST_DEVICE static int chunk_words(const GatherMma& p) { return p.rows.positions * kChunk * Arithmetic::kParts; }
   VG_HOST_DEVICE static int buffer_words(const GatherMma& p) { return p.depth * chunk_words(p); }
-  /// Where in shared memory the table of the halo is; where the windows for results are.
-  VG_HOST_DEVICE static int table_at(const GatherMma& p) { return kRing + p.buffers * buffer_words(p); }
-  VG_HOST_DEVICE static int windows_at(const GatherMma& p) { return table_at(p) + 2 * p.rounds * kStagers; }
+  /// Where in shared memory the windows for results are; where it is listed which these are.
+  VG_HOST_DEVICE static int windows_at(const GatherMma& p) { return kRing + p.buffers * buffer_words(p); }
   VG_HOST_DEVICE static int rows_at(const GatherMma& p) {
     return windows_at(p) + kGroups * ResultWindow<GatherWgmmaTile>::kWords;
   }
@@ -160,7 +160,6 @@ __device__ void multiply_box(const GatherMma& p, const GatherBoxes<Tile>& box, u
   int stage = 0, number = box.first_class, of_class = 0, last_buffer = 0, last_slot = 0;
   for (int step = 0; step < box.steps; ++step) {
     await_round(barriers.full_a(rings.a.slot), rings.a.round);
-    publish_to_wgmma();
     const uint64_t a = slab_descriptor(words + rings.a.slot * (4 * Tile::buffer_words(p)),
                                        p.rows.positions * kVoxelBytes, p.rows.group * kVoxelBytes);
     bool first_stage = true;
@@ -224,19 +223,18 @@ __global__ void __launch_bounds__(Tile::kThreads, 1) gather_wgmma(const __grid_c
   publish_barriers();
   list_rows<Tile>(p, reinterpret_cast<ResultRow*>(shared + Tile::rows_at(p)));
   __syncthreads();
-  const int thread = static_cast<int>(threadIdx.x) - 32 * Tile::kWarps * Tile::kGroups;
-  const int group = of_warp(static_cast<int>(threadIdx.x) / (32 * Tile::kWarps));
+  const int warp = of_warp(static_cast<int>(threadIdx.x) / 32), feeder = warp - Tile::kWarps * Tile::kGroups;
+  const int group = warp / Tile::kWarps;
   if (group < Tile::kGroups) {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Tile::kRegisters));
     multiply_boxes<Tile>(p, boxes, shared, group, barriers);
   } else {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Tile::kFeederRegisters));
-    if (thread < Tile::kStagers)
-      GatherInputs<Tile>{p, thread, shared_address(shared + Tile::kRing), shared + Tile::table_at(p)}.copy_all(
-          boxes, barriers);
-    else if (thread < Tile::kStagers + 32)
+    if (feeder == 0)
+      copy_inputs<Tile>(p, boxes, shared_address(shared + Tile::kRing), barriers);
+    else if (feeder == 1)
       copy_weights<Tile>(p, boxes, shared_address(shared), barriers);
-    else if (thread == Tile::kStagers + 32)
+    else if (feeder == 2 && is_leader())
       take_boxes<Tile>(p, barriers, queue);
   }
 #endif

@@ -8,7 +8,7 @@
 // Channels beyond the last are zero.
 //
 // Inputs, for gather_wgmma.cuh, rounded or split into parts, as
-//   (sample, group, chunk of 8 words of channels, part, half of the chunk, voxel, 4 words).
+//   (sample, group, chunk of 8 words of channels, part, half of the chunk, residue along each axis, voxel, 4 words).
 #include "cuda/conv/pack.h"
 
 #include <algorithm>
@@ -94,9 +94,10 @@ __global__ void __launch_bounds__(kBlock) pack_inputs_kernel(const __grid_consta
   if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) *p.counter = 0;
   using Element = typename Arithmetic::Element;
   constexpr int kElements = Arithmetic::kElements, kParts = Arithmetic::kParts;
-  const int voxels = p.size[0] * p.size[1] * p.size[2];
+  const int lines = p.split_size[1] * p.splits[1], line_voxels = p.split_size[2] * p.splits[2];
+  const int voxels = p.split_size[0] * p.splits[0] * lines * line_voxels;
   const int64_t planes = p.batch * p.groups * p.chunks * 2;
-  const bool all = p.axis[0].in_step * p.axis[1].in_step == 1;
+  const bool whole = p.splits[0] * p.splits[1] * p.splits[2] == 1;
   const bool dense = p.stride[4] == 1 && p.stride[3] == p.size[2] && p.stride[2] == int64_t{p.size[2]} * p.size[1];
   for (int64_t plane = blockIdx.y; plane < planes; plane += gridDim.y) {
     const int64_t of_sample = plane / 2 / p.chunks;
@@ -110,19 +111,33 @@ __global__ void __launch_bounds__(kBlock) pack_inputs_kernel(const __grid_consta
          first_voxel += static_cast<int>(gridDim.x) * kPackedVoxels * kBlock) {
       Element x[kPackedVoxels][4][kElements];
       bool wanted[kPackedVoxels];
+      int at[kPackedVoxels];
 #pragma unroll
       for (int j = 0; j < kPackedVoxels; ++j) {
         const int v = first_voxel + j * kBlock + static_cast<int>(threadIdx.x);
         wanted[j] = v < voxels;
+        at[j] = v;
+        bool inside = wanted[j];
         int64_t offset = v;
-        if (!all || !dense) {
-          const int line = v / p.size[2], h = line % p.size[1], d = line / p.size[1];
-          wanted[j] &= all || (is_read(p.axis[0], d) && is_read(p.axis[1], h));
-          offset = d * p.stride[2] + h * p.stride[3] + (v - line * p.size[2]) * p.stride[4];
+        if (!whole || !dense) {
+          const int line = v / line_voxels, d = line / lines;
+          const int position[3] = {d, line - d * lines, v - line * line_voxels};
+          wanted[j] &= whole || (is_read(p.axis[0], position[0]) && is_read(p.axis[1], position[1]));
+          inside = wanted[j];
+          offset = 0;
+          int residue = 0, of_residue = 0;
+          for (int a = 0; a < 3; ++a) {
+            inside &= position[a] < p.size[a];
+            offset += position[a] * p.stride[a + 2];
+            const int quotient = position[a] / p.splits[a];
+            residue = residue * p.splits[a] + position[a] - quotient * p.splits[a];
+            of_residue = of_residue * p.split_size[a] + quotient;
+          }
+          at[j] = residue * p.split_size[0] * p.split_size[1] * p.split_size[2] + of_residue;
         }
 #pragma unroll
         for (int c = 0; c < 4 * kElements; ++c)
-          x[j][c / kElements][c % kElements] = wanted[j] && c < real ? from[c * p.stride[1] + offset] : Element(0.0f);
+          x[j][c / kElements][c % kElements] = inside && c < real ? from[c * p.stride[1] + offset] : Element(0.0f);
       }
 #pragma unroll
       for (int j = 0; j < kPackedVoxels; ++j) {
@@ -134,11 +149,11 @@ __global__ void __launch_bounds__(kBlock) pack_inputs_kernel(const __grid_consta
 #pragma unroll
           for (int part = 0; part < kParts; ++part) word[part][i] = parts[part];
         }
-        const int v = first_voxel + j * kBlock + static_cast<int>(threadIdx.x);
         if (wanted[j])
 #pragma unroll
           for (int part = 0; part < kParts; ++part)
-            to[int64_t{part * 2} * voxels + v] = make_uint4(word[part][0], word[part][1], word[part][2], word[part][3]);
+            to[int64_t{part * 2} * voxels + at[j]] =
+                make_uint4(word[part][0], word[part][1], word[part][2], word[part][3]);
       }
     }
   }
@@ -158,15 +173,21 @@ void pack_weights(const PackWeights& p, void* packed, cudaStream_t stream) {
   pack_kernel<Arithmetic><<<grid_size(fragments), kBlock, 0, stream>>>(p, static_cast<uint32_t*>(packed), fragments);
 }
 
+int64_t packed_voxels(const PackInputs& p) {
+  int64_t voxels = 1;
+  for (int a = 0; a < 3; ++a) voxels *= int64_t{p.splits[a]} * p.split_size[a];
+  return voxels;
+}
+
 template <class Arithmetic>
 size_t packed_bytes(const PackInputs& p) {
-  return size_t{sizeof(uint4)} * 2 * Arithmetic::kParts * p.chunks * p.groups * p.size[0] * p.size[1] * p.size[2];
+  return size_t{sizeof(uint4)} * 2 * Arithmetic::kParts * p.chunks * p.groups * packed_voxels(p);
 }
 
 template <class Arithmetic>
 void pack_inputs(const PackInputs& p, void* packed, cudaStream_t stream) {
   constexpr int64_t kMostPlanes = 65535;
-  const int64_t planes = p.batch * p.groups * p.chunks * 2, voxels = int64_t{p.size[0]} * p.size[1] * p.size[2];
+  const int64_t planes = p.batch * p.groups * p.chunks * 2, voxels = packed_voxels(p);
   const dim3 grid(grid_size(voxels, kPackedVoxels * kBlock), static_cast<unsigned>(std::min(planes, kMostPlanes)));
   pack_inputs_kernel<Arithmetic><<<grid, kBlock, 0, stream>>>(p, static_cast<uint4*>(packed));
 }

@@ -29,10 +29,13 @@ struct PackInputs {
   int64_t batch;
   int groups, channels, chunks;  // channels of a group; chunks of 8 words of them
   int size[3];
-  AxisParts axis[3];  // lines of the input that no part reads are left out
-  unsigned* counter;  // set to 0: of the boxes that the gather has taken (gather_feed.cuh)
+  int splits[3], split_size[3];  // residues of an axis that are packed apart; voxels of each, zero beyond the last
+  AxisParts axis[3];             // lines of the input that no part reads are left out
+  unsigned* counter;             // set to 0: of the boxes that the gather has taken (gather_feed.cuh)
 };
 
+/// Of a plane, in all residues.
+int64_t packed_voxels(const PackInputs& p);
 /// Of one sample.
 template <class Arithmetic>
 size_t packed_bytes(const PackInputs& p);

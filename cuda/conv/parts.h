@@ -48,6 +48,8 @@ std::optional<AxisParts> forward_parts(int64_t in_size, int64_t out_size, int64_
                                        int64_t padding, int64_t dilation, bool fold);
 std::optional<AxisParts> transposed_parts(int64_t in_size, int64_t out_size, int64_t kernel, int64_t stride,
                                           int64_t padding, int64_t dilation);
+/// Residues of the axis's inputs that are read apart.
+constexpr int splits_of(const AxisParts& axis) { return axis.in_step * axis.fold; }
 /// Gives all parts the halo of all of them.
 void merge_halos(AxisParts& axis);
 

@@ -168,7 +168,12 @@ std::optional<GatherPlan> plan_gather(const ConvProblem& p) {
 
 int64_t input_bytes(const ConvProblem& p, const GatherPlan& plan) {
   const int64_t planes = p.groups * plan.chunks * 2 * (arithmetic_of(p) == ConvArithmetic::tf32x3 ? 2 : 1);
-  return planes * kVoxelBytes * p.in_size[0] * p.in_size[1] * p.in_size[2];
+  int64_t voxels = 1;
+  for (int a = 0; a < 3; ++a) {
+    const int64_t splits = splits_of(plan.axis[a]);
+    voxels *= (p.in_size[a] + splits - 1) / splits * splits;
+  }
+  return planes * kVoxelBytes * voxels;
 }
 
 int64_t workspace_bytes(const ConvProblem& p, const GatherPlan& plan) {

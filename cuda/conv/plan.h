@@ -87,10 +87,9 @@ constexpr int gather_window_columns(int columns) { return columns % 32 == 0 ? 32
 inline constexpr int kGatherSlotPitch = 80;
 constexpr int gather_window_pitch(int slots) { return slots == 1 ? 68 : slots * kGatherSlotPitch + 4; }
 
-inline constexpr int kGatherStagers = 192;  // threads that copy inputs
-inline constexpr int kGatherBuffers = 8;    // that they fill, at most
-inline constexpr int kGatherGroups = 2;     // of warps that multiply
-inline constexpr int kVoxelBytes = 16;      // of a voxel's words that lie together, for wgmma
+inline constexpr int kGatherBuffers = 8;  // of inputs, at most
+inline constexpr int kGatherGroups = 2;   // of warps that multiply
+inline constexpr int kVoxelBytes = 16;    // of a voxel's words that lie together, for wgmma
 
 /// The rows of a box, as they lie in the halo that is staged for wgmma: tiles of 8 times 8 neighbours. All numbers are
 /// positions of that halo, (residue, depth, height, width).
@@ -112,6 +111,7 @@ struct GatherPlan {
   int halo_voxels, classes, taps;  // taps: most of a block
   int line, pitch;                 // words from a staged line to the next, and from a word of channels (mma.sync)
   RowTiles rows;                   // (wgmma)
+  int residue_positions;           // of the halo: from a residue along the width to the next (wgmma)
   int columns, column_tiles, chunks;
   bool wgmma;
   int slots;        // phases of a box that are multiplied side by side (wgmma)

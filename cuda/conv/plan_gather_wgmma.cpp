@@ -10,8 +10,9 @@
 namespace voxgrad::cuda {
 namespace {
 
-constexpr int kMaxExtent = 1023;  // voxels of a halo along an axis
-constexpr int kStatic = 1024;     // bytes of shared memory that the kernel has beside
+constexpr int kMaxExtent = 256, kMaxLine = 128;  // of a halo, for the copy engine: lines; voxels of a residue
+constexpr int kAligned = 128 / kVoxelBytes;      // positions: where it copies to
+constexpr int kStatic = 1024;                    // bytes of shared memory that the kernel has beside
 constexpr int kChunkWords = 8, kMostDepth = 8, kMaxTaps = 1024;
 
 int64_t sample_bytes(const ConvProblem& p) {
@@ -29,14 +30,12 @@ int window_bytes(const GatherPlan& plan) {
   return kGatherGroups * gather_window_columns(plan.columns) * gather_window_pitch(plan.slots) * 4;
 }
 
-/// Bytes of shared memory: a ring of weights, `buffers` halos, where each of their voxels comes from and goes to,
-/// windows, and where the rows of results go.
+/// Bytes of shared memory: a ring of weights, `buffers` halos, windows, and where the rows of results go.
 int64_t shared_bytes(const ConvProblem& p, const GatherPlan& plan, int buffers) {
   const int tap = plan.columns * kChunkWords * 4 * parts(p);
   return int64_t{gather_stages(plan.columns, three_products(p))} * gather_step_taps(plan.columns, three_products(p)) *
              tap +
-         int64_t{buffers} * plan.depth * parts(p) * 2 * kVoxelBytes * plan.rows.positions +
-         int64_t{8} * divide_up(plan.halo_voxels, kGatherStagers) * kGatherStagers + window_bytes(plan) +
+         int64_t{buffers} * plan.depth * parts(p) * 2 * kVoxelBytes * plan.rows.positions + window_bytes(plan) +
          int64_t{8} * 64 * row_tiles(p, plan);
 }
 
@@ -46,7 +45,7 @@ bool lay_out(const ConvProblem& p, GatherPlan& plan) {
   for (int a = 0; a < 3; ++a) {
     const AxisParts& axis = plan.axis[a];
     plan.extent[a] = (plan.box[a] - 1 + axis.max_span) * axis.fold;
-    if (plan.extent[a] > kMaxExtent) return false;
+    if (plan.extent[a] > (a == 2 ? kMaxLine * plan.axis[a].fold : kMaxExtent)) return false;
     positions *= plan.extent[a];
   }
   plan.halo_voxels = positions;
@@ -55,10 +54,12 @@ bool lay_out(const ConvProblem& p, GatherPlan& plan) {
   const auto rows = cover_box(plan.box, lines, line, row_tiles(p, plan));
   if (!rows) return false;
   plan.rows = *rows;
-  int reach = positions - positions / plan.axis[2].fold;  // the most that a tap adds
+  plan.residue_positions = round_up(positions / plan.axis[2].fold, kAligned);
+  positions = plan.axis[2].fold * plan.residue_positions;
+  int reach = positions - plan.residue_positions;  // the most that a tap adds
   for (int a = 0; a < 3; ++a) reach += (plan.axis[a].max_span - 1) * (a == 0 ? lines * line : a == 1 ? line : 1);
   for (const int base : rows->base) positions = std::max(positions, base + 7 * rows->group + 8 + reach);
-  plan.rows.positions = positions;
+  plan.rows.positions = round_up(positions, kAligned);
   plan.buffers = kGatherBuffers;
   while (plan.buffers > 1 && shared_bytes(p, plan, plan.buffers) > p.shared_limit - kStatic) --plan.buffers;
   return plan.buffers > (plan.depth > 1 ? 2 : 1);
@@ -100,7 +101,7 @@ double cost(const ConvProblem& p, const GatherPlan& plan, const Step& step_of) {
   const double multiply = product_tiles * columns / 2;
   const double staged = (positions + taps * columns) * parts(p) * 0.25;  // 128 bytes a clock
   const double shared = product_tiles * (16 + columns / 4) + staged;
-  const double copy = positions * parts(p) * 0.35;  // by six warps
+  const double copy = positions * parts(p) * 1.4;
   const double latency = 1400.0 / (plan.buffers - 1);
   const double from_l2 = (taps * columns + positions) * 32 * parts(p) / 45;
   const double queue = product_tiles * 16 + step_of.stages * 200;
@@ -112,7 +113,7 @@ double cost(const ConvProblem& p, const GatherPlan& plan, const Step& step_of) {
   const double written = results * plan.slots * columns * bytes * spread / 18 * (1 + 256 / run);
   const double main = halos * (plan.chunks / plan.depth) * step + 200;
   const double tail = row_tiles(p, plan) * plan.slots * columns * 25 + 1500;  // of one group of warps
-  const double box = std::max({main, (main + tail) / 2, written, halos * plan.halo_voxels * 0.7 + 800});
+  const double box = std::max({main, (main + tail) / 2, written, halos * 300.0});
   const double at_once = p.multiprocessors;
   const double waves = boxes < 8 * at_once ? std::ceil(boxes / at_once) * at_once / boxes : 1;
   return boxes * box * waves + at_once * tail;
@@ -213,11 +214,7 @@ std::optional<GatherPlan> plan_gather_wgmma(const ConvProblem& p, const GatherPl
   if (of_sample > std::max(kMostPacked, sample_bytes(p))) return std::nullopt;
   const int64_t wanted = p.choice.samples > 0 ? p.choice.samples : kMostPacked / std::max<int64_t>(1, of_sample);
   best.samples = std::max<int64_t>(1, std::min(p.batch, wanted));
-  double reach = 0, stride = 1;  // of a halo, in voxels: offsets in it are 32-bit bytes
-  for (int a = 2; a >= 0; stride *= static_cast<double>(p.in_size[a--]))
-    reach += stride * best.axis[a].in_step * best.extent[a];
-  if (reach >= (1 << 27) || stride >= (1 << 30)) return std::nullopt;
-  return best;
+  return of_sample < (int64_t{1} << 34) * best.chunks * p.groups ? std::optional(best) : std::nullopt;  // 2^29 voxels
 }
 
 }  // namespace voxgrad::cuda

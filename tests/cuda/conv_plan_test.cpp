@@ -66,7 +66,7 @@ constexpr int kMostShared = 113 * 1024;
 /// Each result of the box is a row of one tile, and what it reads with any tap is staged.
 void check_rows(const GatherPlan& plan, int tiles) {
   const int line = plan.extent[2] / plan.axis[2].fold, plane = line * plan.extent[1];
-  int reach = plan.halo_voxels - plan.halo_voxels / plan.axis[2].fold;  // the most that a tap adds
+  int reach = (plan.axis[2].fold - 1) * plan.residue_positions;  // the most that a tap adds
   for (int a = 0; a < 3; ++a) reach += (plan.axis[a].max_span - 1) * (a == 0 ? plane : a == 1 ? line : 1);
   std::set<int> found;
   for (int tile = 0; tile < RowTiles::kMost; ++tile)
@@ -80,7 +80,11 @@ void check_rows(const GatherPlan& plan, int tiles) {
       EXPECT_TRUE(found.insert(at).second) << "position " << at << " twice";
     }
   EXPECT_EQ(static_cast<int>(found.size()), plan.box[0] * plan.box[1] * plan.box[2]);
-  EXPECT_GE(plan.rows.positions, plan.halo_voxels);
+  EXPECT_GE(plan.rows.positions, plan.axis[2].fold * plan.residue_positions);
+  EXPECT_GE(plan.residue_positions, plane * plan.extent[0]);
+  // The copy engine's.
+  EXPECT_TRUE(plan.rows.positions % 8 == 0 && plan.residue_positions % 8 == 0);
+  EXPECT_TRUE(line <= 128 && plan.extent[1] <= 256 && plan.extent[0] <= 256);
 }
 
 void check_gather(const ConvProblem& p, const GatherPlan& plan) {
@@ -101,7 +105,7 @@ void check_gather(const ConvProblem& p, const GatherPlan& plan) {
     taps *= static_cast<int>(p.kernel[a]);
   }
   EXPECT_EQ(plan.halo_voxels, halo);
-  const int threads = plan.wgmma ? kGatherStagers : 128, staged = (halo + threads - 1) / threads * threads;
+  const int staged = plan.wgmma ? 0 : (halo + 127) / 128 * 128;
   int words = 0;  // of a buffer
   if (plan.wgmma) {
     EXPECT_TRUE(may_use_wgmma(p) && !plan.merged);
