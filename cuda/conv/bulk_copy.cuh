@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "cuda/conv/wgmma.cuh"
+#include "cuda/divisor.h"
 
 namespace voxgrad::cuda {
 
@@ -16,10 +17,16 @@ struct Ring {
   __device__ void next(int slots) {
     if (++slot == slots) slot = 0, ++round;
   }
-  __device__ void skip(int count, int slots) {
+  __device__ void skip(int count, const Divisor& slots) {
+    int rounds = slot + count;
+    slot = slots.take(rounds);
+    round += rounds;
+  }
+  template <int kSlots>
+  __device__ void skip(int count) {
     slot += count;
-    round += slot / slots;
-    slot %= slots;
+    round += slot / kSlots;
+    slot %= kSlots;
   }
 };
 

@@ -26,7 +26,7 @@ CUtensorMap describe_planes(const GatherMma& p, const PackInputs& inputs, void* 
     return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(found);
   }();
   const auto size = [&](int axis) { return static_cast<cuuint64_t>(inputs.split_size[axis]); };
-  const int64_t residues = int64_t{inputs.splits[0]} * inputs.splits[1] * inputs.splits[2];
+  const int64_t residues = int64_t{inputs.splits[0].value} * inputs.splits[1].value * inputs.splits[2].value;
   const cuuint64_t sizes[] = {2 * size(2), size(1), size(0), static_cast<cuuint64_t>(planes * residues)};
   const cuuint64_t strides[] = {size(2) * kVoxelBytes, size(2) * size(1) * kVoxelBytes,
                                 size(2) * size(1) * size(0) * kVoxelBytes};
@@ -177,6 +177,7 @@ bool gather_on_tensor_cores(const View& out, const View& in, const View& w, cons
   p.slots = plan->slots;
   p.merged = plan->merged;
   p.buffers = plan->buffers;
+  p.buffer_count = Divisor(plan->buffers);
   p.batch = problem.batch;
   p.multiprocessors = problem.multiprocessors;
   bool complete = true;
@@ -211,15 +212,25 @@ bool gather_on_tensor_cores(const View& out, const View& in, const View& w, cons
                    plan->wgmma,
                    {}};
   std::copy_n(plan->axis, 3, pack.axis);
-  PackInputs inputs{in.data, {}, 0, p.groups, p.in_channels, p.chunks, {}, {}, {}, {}, nullptr};
-  std::copy_n(plan->axis, 3, inputs.axis);
+  PackInputs inputs{};
+  inputs.in = in.data;
+  inputs.groups = p.groups;
+  inputs.channels = p.in_channels;
+  inputs.chunks = p.chunks;
   std::copy_n(in.stride, 5, inputs.stride);
-  if (plan->wgmma)
+  if (plan->wgmma) {
     for (int a = 0; a < 3; ++a) {
       inputs.size[a] = static_cast<int>(in.size[a + 2]);
-      inputs.splits[a] = splits_of(plan->axis[a]);
-      inputs.split_size[a] = (inputs.size[a] + inputs.splits[a] - 1) / inputs.splits[a];
+      const AxisParts& axis = plan->axis[a];
+      const int splits = splits_of(axis);
+      inputs.splits[a] = Divisor(splits);
+      inputs.split_size[a] = (inputs.size[a] + splits - 1) / splits;
+      for (int i = 0; i < axis.parts; ++i)
+        inputs.is_read[a] |= axis.fold > 1 ? ~0u : axis.part[i].residue < 32 ? 1u << axis.part[i].residue : 0;
     }
+    inputs.lines = Divisor(inputs.split_size[1] * inputs.splits[1].value);
+    inputs.line = Divisor(inputs.split_size[2] * inputs.splits[2].value);
+  }
   with_arithmetic(arithmetic_of(problem),
                   [&]<class Arithmetic>() { run<Arithmetic>(p, pack, inputs, plan->samples, launch); });
   return true;

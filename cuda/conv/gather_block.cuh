@@ -47,7 +47,8 @@ struct GatherMma {
   RowTiles rows;              // (wgmma)
   int tiles[3], classes, slots;
   bool merged;  // a block takes all phases and columns of its box; one halo, all of whose chunks are staged at once
-  int buffers;  // staged chunks
+  int buffers;  // staged steps
+  Divisor buffer_count;
   AxisParts axis[3];
   uint8_t class_part[kMaxClasses][4];  // of the three axes
   int class_begin[kMaxClasses + 1];    // the first of a class's taps, of all chunks of a step

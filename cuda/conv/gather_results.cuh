@@ -22,10 +22,9 @@ __device__ inline float max_or_nan(float a, float b) {
   return result;
 }
 
-/// Without a branch. `base` is the same in all lanes.
+/// Without a branch.
 template <class T>
-__device__ void store_if(bool really, char* base, uint32_t offset, T value) {
-  char* const to = base + offset;
+__device__ void store_if(bool really, char* to, T value) {
   if constexpr (sizeof(T) == 4)
     asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; @p st.global.b32 [%0], %1;}" ::"l"(to),
                  "r"(__float_as_uint(static_cast<float>(value))), "r"(static_cast<int>(really))
@@ -102,10 +101,21 @@ struct ResultWriter {
     }
     corner = static_cast<char*>(p.out) + at * static_cast<int>(sizeof(Element));
     first = static_cast<uint32_t>(from) * static_cast<uint32_t>(sizeof(Element));
+    // Not to be computed anew for each window.
+    asm volatile("" : "+l"(corner), "+r"(first), "+r"(limit.bits), "+r"(columns));
   }
 
-  /// Of a tile whose rows are listed at `rows`, the columns from 8 * n on.
-  __device__ void write(uint32_t window, const ResultRow* rows, int n) const {
+  /// Of a tile whose rows are listed at `rows`, the columns from 8 * n on. The window is free when meet() was called.
+  template <class Meet>
+  __device__ void write(uint32_t window, const ResultRow* rows, int n, Meet meet) const {
+    window += 4 * (warp * Window::kPitch + lane % kSlots * Window::kSlotPitch + lane / kSlots);
+    float x[kColumns][kReads];
+#pragma unroll
+    for (int column = 0; column < kColumns; ++column)
+#pragma unroll
+      for (int i = 0; i < kReads; ++i)
+        x[column][i] =
+            __uint_as_float(load_shared(window + 4 * (column * Tile::kWarps * Window::kPitch + i * (32 / kSlots))));
     uint32_t to[kReads];
     bool valid[kReads];
 #pragma unroll
@@ -119,28 +129,33 @@ struct ResultWriter {
       if (n * 8 + lane < columns)
         bias = static_cast<float>(static_cast<const Element*>(p.bias)[(channel + n * 8 + lane) * p.bias_stride]);
     }
+    float shift[kColumns];
+#pragma unroll
+    for (int column = 0; column < kColumns; ++column)
+      shift[column] = __shfl_sync(0xffffffff, bias, column * Tile::kWarps + warp);
+    meet();
     const int64_t step = p.out_stride[1] * static_cast<int>(sizeof(Element));
-    window += 4 * (warp * Window::kPitch + lane % kSlots * Window::kSlotPitch + lane / kSlots);
     char* base = corner + (n * 8 + warp) * step;
     const float floor = p.relu ? 0.0f : -INFINITY;
-    const auto write_column = [&](int column) {
-      const float shift = __shfl_sync(0xffffffff, bias, column * Tile::kWarps + warp);
-      float x[kReads];
+    constexpr int kMany = kColumns % 4 == 0 ? 4 : kColumns % 3 == 0 ? 3 : 2;  // columns whose addresses are held
 #pragma unroll
-      for (int i = 0; i < kReads; ++i)
-        x[i] = __uint_as_float(load_shared(window + 4 * (column * Tile::kWarps * Window::kPitch + i * (32 / kSlots))));
+    for (int many = 0; many < kColumns; many += kMany) {
+      char* at[kMany][kReads];  // in registers of their own: a store holds its address for long
 #pragma unroll
-      for (int i = 0; i < kReads; ++i) store_if(valid[i], base, to[i], Element(max_or_nan(x[i] + shift, floor)));
-      base += Tile::kWarps * step;
-      asm volatile("" : "+l"(base));  // so that no store waits until the one before has read its address
-    };
-    if (n * 8 + Window::kN8 * 8 <= columns) {
+      for (int j = 0; j < kMany; ++j, base += Tile::kWarps * step)
 #pragma unroll
-      for (int column = 0; column < kColumns; ++column) write_column(column);
-    } else {
-#pragma unroll 1
-      for (int column = 0; column < kColumns && n * 8 + column * Tile::kWarps + warp < columns; ++column)
-        write_column(column);
+        for (int i = 0; i < kReads; ++i) {
+          at[j][i] = base + to[i];
+          asm volatile("" : "+l"(at[j][i]));
+        }
+#pragma unroll
+      for (int j = 0; j < kMany; ++j) {
+        const int column = many + j;
+        if (n * 8 + column * Tile::kWarps + warp >= columns) break;
+#pragma unroll
+        for (int i = 0; i < kReads; ++i)
+          store_if(valid[i], at[j][i], Element(max_or_nan(x[column][i] + shift[column], floor)));
+      }
     }
   }
 };
@@ -177,8 +192,7 @@ __device__ void write_sums(const GatherMma& p, const GatherPlace& place, uint32_
     for (int j = 0; j < Tile::kOfSlot * kWindows; ++j)
       if (i == j) put_sums<Tile>(window, sum, j / kWindows, j % kWindows * Window::kN8);
     meet();
-    writer.write(shared_address(window), rows + tile * 64, n);
-    meet();
+    writer.write(shared_address(window), rows + tile * 64, n, meet);
   }
 }
 

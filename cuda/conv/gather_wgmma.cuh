@@ -205,8 +205,8 @@ __device__ void multiply_boxes(const GatherMma& p, GatherBoxes<Tile> box, uint32
       multiply_box<Tile>(p, box, shared_address(shared), rings, barriers, products);
       write_sums<Tile>(p, box.place, window, rows, group, products.sum);
     }
-    rings.a.skip(box.steps, p.buffers);
-    rings.b.skip(box.stages, Tile::kStages);
+    rings.a.skip(box.steps, p.buffer_count);
+    rings.b.skip<Tile::kStages>(box.stages);
   }
 }
 

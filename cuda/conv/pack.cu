@@ -78,15 +78,6 @@ __global__ void pack_kernel(const __grid_constant__ PackWeights p, uint32_t* pac
   }
 }
 
-/// Whether a part reads what lies there on the axis.
-__device__ inline bool is_read(const AxisParts& axis, int position) {
-  if (axis.in_step == 1) return true;
-  const int residue = position % axis.in_step;
-  bool read = false;
-  for (int i = 0; i < axis.parts; ++i) read |= axis.part[i].residue == residue;
-  return read;
-}
-
 constexpr int kPackedVoxels = 4;  // of a thread at a time: loads that are on their way together
 
 template <class Arithmetic>
@@ -94,10 +85,9 @@ __global__ void __launch_bounds__(kBlock) pack_inputs_kernel(const __grid_consta
   if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) *p.counter = 0;
   using Element = typename Arithmetic::Element;
   constexpr int kElements = Arithmetic::kElements, kParts = Arithmetic::kParts;
-  const int lines = p.split_size[1] * p.splits[1], line_voxels = p.split_size[2] * p.splits[2];
-  const int voxels = p.split_size[0] * p.splits[0] * lines * line_voxels;
+  const int voxels = p.split_size[0] * p.splits[0].value * p.lines.value * p.line.value;
   const int64_t planes = p.batch * p.groups * p.chunks * 2;
-  const bool whole = p.splits[0] * p.splits[1] * p.splits[2] == 1;
+  const bool whole = p.splits[0].value * p.splits[1].value * p.splits[2].value == 1;
   const bool dense = p.stride[4] == 1 && p.stride[3] == p.size[2] && p.stride[2] == int64_t{p.size[2]} * p.size[1];
   for (int64_t plane = blockIdx.y; plane < planes; plane += gridDim.y) {
     const int64_t of_sample = plane / 2 / p.chunks;
@@ -120,19 +110,21 @@ __global__ void __launch_bounds__(kBlock) pack_inputs_kernel(const __grid_consta
         bool inside = wanted[j];
         int64_t offset = v;
         if (!whole || !dense) {
-          const int line = v / line_voxels, d = line / lines;
-          const int position[3] = {d, line - d * lines, v - line * line_voxels};
-          wanted[j] &= whole || (is_read(p.axis[0], position[0]) && is_read(p.axis[1], position[1]));
-          inside = wanted[j];
+          int index = v, position[3];
+          position[2] = p.line.take(index);
+          position[1] = p.lines.take(index);
+          position[0] = index;
           offset = 0;
           int residue = 0, of_residue = 0;
           for (int a = 0; a < 3; ++a) {
             inside &= position[a] < p.size[a];
             offset += position[a] * p.stride[a + 2];
-            const int quotient = position[a] / p.splits[a];
-            residue = residue * p.splits[a] + position[a] - quotient * p.splits[a];
-            of_residue = of_residue * p.split_size[a] + quotient;
+            const int of_axis = p.splits[a].take(position[a]);
+            wanted[j] &= of_axis >= 32 || (p.is_read[a] >> of_axis & 1) != 0;
+            residue = residue * p.splits[a].value + of_axis;
+            of_residue = of_residue * p.split_size[a] + position[a];
           }
+          inside &= wanted[j];
           at[j] = residue * p.split_size[0] * p.split_size[1] * p.split_size[2] + of_residue;
         }
 #pragma unroll
@@ -175,7 +167,7 @@ void pack_weights(const PackWeights& p, void* packed, cudaStream_t stream) {
 
 int64_t packed_voxels(const PackInputs& p) {
   int64_t voxels = 1;
-  for (int a = 0; a < 3; ++a) voxels *= int64_t{p.splits[a]} * p.split_size[a];
+  for (int a = 0; a < 3; ++a) voxels *= int64_t{p.splits[a].value} * p.split_size[a];
   return voxels;
 }
 

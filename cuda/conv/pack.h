@@ -3,6 +3,7 @@
 
 #include "cuda/conv/mma.cuh"
 #include "cuda/conv/parts.h"
+#include "cuda/divisor.h"
 #include "cuda/launch.h"
 
 namespace voxgrad::cuda {
@@ -29,9 +30,11 @@ struct PackInputs {
   int64_t batch;
   int groups, channels, chunks;  // channels of a group; chunks of 8 words of them
   int size[3];
-  int splits[3], split_size[3];  // residues of an axis that are packed apart; voxels of each, zero beyond the last
-  AxisParts axis[3];             // lines of the input that no part reads are left out
-  unsigned* counter;             // set to 0: of the boxes that the gather has taken (gather_feed.cuh)
+  Divisor splits[3];    // residues of an axis that are packed apart
+  int split_size[3];    // voxels of each, zero beyond the last
+  Divisor lines, line;  // of a plane, and voxels of one, in all residues
+  uint32_t is_read[3];  // bits: residues of the axis that a part reads; others, below 32, are left out
+  unsigned* counter;    // set to 0: of the boxes that the gather has taken (gather_feed.cuh)
 };
 
 /// Of a plane, in all residues.

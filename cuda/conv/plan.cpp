@@ -57,7 +57,7 @@ bool gather_by_wgmma(const ConvProblem& p) {
   if (p.choice.width > 0) return asked_width(p, gather_widths(arithmetic_of(p), true)).has_value();
   const bool three = arithmetic_of(p) == ConvArithmetic::tf32x3;
   const int64_t few = three ? 16 : 8;
-  const double little = three && p.out_channels <= 32 ? 600 : 300;
+  const double little = !three ? 200 : p.out_channels <= 32 ? 600 : 300;
   return p.out_channels > few && 4 * p.in_channels > chunk_channels(p) && !is_used_little(p, little);
 }
 

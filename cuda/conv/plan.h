@@ -205,11 +205,17 @@ inline constexpr int kMostSteps = 16, kMostWeightSlots = 12;
 inline constexpr int kWeightHeights[] = {1, 2, 3, 4, 5, 6, 8, 10};
 /// The most of them for which there are registers.
 constexpr int most_heights(ConvArithmetic arithmetic, int columns) {
-  const int room = 320 / columns - (arithmetic == ConvArithmetic::tf32x3 ? 1 : 0);  // one is summed beside the sums
+  const bool three = arithmetic == ConvArithmetic::tf32x3;  // one is summed beside the sums
+  const bool halves = arithmetic == ConvArithmetic::bf16 || arithmetic == ConvArithmetic::f16;
+  const int room = three ? 320 / columns - 1 : 288 / columns;
   int most = 0;
   for (const int heights : kWeightHeights)
-    if (heights <= room) most = heights;
+    if (heights <= room && !(halves && heights > 8)) most = heights;
   return most;
+}
+/// Whether a plane may be given back when the next is being multiplied: for many products there are no registers.
+constexpr bool may_be_late(ConvArithmetic arithmetic, int heights) {
+  return arithmetic != ConvArithmetic::tf32x3 && heights <= 6;
 }
 /// Bytes of shared memory, of x and y: from a quad (4 words along the width) to the next, of a slot, of all slots and
 /// what is read behind them.

@@ -110,9 +110,9 @@ double cost(const ConvProblem& p, const GatherPlan& plan, const Step& step_of) {
   // Results that lie together, and what is between them: short runs are dear to write, by all runs measured.
   const double spread = static_cast<double>(plan.axis[2].out_step) / plan.slots;
   const double run = bytes * spread * plan.slots * plan.box[2];
-  const double written = results * plan.slots * columns * bytes * spread / 18 * (1 + 256 / run);
+  const double written = results * plan.slots * columns * bytes * spread / 18 * (1 + 128 / run);
   const double main = halos * (plan.chunks / plan.depth) * step + 200;
-  const double tail = row_tiles(p, plan) * plan.slots * columns * 25 + 1500;  // of one group of warps
+  const double tail = row_tiles(p, plan) * plan.slots * columns * 20 + 1500;  // of one group of warps
   const double box = std::max({main, (main + tail) / 2, written, halos * 300.0});
   const double at_once = p.multiprocessors;
   const double waves = boxes < 8 * at_once ? std::ceil(boxes / at_once) * at_once / boxes : 1;

@@ -145,7 +145,7 @@ bool complete(const ConvProblem& p, WeightWgmmaPlan& plan) {
     else
       return false;
   }
-  plan.late = !three_products(p) && plan.x_slots >= plan.depth.span + 2 * plan.depth.advance;
+  plan.late = may_be_late(arithmetic_of(p), plan.heights) && plan.x_slots >= plan.depth.span + 2 * plan.depth.advance;
   plan.samples = 1;
   const int64_t sample = lattice_bytes(p, plan);
   if (sample > kMostPacked) return false;

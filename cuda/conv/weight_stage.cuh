@@ -18,6 +18,8 @@ struct WeightPlanes {
   int slots;
 };
 
+inline constexpr int kLeastCopies = 4, kMostCopies = 10;
+
 struct WeightWgmma {
   const char* x;
   int64_t x_stride[5];  // bytes
@@ -33,6 +35,7 @@ struct WeightWgmma {
   int unit_step;       // warps that take units in turn
   int unit_channels;   // from a unit to the next of a warp
   int64_t unit_bytes;  // likewise
+  int batch;           // lines of floats that are copied together
   int64_t line_bytes;  // from a line to the next of its share; likewise
   int line_step, line_slot;
   WeightPlanes of_x, of_y;
@@ -230,16 +233,19 @@ struct WeightCopies {
     };
     if constexpr (kElements == 1) {
       const int begin = inside[0] ? at : INT_MIN;  // what is outside along another axis is so in all lines
-      const auto first = [&](bool exists) { return exists ? begin : INT_MIN; };
-      if (lines % 5 == 0)
-        each([&](const char* f, uint32_t t, bool exists) { copy_words<5>(f, t, first(exists), lines); });
-      else if (lines % 3 == 0)
-        each([&](const char* f, uint32_t t, bool exists) { copy_words<3>(f, t, first(exists), lines); });
-      else
-        each([&](const char* f, uint32_t t, bool exists) { copy_words<4>(f, t, first(exists), lines); });
+      with_batch<kMostCopies>([&]<int kMany>() {
+        each([&](const char* f, uint32_t t, bool exists) { copy_words<kMany>(f, t, exists ? begin : INT_MIN, lines); });
+      });
     } else {
       each([&](const char* f, uint32_t t, bool exists) { copy_halves(f, t, exists ? at : INT_MIN, lines); });
     }
+  }
+  /// The number of lines that are copied together, as the compiler wants it.
+  template <int kMany, class Copy>
+  __device__ void with_batch(Copy copy) const {
+    if constexpr (kMany > kLeastCopies)
+      if (p.batch != kMany) return with_batch<kMany - 1>(copy);
+    copy.template operator()<kMany>();
   }
   __device__ void copy_halves(const char* from, uint32_t to, int at, int lines) const {
     constexpr int kBatch = 6;  // lines on their way
@@ -310,7 +316,7 @@ template <class Tile>
 __device__ void finish_planes(const WeightWgmma& p, const WeightPlace& place, uint32_t shared, WeightBarriers barriers,
                               int thread) {
   const auto finish = [&](uint32_t slot) {
-    constexpr int kMany = 4, kStep = Tile::kFinishers * 16;
+    constexpr int kMany = Tile::kThree ? 4 : 8, kStep = Tile::kFinishers * 16;
 #pragma unroll 1
     for (int first = thread * 16; first < p.of_x.part_bytes; first += kMany * kStep) {
       uint32_t word[kMany][4];

@@ -59,6 +59,11 @@ void describe_x(WeightWgmma& p, const View& x, const ConvProblem& problem, const
   p.line_step = p.line_at * p.shares.value;
   p.line_slot = p.line_to * p.shares.value;
   p.line_bytes = p.line_step * p.x_stride[3];
+  const int lines = divide_up(p.lines, p.shares.value);
+  const auto left = [&](int batch) { return lines % batch * 3 + lines / batch; };  // copied one by one: slowly
+  p.batch = kMostCopies;
+  for (int batch = kMostCopies - 1; batch >= kLeastCopies; --batch)
+    if (left(batch) < left(p.batch)) p.batch = batch;
 }
 
 template <class Arithmetic>

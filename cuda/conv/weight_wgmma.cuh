@@ -36,10 +36,12 @@ struct WeightWgmmaTile {
   static constexpr int kColumns = kColumns_, kN8 = kColumns / 8, kHeights = kHeights_;
   static constexpr bool kThree = Arithmetic::kParts > 1;
   static constexpr int kSteps = 4;  // that are queued together, at most
+  static constexpr bool kLate = may_be_late(arithmetic_kind<Arithmetic>(), kHeights);
   // Threads that multiply; copy x; round it, or take it apart.
   static constexpr int kMultipliers = 256, kThreads = kMultipliers + kWeightFeeders;
   static constexpr int kCopiers = weight_copiers(arithmetic_kind<Arithmetic>()), kFinishers = kWeightFeeders - kCopiers;
-  static constexpr int kRegisters = 192, kFeederRegisters = 64;  // of 128 in the mean
+  static constexpr int kRegisters = kColumns * (kHeights + (kThree ? 1 : 0)) <= 288 ? 184 : 192;
+  static constexpr int kFeederRegisters = 256 - kRegisters;
 };
 
 /// The products of a group of four warps, and what they are of.
@@ -67,11 +69,12 @@ struct WeightProducts {
   __device__ bool exists(int i) const { return first + i < p.depth.taps * p.plane_products; }
 
   /// sum += the products of a plane of y, or = if not `adds` (and not three products); tail: x's slot that its first
-  /// tap reads. Calls begun() when the products before are done. These may be under way in the end.
+  /// tap reads. If kLate, calls begun() when the products before are done, and these may be under way in the end.
   template <class Begun>
   __device__ void multiply(Sums& sum, bool adds, int tail, uint32_t x, uint32_t y, Begun begun) const {
     uint32_t from[kHeights];  // 16 bytes
     int tap = first_tap, part = first_part;
+    asm volatile("" : "+r"(tap), "+r"(part));  // not to be kept in registers for all products from plane to plane
 #pragma unroll
     for (int i = 0; i < kHeights; ++i) {
       const bool real = exists(i);
@@ -83,7 +86,6 @@ struct WeightProducts {
     const uint64_t x_slab = slab_descriptor(0, p.of_x.quad_pitch, 128);
     const uint64_t y_slab = slab_descriptor(y, p.of_y.quad_pitch, 128);
     if constexpr (Tile::kThree) {
-      begun();
 #pragma unroll
       for (int i = 0; i < kHeights; ++i)
         multiply_parts(sum[i], advance_slab(x_slab, static_cast<int>(from[i])), y_slab);
@@ -100,8 +102,9 @@ struct WeightProducts {
             },
             x_slab, y_slab);
         await_products<1>();
-        begun();
+        if constexpr (Tile::kLate) begun();
       } while (step < last_step);
+      if constexpr (!Tile::kLate) await_products<0>();
     }
   }
 
@@ -196,15 +199,16 @@ __device__ void multiply_planes(const WeightWgmma& p, const WeightPlace& place, 
   typename Products::Sums sum;
   const uint32_t y_slots = shared + p.of_x.slots * p.of_x.slot_bytes;
   const bool speaks = is_leader();
-  Ring head, of_y;           // planes that have come
-  Ring given;                // of x's, the first that is not given back
-  int tail = 0;              // its slot that the next plane's first tap reads
-  int held = 0, held_y = 0;  // planes of x that nobody reads any more but are not given back; y's slot likewise
+  Ring head, of_y;  // planes that have come
+  int tail = 0;     // x's slot that the next plane's first tap reads
+  int held = 0;     // slots before it that nobody reads any more, but that are not given back, nor is y's last
   const auto give_back = [&] {
     if (held == 0) return;
-    if (speaks) arrive(barriers.empty_y(held_y));
-    for (; held > 0; --held, given.next(p.of_x.slots))
-      if (speaks) arrive(barriers.empty_x(given.slot));
+    if (speaks) {
+      arrive(barriers.empty_y((of_y.slot > 0 ? of_y.slot : p.of_y.slots) - 1));
+      for (; held > 0; --held) arrive(barriers.empty_x(tail - held + (tail < held ? p.of_x.slots : 0)));
+    }
+    held = 0;
   };
   if constexpr (Tile::kThree)
     for (int i = 0; i < Tile::kHeights; ++i)
@@ -227,17 +231,16 @@ __device__ void multiply_planes(const WeightWgmma& p, const WeightPlace& place, 
       adds = true;
       const bool last = plane + 1 == planes;  // the next reads none of these
       held = last ? p.depth.span : p.depth.advance;
-      held_y = of_y.slot;
       of_y.next(p.of_y.slots);
       tail += held;
       if (tail >= p.of_x.slots) tail -= p.of_x.slots;
-      if (last || !p.late) {
-        await_products<0>();
+      if (!Tile::kLate || last || !p.late) {
+        if (Tile::kLate) await_products<0>();
         give_back();
       }
     } while (++plane < planes);
   } while (++index < end);
-  await_products<0>();  // done long since: told to the compiler
+  await_products<0>();  // done long since, which the compiler does not know
   products.write(sum);
 }
 
