@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <numeric>
 
 namespace voxgrad::cuda {
 namespace {
@@ -35,17 +36,21 @@ bool choose_axes(const ConvProblem& p, GatherPlan& plan) {
   return plan.classes <= kMaxClasses;
 }
 
-/// Whether more inputs than caches hold are read by few results each: to pack them is a third trip to memory.
+/// Whether more inputs than caches hold are read by few results each: to pack them is a third trip to memory. Lines
+/// that no tap reads are not packed.
 bool is_used_little(const ConvProblem& p, double little) {
   if (p.direction != ConvDirection::forward) return false;
   double inputs = 1, results = 1, taps = 1;  // voxels
   for (int a = 0; a < 3; ++a) {
-    inputs *= static_cast<double>(p.in_size[a]);
+    const int64_t stride = p.geometry.stride[a], residues = stride / std::gcd(stride, p.geometry.dilation[a]);
+    const double read =
+        a == 2 ? 1.0 : static_cast<double>(std::min(residues, p.kernel[a])) / static_cast<double>(stride);
+    inputs *= static_cast<double>(p.in_size[a]) * read;
     results *= static_cast<double>(p.out_size[a]);
     taps *= static_cast<double>(p.kernel[a]);
   }
   const double bytes = inputs * static_cast<double>(p.batch * p.groups * p.in_channels * item_size(p.dtype));
-  return 4 * results <= inputs && bytes >= (128 << 20) &&
+  return 2 * results <= inputs && bytes >= (128 << 20) &&
          taps * results / inputs * static_cast<double>(p.out_channels) < little;
 }
 

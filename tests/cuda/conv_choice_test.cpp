@@ -107,11 +107,14 @@ TEST(ConvPlan, PacksNoLargeInputThatIsUsedLittle) {
   p.geometry.stride = {2};
   p.in_size = {200};
   p.out_size = {100};  // each input has 27 / 8 taps
-  for (const auto& [channels, packed] : {std::pair(80, false), {90, true}}) {
+  for (const auto& [channels, packed] : {std::pair(50, false), {65, true}}) {
     p.out_channels = channels;
     EXPECT_EQ(plan_gather(p)->wgmma, packed) << channels;
   }
-  p.out_channels = 80;
+  p.out_channels = 50;
+  p.geometry.dilation = {2};  // a quarter of the lines
+  EXPECT_TRUE(plan_gather(p)->wgmma);
+  p.geometry.dilation = {1};
   p.in_size = {20};  // in caches
   p.out_size = {10};
   EXPECT_TRUE(plan_gather(p)->wgmma);
