@@ -121,9 +121,10 @@ TEST_P(CudaConvModes, IsExactWithEveryTile) {
   for (const Problem& problem : problems) {
     Comparison comparison(problem, mode.dtype, random);
     for (const cuda::ConvChoice& choice : choices) {
-      SCOPED_TRACE(concat(mode, ", width ", choice.width, ", slots ", int{choice.slots}, ", depth ",
-                          int{choice.depth}, ", samples ", int{choice.samples}, ", heights ", int{choice.heights}, ", pairs ", int{choice.pairs},
-                          choice.plain ? ", plain" : "", choice.mma_sync ? ", mma.sync: " : ": ", problem));
+      SCOPED_TRACE(concat(mode, ", width ", choice.width, ", slots ", int{choice.slots}, ", depth ", int{choice.depth},
+                          ", samples ", int{choice.samples}, ", heights ", int{choice.heights}, ", pairs ",
+                          int{choice.pairs}, choice.plain ? ", plain" : "", choice.mma_sync ? ", mma.sync: " : ": ",
+                          problem));
       const Setting setting(mode.precision, choice);
       comparison.check();
       if (HasFailure()) return;
