@@ -225,8 +225,7 @@ bool gather_on_tensor_cores(const View& out, const View& in, const View& w, cons
       const int splits = splits_of(axis);
       inputs.splits[a] = Divisor(splits);
       inputs.split_size[a] = (inputs.size[a] + splits - 1) / splits;
-      for (int i = 0; i < axis.parts; ++i)
-        inputs.is_read[a] |= axis.fold > 1 ? ~0u : axis.part[i].residue < 32 ? 1u << axis.part[i].residue : 0;
+      for (int i = 0; i < axis.parts; ++i) inputs.is_read[a] |= axis.fold > 1 ? ~0u : 1u << axis.part[i].residue;
     }
     inputs.lines = Divisor(inputs.split_size[1] * inputs.splits[1].value);
     inputs.line = Divisor(inputs.split_size[2] * inputs.splits[2].value);

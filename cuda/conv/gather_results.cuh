@@ -35,8 +35,10 @@ __device__ void store_if(bool really, char* to, T value) {
                  : "memory");
 }
 
-/// Three numbers below 512 in fields of 10 bits, whose uppermost compares (ResultRow, ResultWriter::limit).
+/// Three numbers in fields of 10 bits: places in a box, below 512, or limits to them, 511 more (ResultWriter::limit),
+/// whose uppermost bits compare.
 struct PackedTriple {
+  static_assert(64 * RowTiles::kMost < 512, "a place in a box, and one more");
   static constexpr uint32_t kOnes = 1 | 1 << 10 | 1 << 20, kMost = 511, kGuards = 512 * kOnes;
   uint32_t bits = 0;
   __device__ void put(int axis, int value) { bits |= static_cast<uint32_t>(value) << 10 * axis; }

@@ -14,7 +14,7 @@
 //
 // A block takes one box after another, and there is one block on each multiprocessor. Two groups of four warps
 // multiply, in turn: while one multiplies a box, the other writes the results of the box before (gather_results.cuh).
-// They have most of the registers. Eight other warps feed them (gather_feed.cuh), and go on to the next box while this
+// They have most of the registers. Three other warps feed them (gather_feed.cuh), and go on to the next box while this
 // one is multiplied: the tensor cores need not wait for the beginning of a box nor for its end.
 //
 // What bounds it: a product reads 2 KiB of A and 256 bytes for each 8 columns of B, of which shared memory gives 128
@@ -47,8 +47,9 @@ struct GatherWgmmaTile {
   static_assert(kRegisters * kGroups * kWarps * 32 + kFeederRegisters * kFeeders <= 65536);
 
   /// Of the halo, in its parts.
-  VG_HOST_DEVICE static int chunk_words(const GatherMma& p) { return p.rows.positions * kChunk * Arithmetic::kParts; }
-  VG_HOST_DEVICE static int buffer_words(const GatherMma& p) { return p.depth * chunk_words(p); }
+  VG_HOST_DEVICE static int buffer_words(const GatherMma& p) {
+    return p.depth * p.rows.positions * kChunk * Arithmetic::kParts;
+  }
   /// Where in shared memory the windows for results are; where it is listed which these are.
   VG_HOST_DEVICE static int windows_at(const GatherMma& p) { return kRing + p.buffers * buffer_words(p); }
   VG_HOST_DEVICE static int rows_at(const GatherMma& p) {

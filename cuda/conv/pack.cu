@@ -120,7 +120,7 @@ __global__ void __launch_bounds__(kBlock) pack_inputs_kernel(const __grid_consta
             inside &= position[a] < p.size[a];
             offset += position[a] * p.stride[a + 2];
             const int of_axis = p.splits[a].take(position[a]);
-            wanted[j] &= of_axis >= 32 || (p.is_read[a] >> of_axis & 1) != 0;
+            wanted[j] &= (p.is_read[a] >> of_axis & 1) != 0;
             residue = residue * p.splits[a].value + of_axis;
             of_residue = of_residue * p.split_size[a] + position[a];
           }

@@ -9,7 +9,8 @@
 // A transposed convolution has a part for each phase of its *results*. A forward one has a part for each residue of
 // its *inputs* modulo the stride: the result is the sum over the parts, in each of which the inputs residue,
 // residue + stride, ... are a dense row of their own. On the innermost axis the residues are staged together instead
-// ("folded"), so that what is read from memory stays contiguous; inside of shared memory they lie apart again.
+// ("folded"), so that what mma.sync reads from memory stays contiguous; in shared memory they lie apart again. What is
+// packed for wgmma lies apart in memory, too.
 #pragma once
 
 #include <cstdint>

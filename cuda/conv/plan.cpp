@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <numeric>
 
 namespace voxgrad::cuda {
 namespace {
@@ -17,7 +16,6 @@ int chunk_channels(const ConvProblem& p) { return kChunkWords * (p.dtype == DTyp
 bool choose_axes(const ConvProblem& p, GatherPlan& plan) {
   const bool transposed = p.direction == ConvDirection::transposed;
   plan.classes = 1;
-  plan.taps = 1;
   int all_taps = 1;
   for (int a = 0; a < 3; ++a) {
     const ConvGeometry& g = p.geometry;
@@ -28,35 +26,29 @@ bool choose_axes(const ConvProblem& p, GatherPlan& plan) {
     if (!axis || axis->kernel > kMaxTaps) return false;
     plan.axis[a] = *axis;
     plan.classes *= axis->parts;
-    plan.taps *= axis->max_taps;
     all_taps *= axis->kernel;
     if (all_taps > kMaxTaps) return false;
   }
-  if (!transposed) plan.taps = all_taps;
   return plan.classes <= kMaxClasses;
 }
 
-/// Whether more inputs than caches hold are read by few results each: to pack them is a third trip to memory. Lines
-/// that no tap reads are not packed.
+/// Whether more inputs than caches hold are read by few results each: to pack them is a third trip to memory.
 bool is_used_little(const ConvProblem& p, double little) {
   if (p.direction != ConvDirection::forward) return false;
   double inputs = 1, results = 1, taps = 1;  // voxels
   for (int a = 0; a < 3; ++a) {
-    const int64_t stride = p.geometry.stride[a], residues = stride / std::gcd(stride, p.geometry.dilation[a]);
-    const double read =
-        a == 2 ? 1.0 : static_cast<double>(std::min(residues, p.kernel[a])) / static_cast<double>(stride);
-    inputs *= static_cast<double>(p.in_size[a]) * read;
+    inputs *= static_cast<double>(p.in_size[a]);
     results *= static_cast<double>(p.out_size[a]);
     taps *= static_cast<double>(p.kernel[a]);
   }
   const double bytes = inputs * static_cast<double>(p.batch * p.groups * p.in_channels * item_size(p.dtype));
-  return 2 * results <= inputs && bytes >= (128 << 20) &&
+  return 4 * results <= inputs && bytes >= (128 << 20) &&
          taps * results / inputs * static_cast<double>(p.out_channels) < little;
 }
 
 /// Few columns are no work for wgmma: 64 rows of A are read for each 8 words, however few, and three times for three
 /// products. And to pack the inputs costs more than it saves where they fill no more than a quarter of what they are
-/// packed to, or are used little (by three products of few columns, more often).
+/// packed to, or are used little (by three products more is little; of few columns, more yet).
 bool gather_by_wgmma(const ConvProblem& p) {
   if (!may_use_wgmma(p)) return false;
   if (p.choice.width > 0) return asked_width(p, gather_widths(arithmetic_of(p), true)).has_value();

@@ -108,10 +108,10 @@ std::optional<RowTiles> cover_box(const int (&box)[3], int lines, int line, int 
 struct GatherPlan {
   AxisParts axis[3];
   int box[3], extent[3], tiles[3];
-  int halo_voxels, classes, taps;  // taps: most of a block
-  int line, pitch;                 // words from a staged line to the next, and from a word of channels (mma.sync)
-  RowTiles rows;                   // (wgmma)
-  int residue_positions;           // of the halo: from a residue along the width to the next (wgmma)
+  int halo_voxels, classes;
+  int line, pitch;        // words from a staged line to the next, and from a word of channels (mma.sync)
+  RowTiles rows;          // (wgmma)
+  int residue_positions;  // of the halo: from a residue along the width to the next (wgmma)
   int columns, column_tiles, chunks;
   bool wgmma;
   int slots;        // phases of a box that are multiplied side by side (wgmma)

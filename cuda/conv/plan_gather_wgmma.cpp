@@ -12,6 +12,7 @@ namespace {
 
 constexpr int kMaxExtent = 256, kMaxLine = 128;  // of a halo, for the copy engine: lines; voxels of a residue
 constexpr int kAligned = 128 / kVoxelBytes;      // positions: where it copies to
+constexpr int kMostSplits = 32;                  // residues of an axis that are packed apart
 constexpr int kStatic = 1024;                    // bytes of shared memory that the kernel has beside
 constexpr int kChunkWords = 8, kMostDepth = 8, kMaxTaps = 1024;
 
@@ -41,15 +42,15 @@ int64_t shared_bytes(const ConvProblem& p, const GatherPlan& plan, int buffers) 
 
 /// Halo, rows and memory of plan.box; false if they do not fit.
 bool lay_out(const ConvProblem& p, GatherPlan& plan) {
-  int positions = 1;
+  int positions = 1;  // below 2^31, as extents and splits are limited
   for (int a = 0; a < 3; ++a) {
     const AxisParts& axis = plan.axis[a];
     plan.extent[a] = (plan.box[a] - 1 + axis.max_span) * axis.fold;
     if (plan.extent[a] > (a == 2 ? kMaxLine * plan.axis[a].fold : kMaxExtent)) return false;
+    if (plan.extent[a] > p.shared_limit / (2 * kVoxelBytes) / positions) return false;
     positions *= plan.extent[a];
   }
   plan.halo_voxels = positions;
-  if (positions > p.shared_limit / (2 * kVoxelBytes)) return false;
   const int line = plan.extent[2] / plan.axis[2].fold, lines = plan.extent[1];
   const auto rows = cover_box(plan.box, lines, line, row_tiles(p, plan));
   if (!rows) return false;
@@ -84,7 +85,7 @@ Step mean_step(const ConvProblem& p, const GatherPlan& plan) {
 }
 
 /// Clocks of a multiprocessor for all that the problem has of such boxes. A step takes what its tensor cores, its
-/// shared memory, the threads that stage, those that queue products and the way to L2 need at least; a box the sum of
+/// shared memory, the copy engine, the threads that queue products and the way to L2 need at least; a box the sum of
 /// its steps, or what is left of them while results are written: two groups of warps take turns. Rough: it only has to
 /// order boxes.
 double cost(const ConvProblem& p, const GatherPlan& plan, const Step& step_of) {
@@ -183,6 +184,8 @@ std::optional<RowTiles> cover_box(const int (&box)[3], int lines, int line, int 
 }
 
 std::optional<GatherPlan> plan_gather_wgmma(const ConvProblem& p, const GatherPlan& axes) {
+  for (const AxisParts& axis : axes.axis)
+    if (splits_of(axis) > kMostSplits) return std::nullopt;
   GatherPlan best = axes;
   best.cycles = -1;
   const auto widths = gather_widths(arithmetic_of(p), true);

@@ -35,7 +35,7 @@ struct WeightWgmma {
   int unit_step;       // warps that take units in turn
   int unit_channels;   // from a unit to the next of a warp
   int64_t unit_bytes;  // likewise
-  int batch;           // lines of floats that are copied together
+  int lines_at_once;   // of floats, that are copied together
   int64_t line_bytes;  // from a line to the next of its share; likewise
   int line_step, line_slot;
   WeightPlanes of_x, of_y;
@@ -244,7 +244,7 @@ struct WeightCopies {
   template <int kMany, class Copy>
   __device__ void with_batch(Copy copy) const {
     if constexpr (kMany > kLeastCopies)
-      if (p.batch != kMany) return with_batch<kMany - 1>(copy);
+      if (p.lines_at_once != kMany) return with_batch<kMany - 1>(copy);
     copy.template operator()<kMany>();
   }
   __device__ void copy_halves(const char* from, uint32_t to, int at, int lines) const {

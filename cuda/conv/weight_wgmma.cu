@@ -61,9 +61,9 @@ void describe_x(WeightWgmma& p, const View& x, const ConvProblem& problem, const
   p.line_bytes = p.line_step * p.x_stride[3];
   const int lines = divide_up(p.lines, p.shares.value);
   const auto left = [&](int batch) { return lines % batch * 3 + lines / batch; };  // copied one by one: slowly
-  p.batch = kMostCopies;
+  p.lines_at_once = kMostCopies;
   for (int batch = kMostCopies - 1; batch >= kLeastCopies; --batch)
-    if (left(batch) < left(p.batch)) p.batch = batch;
+    if (left(batch) < left(p.lines_at_once)) p.lines_at_once = batch;
 }
 
 template <class Arithmetic>

@@ -8,8 +8,8 @@
 // or made of core matrices, 4 words of 8 columns (n * 4 + k) each, at any multiple of 16 bytes. Both are read at the
 // same rate, of 128 bytes a clock; each product reads A and B anew. The products run by themselves: until
 // await_products() says that they are done, nobody may touch their registers or the slabs. Words come to a slab by
-// ordinary stores or copies; then publish_to_wgmma() has to be called on their way to the products, by the threads that
-// wrote before the barrier that ends their writing, or by those that multiply behind it.
+// ordinary stores or copies: then the threads that wrote call publish_to_wgmma() before the barrier that ends their
+// writing; or by the copy engine (bulk_copy.cuh), which needs nothing.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +31,7 @@ __device__ T of_warp(T value) {
   return __shfl_sync(0xffffffff, value, 0);
 }
 
-/// Whether this is a warp's first lane. Asked once: a look at threadIdx would wait behind the products that are queued.
+/// Whether this is a warp's first lane. To be asked before products are queued: a look at threadIdx waits behind them.
 __device__ inline bool is_leader() {
   int lane;
   asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));

@@ -112,9 +112,6 @@ TEST(ConvPlan, PacksNoLargeInputThatIsUsedLittle) {
     EXPECT_EQ(plan_gather(p)->wgmma, packed) << channels;
   }
   p.out_channels = 50;
-  p.geometry.dilation = {2};  // a quarter of the lines
-  EXPECT_TRUE(plan_gather(p)->wgmma);
-  p.geometry.dilation = {1};
   p.in_size = {20};  // in caches
   p.out_size = {10};
   EXPECT_TRUE(plan_gather(p)->wgmma);

@@ -76,9 +76,10 @@ void check_rows(const GatherPlan& plan, int tiles) {
       if (at >= plan.rows.end[tile] || at % line >= plan.box[2] || at / line % plan.extent[1] >= plan.box[1] ||
           at / plane >= plan.box[0])
         continue;
-      EXPECT_LT(tile, tiles);
+      EXPECT_LT(tile, plan.rows.tiles);
       EXPECT_TRUE(found.insert(at).second) << "position " << at << " twice";
     }
+  EXPECT_LE(plan.rows.tiles, tiles);
   EXPECT_EQ(static_cast<int>(found.size()), plan.box[0] * plan.box[1] * plan.box[2]);
   EXPECT_GE(plan.rows.positions, plan.axis[2].fold * plan.residue_positions);
   EXPECT_GE(plan.residue_positions, plane * plan.extent[0]);
@@ -264,6 +265,7 @@ void check_weight(const ConvProblem& p, const WeightWgmmaPlan& plan) {
   // shared memory
   const WeightMemory memory = memory_of(p, plan);
   EXPECT_TRUE(plan.x_slots > plan.depth.span && plan.x_slots <= kMostWeightSlots);
+  EXPECT_TRUE(!plan.late || plan.x_slots >= plan.depth.span + plan.depth.advance);  // those of two voxels at once
   EXPECT_TRUE(plan.y_slots >= 2 && plan.y_slots <= kMostWeightSlots);
   EXPECT_LE(memory.total, p.shared_limit);
   EXPECT_EQ(memory.x_pitch % 16 + memory.y_pitch % 16, 0);

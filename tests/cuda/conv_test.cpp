@@ -93,7 +93,8 @@ TEST_P(CudaConvModes, IsExactWithEveryTile) {
       {1, 8, 8, {12, 6, 20}, {3, 3, 3}, {{2, 2, 2}, {1, 1, 1}, {1, 1, 1}, 3}},
       {1, 65, 65, {4, 4, 35}, {1, 1, 7}, {{1, 1, 4}, {0, 0, 3}, {1, 1, 2}, 1}},
       {3, 5, 1, {17, 1, 5}, {5, 1, 2}, {{3, 1, 2}, {6, 0, 1}, {2, 1, 3}, 2}},
-      {2, 48, 96, {5, 6, 9}, {3, 1, 4}, {{2, 1, 2}, {1, 0, 1}, {1, 1, 1}, 1}},
+      {2, 96, 96, {5, 6, 9}, {3, 1, 4}, {{2, 1, 2}, {1, 0, 1}, {1, 1, 1}, 1}},
+      {1, 9, 17, {70, 9, 9}, {2, 1, 2}, {{31, 3, 2}, {1, 0, 1}, {1, 1, 1}, 1}},  // residues that no tap reads
   };
   std::vector<cuda::ConvChoice> choices{{.plain = true},
                                         {.samples = 1, .width = 24},
@@ -102,6 +103,8 @@ TEST_P(CudaConvModes, IsExactWithEveryTile) {
                                         {.depth = 2},
                                         {.depth = 3},
                                         {.slots = 1, .depth = 6},
+                                        {.slots = 2, .depth = 2},
+                                        {.slots = 2, .depth = 3},
                                         {.pairs = 1},
                                         {.pairs = 2},
                                         {.pairs = 4}};
