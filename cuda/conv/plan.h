@@ -206,11 +206,10 @@ inline constexpr int kWeightHeights[] = {1, 2, 3, 4, 5, 6, 8, 10};
 /// The most of them for which there are registers.
 constexpr int most_heights(ConvArithmetic arithmetic, int columns) {
   const bool three = arithmetic == ConvArithmetic::tf32x3;  // one is summed beside the sums
-  const bool halves = arithmetic == ConvArithmetic::bf16 || arithmetic == ConvArithmetic::f16;
   const int room = three ? 320 / columns - 1 : 288 / columns;
   int most = 0;
   for (const int heights : kWeightHeights)
-    if (heights <= room && !(halves && heights > 8)) most = heights;
+    if (heights <= room && (heights <= 8 || arithmetic == ConvArithmetic::tf32)) most = heights;
   return most;
 }
 /// Whether a plane may be given back when the next is being multiplied: for many products there are no registers.
