@@ -102,6 +102,24 @@ TEST(ConvPlan, PacksNoInputThatIsMostlyPadding) {
   EXPECT_TRUE(plan_gather(p)->wgmma);
 }
 
+TEST(ConvPlan, TakesTheDepthAndTheSlotsThatAreAskedFor) {  // as CudaConvModes.IsExactWithEveryTile does
+  for (const DType dtype : {f32, bf16})
+    for (const int8_t depth : {1, 2, 3, 6})
+      for (const int8_t slots : {1, 2}) {
+        ConvProblem p = plain_problem(ConvDirection::transposed, dtype);
+        p.in_channels = p.out_channels = 96;
+        p.in_size = {3, 8, 4};
+        p.out_size = {5, 6, 9};
+        p.kernel = {3, 1, 4};
+        p.geometry = {{2, 1, 2}, {1, 0, 1}, {1, 1, 1}, 1};
+        p.precision = Float32Precision::high;
+        p.choice = {.slots = slots, .depth = depth};
+        const auto plan = plan_gather(p);
+        EXPECT_TRUE(plan && plan->wgmma && plan->depth == depth && plan->slots == slots)
+            << dtype << ", depth " << int{depth} << ", slots " << int{slots};
+      }
+}
+
 TEST(ConvPlan, PacksNoLargeInputThatIsUsedLittle) {
   ConvProblem p = plain_problem(ConvDirection::forward, bf16);
   p.geometry.stride = {2};
