@@ -30,4 +30,12 @@ struct Divisor {
   }
 };
 
+/// The last digit of a number of mixed bases; the others remain.
+template <class T>
+VG_HOST_DEVICE T take_digit(T& number, int base) {
+  const T digit = number % static_cast<T>(base);
+  number /= static_cast<T>(base);
+  return digit;
+}
+
 }  // namespace voxgrad::cuda

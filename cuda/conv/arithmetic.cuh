@@ -21,4 +21,19 @@ void with_arithmetic(ConvArithmetic arithmetic, const Body& body) {
   }
 }
 
+/// For kernels that multiply halves in TF32, too: body.operator()<Tf32, BFloat16, ConvArithmetic::bf16>() or its like.
+template <class Body>
+void with_float_arithmetic(ConvArithmetic arithmetic, const Body& body) {
+  switch (arithmetic) {
+    case ConvArithmetic::tf32:
+      return body.template operator()<Tf32, float, ConvArithmetic::tf32>();
+    case ConvArithmetic::tf32x3:
+      return body.template operator()<Tf32x3, float, ConvArithmetic::tf32x3>();
+    case ConvArithmetic::bf16:
+      return body.template operator()<Tf32, BFloat16, ConvArithmetic::bf16>();
+    case ConvArithmetic::f16:
+      return body.template operator()<Tf32, Float16, ConvArithmetic::f16>();
+  }
+}
+
 }  // namespace voxgrad::cuda

@@ -68,6 +68,26 @@ __device__ inline void copy_box(uint32_t shared, const CUtensorMap& tensor, int 
       : "memory");
 }
 
+/// Asks L2 for the 16-byte pieces that so many bytes lie in.
+__device__ inline void prefetch_bulk(const void* global, uint32_t bytes) {
+  const auto first = reinterpret_cast<uintptr_t>(global), begin = first & ~uintptr_t{15};
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(begin),
+               "r"(static_cast<uint32_t>((first + bytes + 15 - begin) & ~uintptr_t{15})));
+}
+
+/// Copies from shared to global memory, all multiples and addresses being of 16 bytes, in the background. What was
+/// written before has to be published (publish_to_wgmma()) and a barrier passed.
+__device__ inline void copy_out(void* global, uint32_t shared, uint32_t bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global), "r"(shared), "r"(bytes)
+               : "memory");
+}
+__device__ inline void commit_copies_out() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+/// Until at most kPending of the groups that this thread committed are still being read from shared memory.
+template <int kPending>
+__device__ void await_copies_out() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
+}
+
 /// Until round `round` (0, 1, ...) has ended; no more than one round may be ahead.
 __device__ inline void await_round(uint32_t barrier, int round) {
   uint32_t done;
@@ -86,6 +106,11 @@ __device__ inline void publish_barriers() {}
 __device__ inline void copy_bulk(uint32_t, const void*, uint32_t, uint32_t) {}
 __device__ inline void expect_bytes(uint32_t, uint32_t) {}
 __device__ inline void copy_box(uint32_t, const CUtensorMap&, int, int, int, int, uint32_t) {}
+__device__ inline void prefetch_bulk(const void*, uint32_t) {}
+__device__ inline void copy_out(void*, uint32_t, uint32_t) {}
+__device__ inline void commit_copies_out() {}
+template <int kPending>
+__device__ void await_copies_out() {}
 __device__ inline void await_round(uint32_t, int) {}
 #endif
 

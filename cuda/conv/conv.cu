@@ -249,6 +249,7 @@ void convolve(const char* op, const View& out, const View& in, const View& w, co
   check(w.numel() / std::max<int64_t>(out.size[1] / geometry.groups, 1) < INT32_MAX, op,
         "the CUDA kernels take fewer than 2^31 weights an output channel");
   const Launch launch(out);
+  if (gather_few_channels(out, in, w, epilogue, geometry, transposed, launch)) return;
   if (gather_on_tensor_cores(out, in, w, epilogue, geometry, transposed, launch)) return;
   if (is_half(out.dtype))
     return through_float32(out, in, w, epilogue.bias, [&](const View& o, const View& i, const View& v, const View* b) {

@@ -2,7 +2,7 @@
 #include <cstdio>
 
 #include "core/error.h"
-#include "cuda/conv/plan.h"
+#include "cuda/conv/plan_narrow.h"
 #include "cuda/kernels.h"
 
 namespace voxgrad::cuda {
@@ -50,12 +50,28 @@ std::string describe(const ConvProblem& p, const WeightWgmmaPlan& plan) {
                 " blocks, workspace ", in_mib(workspace_bytes(p, plan)));
 }
 
+std::string describe(const ConvProblem& p, const NarrowGatherPlan& plan) {
+  return concat("tensor cores, ", name(arithmetic_of(p)), ", few channels: pillars of ", volume(plan.box),
+                " results, input planes of ", plan.halo.lines, " x ", plan.halo.positions, ", ", plan.halo.slots,
+                " planes, ", plan.axis[0].parts * plan.axis[1].parts * plan.axis[2].parts, " phases, ",
+                plan.tiles[0] * plan.tiles[1] * p.batch * p.groups, " blocks, no workspace");
+}
+
+std::string describe(const ConvProblem& p, const NarrowWeightPlan& plan) {
+  return concat("tensor cores, ", name(arithmetic_of(p)), ", few channels: pillars of ", volume(plan.box), ", ",
+                plan.units, " taps of 8 channels by ", plan.columns, " channels, input planes of ", plan.x.lines, " x ",
+                plan.x.positions, ", ", plan.x.slots, " planes, ", plan.ranges * p.groups, " blocks, workspace ",
+                in_mib(workspace_bytes(p, plan)));
+}
+
 std::string describe(const ConvProblem& p) {
   if (p.direction == ConvDirection::weight) {
+    if (const auto plan = plan_weight_narrow(p)) return describe(p, *plan);
     if (const auto plan = plan_weight_wgmma(p)) return describe(p, *plan);
     if (const auto plan = plan_weight(p)) return describe(p, *plan);
-  } else if (const auto plan = plan_gather(p)) {
-    return describe(p, *plan);
+  } else {
+    if (const auto plan = plan_gather_narrow(p)) return describe(p, *plan);
+    if (const auto plan = plan_gather(p)) return describe(p, *plan);
   }
   if (p.dtype == DType::bf16 || p.dtype == DType::f16) {
     ConvProblem wide = p;

@@ -10,8 +10,14 @@ std::vector<ConvInstance*>& list() {
 
 }  // namespace
 
-ConvInstance::ConvInstance(bool weight_gradient, bool by_wgmma, ConvArithmetic of, int tile_width)
-    : weight(weight_gradient), wgmma(by_wgmma), arithmetic(of), width(tile_width) {
+ConvInstance::ConvInstance(bool weight_gradient, ConvKernel which, ConvArithmetic of, int tile_width, int tile_rows,
+                           int of_multiprocessor)
+    : weight(weight_gradient),
+      kernel(which),
+      arithmetic(of),
+      width(tile_width),
+      rows(tile_rows),
+      blocks(of_multiprocessor) {
   list().push_back(this);
 }
 

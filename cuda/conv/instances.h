@@ -13,12 +13,13 @@ namespace voxgrad::cuda {
 
 struct ConvInstance {
   /// Joins the list; for objects that are never destroyed.
-  ConvInstance(bool weight_gradient, bool by_wgmma, ConvArithmetic of, int tile_width);
+  ConvInstance(bool weight_gradient, ConvKernel which, ConvArithmetic of, int tile_width, int tile_rows,
+               int of_multiprocessor);
 
   bool weight;  // the weight gradient, else the gather
-  bool wgmma;
+  ConvKernel kernel;
   ConvArithmetic arithmetic;
-  int width;
+  int width, rows, blocks;  // rows, and blocks of a multiprocessor: of the gather of few channels
   std::atomic<int64_t> launches = 0;
 };
 
@@ -30,7 +31,15 @@ constexpr ConvArithmetic arithmetic_kind() {
 
 /// The instance of a tile: whoever compiles a launch of it makes it exist, from the program's start.
 template <class Tile, bool kWeight, int kWidth>
-inline ConvInstance conv_instance{kWeight, Tile::kWgmma, arithmetic_kind<typename Tile::Arithmetic>(), kWidth};
+inline ConvInstance conv_instance{kWeight,
+                                  Tile::kWgmma ? ConvKernel::wgmma : ConvKernel::mma_sync,
+                                  arithmetic_kind<typename Tile::Arithmetic>(),
+                                  kWidth,
+                                  0,
+                                  0};
+template <class Tile, bool kWeight>
+inline ConvInstance narrow_instance{kWeight,        ConvKernel::narrow, Tile::kArithmetic,
+                                    Tile::kColumns, Tile::kRows,        Tile::kBlocks};
 
 /// All that this program holds.
 const std::vector<ConvInstance*>& conv_instances();

@@ -29,6 +29,12 @@ __device__ inline uint32_t round_tf32(float value) {
   return bits;
 }
 
+/// The same for tensor cores, which do not look at the other 13 bits, in two instructions.
+__device__ inline uint32_t round_for_tensor_cores(float value) {
+  const uint32_t bits = __float_as_uint(value);
+  return fabsf(value) < INFINITY ? bits + 0x1000u : bits;
+}
+
 __device__ inline void mma_tf32(Accumulator& c, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
@@ -64,6 +70,14 @@ struct Tf32 {
   static constexpr int kElements = 1, kParts = 1;
   __device__ static uint32_t word(const float (&x)[1]) { return round_tf32(x[0]); }
   __device__ static void split(const float (&x)[1], uint32_t (&parts)[1]) { parts[0] = round_tf32(x[0]); }
+  /// From words as staged to those that multiply() takes.
+  template <int kN>
+  __device__ static void split_words(uint32_t (&parts)[kN][2], const uint32_t (&b)[kN][2]) {
+#pragma unroll
+    for (int n = 0; n < kN; ++n)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) parts[n][i] = b[n][i];
+  }
   template <int kM, int kN>
   __device__ static void multiply(Accumulator (&c)[kM][kN], const uint32_t (&a)[kM][4], const uint32_t (&b)[kN][2]) {
     multiply_each<mma_tf32>(c, a, b);
@@ -112,14 +126,18 @@ struct Tf32x3 {
         for (int i = 0; i < 4; ++i) c[m][n][i] += step[n][i];
     }
   }
-  template <int kM, int kN>
-  __device__ static void multiply_words(Accumulator (&c)[kM][kN], const uint32_t (&a)[kM][4],
-                                        const uint32_t (&b)[kN][2]) {
-    uint32_t parts[kN][4];
+  template <int kN>
+  __device__ static void split_words(uint32_t (&parts)[kN][4], const uint32_t (&b)[kN][2]) {
 #pragma unroll
     for (int n = 0; n < kN; ++n)
 #pragma unroll
       for (int i = 0; i < 2; ++i) split(b[n][i], parts[n][i], parts[n][i + 2]);
+  }
+  template <int kM, int kN>
+  __device__ static void multiply_words(Accumulator (&c)[kM][kN], const uint32_t (&a)[kM][4],
+                                        const uint32_t (&b)[kN][2]) {
+    uint32_t parts[kN][4];
+    split_words(parts, b);
     multiply(c, a, parts);
   }
 };
@@ -156,7 +174,10 @@ __device__ inline uint32_t load_shared(uint32_t address) {
   return word;
 }
 
-/// Four words, at a multiple of 16 bytes.
+/// Two or four words, at a multiple of their size.
+__device__ inline void load_shared(uint32_t address, uint32_t (&word)[2]) {
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(word[0]), "=r"(word[1]) : "r"(address));
+}
 __device__ inline void load_shared(uint32_t address, uint32_t (&word)[4]) {
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])

@@ -17,16 +17,20 @@ enum class ConvDirection : uint8_t { forward, transposed, weight };
 enum class ConvArithmetic : uint8_t { tf32, tf32x3, bf16, f16 };
 const char* name(ConvArithmetic arithmetic);
 
+/// The families of kernels on tensor cores; narrow: of few channels (plan_narrow.h).
+enum class ConvKernel : uint8_t { mma_sync, wgmma, narrow };
+
 /// What tests ask for in place of what the planner would choose.
 struct ConvChoice {
   bool plain : 1 = false;     // the plain kernel
   bool mma_sync : 1 = false;  // not wgmma
+  bool narrow : 1 = false;    // kernels of few channels wherever they can be
   int8_t slots = 0;           // of the gather by wgmma: 1 or 2; 0: the planner's choice
   int8_t depth = 0;           // of it too: chunks of channels of a step, if it divides them; 0 likewise
   int8_t samples = 0;         // of which it, or the weight gradient, packs inputs at a time; 0 likewise
   int8_t heights = 0;         // of the weight gradient by wgmma; 0 likewise
   int8_t pairs = 0;           // of it too
-  int16_t width = 0;          // of a tile: columns, or rows of the weight gradient by mma.sync; 0 likewise
+  int16_t width = 0;          // of a tile: columns, or rows (mma.sync's weight gradient, few channels' gather); 0 likewise
   friend bool operator==(const ConvChoice&, const ConvChoice&) = default;
 };
 /// Of the whole program, for the convolutions to come. A width that is not compiled is passed over.

@@ -175,6 +175,7 @@ void conv_backward_weight(const View& w, const View& x, const View& y, const Con
   check_positions(kOp, x, w, y, geometry);
   check(w.numel() / w.size[0] < INT32_MAX - 256, kOp, "the CUDA kernels take fewer than 2^31 weights a channel");
   const Launch launch(w);
+  if (weight_of_few_channels(w, x, y, geometry, launch)) return;
   if (weight_by_wgmma(w, x, y, geometry, launch) || weight_by_mma(w, x, y, geometry, launch)) return;
   if (is_half(w.dtype))
     return through_float32(w, x, y, nullptr, [&](const View& weight, const View& a, const View& b, const View*) {

@@ -55,14 +55,6 @@ struct WeightWgmma {
   int x_step_at[kMostSteps], y_step_at[kMostSteps];  // 16 bytes: from a slot to the words of a step
 };
 
-/// The last digit of a number of mixed bases; the others remain.
-template <class T>
-__device__ T take_digit(T& number, int base) {
-  const T digit = number % static_cast<T>(base);
-  number /= static_cast<T>(base);
-  return digit;
-}
-
 /// What a block sums.
 struct WeightPlace {
   int group, row_tile, first_row, first_column;  // channels of y and x, of the group

@@ -147,16 +147,25 @@ TEST(ConvPlan, IsRememberedForItsProblemAlone) {
 }
 
 TEST(ConvPlan, KnowsEveryCompiledTile) {
-  std::set<std::tuple<bool, bool, ConvArithmetic, int>> known, held;
+  std::set<std::tuple<bool, ConvKernel, ConvArithmetic, int, int, int>> known, held;
   for (const auto arithmetic :
        {ConvArithmetic::tf32, ConvArithmetic::tf32x3, ConvArithmetic::bf16, ConvArithmetic::f16}) {
-    for (const bool wgmma : {false, true}) {
-      for (const int width : gather_widths(arithmetic, wgmma)) known.insert({false, wgmma, arithmetic, width});
-      for (const int width : weight_widths(arithmetic, wgmma)) known.insert({true, wgmma, arithmetic, width});
+    for (const ConvKernel kernel : {ConvKernel::mma_sync, ConvKernel::wgmma}) {
+      const bool wgmma = kernel == ConvKernel::wgmma;
+      for (const int width : gather_widths(arithmetic, wgmma)) known.insert({false, kernel, arithmetic, width, 0, 0});
+      for (const int width : weight_widths(arithmetic, wgmma)) known.insert({true, kernel, arithmetic, width, 0, 0});
     }
+    const bool three = arithmetic == ConvArithmetic::tf32x3;
+    for (const int columns : {8, 16, 32})
+      for (const int row_tiles : {1, 2})
+        for (const int blocks : {1, 2})
+          if (blocks == 1 || (!three && columns < 32))
+            known.insert({false, ConvKernel::narrow, arithmetic, columns, 128 * row_tiles, blocks});
+    for (const int columns : {8, 16}) known.insert({true, ConvKernel::narrow, arithmetic, columns, 0, 0});
   }
   for (const ConvInstance* instance : conv_instances())
-    held.insert({instance->weight, instance->wgmma, instance->arithmetic, instance->width});
+    held.insert(
+        {instance->weight, instance->kernel, instance->arithmetic, instance->width, instance->rows, instance->blocks});
   if (held.empty()) GTEST_SKIP() << "this build has no CUDA";
   EXPECT_EQ(held, known);
 }

@@ -1,8 +1,10 @@
 // The CUDA convolutions against the CPU's, through the kernel table: every parameter, any strides, every compiled tile,
 // poisoned results between guard bands.
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <thread>
 
 #include "core/autograd.h"
@@ -31,15 +33,16 @@ struct Comparison {
   RandomView x, y, w, x_bias, y_bias, out, dx, dw;
   bool biased;
 
-  Comparison(const Problem& problem, DType dtype, Random& random)
+  /// Of any layout unless one is asked for.
+  Comparison(const Problem& problem, DType dtype, Random& random, std::optional<Layout> layout = {})
       : p(problem),
-        x(dtype, p.x_shape(), any_layout(random, true), random),
-        y(dtype, p.y_shape(), any_layout(random, true), random),
+        x(dtype, p.x_shape(), layout.value_or(any_layout(random, true)), random),
+        y(dtype, p.y_shape(), layout.value_or(any_layout(random, true)), random),
         w(dtype, p.w_shape(), any_layout(random, true), random),
         x_bias(dtype, {p.x_shape()[1]}, Layout::spaced, random),
         y_bias(dtype, {p.y_shape()[1]}, Layout::spaced, random),
-        out(dtype, p.y_shape(), any_layout(random, false), random),
-        dx(dtype, p.x_shape(), any_layout(random, false), random),
+        out(dtype, p.y_shape(), layout.value_or(any_layout(random, false)), random),
+        dx(dtype, p.x_shape(), layout.value_or(any_layout(random, false)), random),
         dw(dtype, p.w_shape(), any_layout(random, false), random),
         biased(random.chance(0.5)) {
     for (RandomView* input : {&x, &y, &w, &x_bias, &y_bias}) input->fill(random, -8, 8);
@@ -80,11 +83,39 @@ INSTANTIATE_TEST_SUITE_P(, CudaConvModes, testing::ValuesIn(kModes), [](const au
   return concat(mode.param.dtype, mode.param.precision == Float32Precision::high ? "_high" : "");
 });
 
+/// What a test has launched of a mode's compiled tiles.
+class Launches {
+ public:
+  explicit Launches(const Mode& mode) : arithmetic_(mode.arithmetic()) {
+    for (const cuda::ConvInstance* instance : cuda::conv_instances()) before_.push_back(instance->launches);
+  }
+  /// That there is no tile of these kernels that it did not launch.
+  void expect_all(std::initializer_list<cuda::ConvKernel> kernels) const {
+    int compiled = 0;
+    for (size_t i = 0; i < before_.size(); ++i) {
+      const cuda::ConvInstance& instance = *cuda::conv_instances()[i];
+      if (instance.arithmetic != arithmetic_ ||
+          std::find(kernels.begin(), kernels.end(), instance.kernel) == kernels.end())
+        continue;
+      if (instance.kernel != cuda::ConvKernel::mma_sync && !cuda::has_wgmma(0)) continue;
+      ++compiled;
+      EXPECT_GT(instance.launches, before_[i])
+          << "never run: " << (instance.weight ? "weight gradient" : "gather") << ", kernel "
+          << static_cast<int>(instance.kernel) << ", width " << instance.width << ", rows " << instance.rows
+          << ", blocks " << instance.blocks;
+    }
+    EXPECT_TRUE(compiled > 0 || !cuda::has_wgmma(0));
+  }
+
+ private:
+  cuda::ConvArithmetic arithmetic_;
+  std::vector<int64_t> before_;
+};
+
 /// Whatever the planner thinks of it, each compiled tile, and the plain kernel, is right for each of these.
 TEST_P(CudaConvModes, IsExactWithEveryTile) {
   const Mode& mode = GetParam();
-  std::vector<int64_t> launches;
-  for (const cuda::ConvInstance* instance : cuda::conv_instances()) launches.push_back(instance->launches);
+  const Launches launches(mode);
   const ConvGeometry padded{{1}, {1}, {1}, 1};
   const Problem problems[] = {
       {1, 24, 33, {9, 10, 11}, {3, 3, 3}, padded},
@@ -133,16 +164,39 @@ TEST_P(CudaConvModes, IsExactWithEveryTile) {
       if (HasFailure()) return;
     }
   }
-  int compiled = 0;
-  const bool has_wgmma = cuda::has_wgmma(0);
-  for (size_t i = 0; i < launches.size(); ++i) {
-    const cuda::ConvInstance& instance = *cuda::conv_instances()[i];
-    if (instance.arithmetic != mode.arithmetic() || (instance.wgmma && !has_wgmma)) continue;
-    ++compiled;
-    EXPECT_GT(instance.launches, launches[i]) << "never run: " << (instance.weight ? "weight gradient" : "gather")
-                                              << (instance.wgmma ? ", wgmma" : "") << ", width " << instance.width;
-  }
-  EXPECT_GT(compiled, 0);
+  launches.expect_all({cuda::ConvKernel::mma_sync, cuda::ConvKernel::wgmma});
+}
+
+/// Tensors on end in memory, at any alignment, of few channels, have kernels of their own.
+TEST_P(CudaConvModes, IsExactWithFewChannels) {
+  const Mode& mode = GetParam();
+  const Launches launches(mode);
+  const Problem problems[] = {
+      {2, 8, 8, {9, 12, 40}, {3, 3, 3}, {{2, 2, 2}, {1, 1, 1}, {1, 1, 1}, 2}},  // L1-73, L1-72, L2-72 in small
+      {1, 8, 8, {12, 24, 48}, {3, 5, 7}, {{2, 2, 2}, {1, 2, 3}, {1, 1, 1}, 3}},
+      {2, 16, 3, {17, 41, 65}, {3, 3, 3}, {{2, 2, 2}, {1, 1, 1}, {1, 1, 1}, 1}},
+      {1, 3, 16, {9, 40, 65}, {3, 3, 3}, {{1, 1, 1}, {1, 1, 1}, {1, 1, 1}, 1}},  // a network's first layer
+      {1, 5, 9, {6, 30, 47}, {2, 3, 4}, {{1, 1, 3}, {0, 2, 1}, {2, 1, 2}, 2}},   // dilated, three residues
+      {3, 1, 1, {20, 33, 30}, {3, 3, 3}, {{1, 1, 1}, {1, 1, 1}, {1, 1, 1}, 5}},  // depthwise
+      {1, 12, 16, {40, 7, 9}, {4, 1, 2}, {{2, 1, 1}, {1, 0, 1}, {1, 1, 1}, 1}},  // a ring that goes round
+      {1, 2, 13, {4, 3, 700}, {1, 1, 3}, {{1, 1, 3}, {0, 0, 0}, {1, 1, 1}, 1}},  // a line is a box
+      {1, 16, 2, {3, 150, 6}, {2, 2, 2}, {{2, 2, 2}, {0, 0, 0}, {1, 1, 1}, 1}},
+      {1, 4, 4, {8, 10, 11}, {3, 3, 3}, {{1, 1, 1}, {1, 1, 1}, {1, 1, 1}, 1}},  // and small boxes, and large ones
+      {1, 16, 4, {7, 20, 22}, {3, 3, 3}, {{2, 2, 2}, {1, 1, 1}, {1, 1, 1}, 1}},
+      {1, 12, 7, {4, 60, 50}, {2, 3, 3}, {{2, 2, 2}, {1, 1, 1}, {1, 1, 1}, 2}},
+  };
+  Random random(kFirstSeed);
+  for (const Problem& problem : problems)
+    for (const Layout layout : {Layout::contiguous, Layout::spaced}) {  // the first begins anywhere, too
+      Comparison comparison(problem, mode.dtype, random, layout);
+      for (const int16_t rows : {128, 256, 0}) {
+        SCOPED_TRACE(concat(mode, ", ", rows, " rows: ", problem));
+        const Setting setting(mode.precision, {.narrow = rows > 0, .width = rows});
+        comparison.check();
+        if (HasFailure()) return;
+      }
+    }
+  launches.expect_all({cuda::ConvKernel::narrow});
 }
 
 TEST_P(CudaConvModes, IsExactInCornerCases) {

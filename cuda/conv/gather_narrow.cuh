@@ -1,0 +1,394 @@
+// Convolution forward and transposed of up to 16 channels a group, which memory bounds, not arithmetic: what counts is
+// that inputs are read once and results written in whole lines of memory, whatever the stride and the alignment.
+//
+// A block slides along depth with a box of lines as wide as the volume. Half of its warps stage planes of inputs
+// (narrow_stage.cuh), half multiply, by mma.sync in TF32 (halves are exact in it):
+//
+//   A: 16 results of a line x 8 words, which are two units,   a unit: 4 channels of a voxel that taps read
+//   B: two units x 8 columns,                                 a column: a channel of results in a phase of the width
+//
+// A unit is an offset in the staged plane, the same for all lanes; the weights of a group stay in shared memory in the
+// order in which lanes want them. Phases of strided results along depth and height are multiplied one after the other
+// from the same planes, those along the width side by side, with zeros for taps that are not theirs: A is read once for
+// all. Results are brought together in shared memory as memory has them, lines of a channel on end, from which the copy
+// engine writes them in one piece a channel (a few elements at its ends, where 16 bytes begin and end, by stores).
+#pragma once
+
+#include "cuda/conv/instances.h"
+#include "cuda/conv/narrow_stage.cuh"
+#include "cuda/launch.h"
+
+namespace voxgrad::cuda {
+
+struct NarrowUnit {
+  int weight;   // elements from the group's first weight to the tap's of that height
+  int along;    // the voxel, from the one that the result is counted by, along the width
+  int channel;  // the first of 4; negative: a unit that fills up a pair
+};
+
+struct NarrowGather {
+  NarrowInput in;
+  const void* weight;
+  int64_t weight_group, weight_in, weight_out, weight_depth, weight_width;  // elements
+  const void* bias;                                                         // or null
+  int64_t bias_stride;
+  bool relu;
+  void* out;
+  int64_t out_stride[3];  // of samples, channels, depth: elements
+  int out_channels, width, height;
+  NarrowBoxes boxes;
+  AxisParts axis[3];
+  Divisor box_width;
+  int box_voxels, kernel_depth;
+  int result_pitch;                        // elements
+  int pairs;                               // in a plane
+  int pair_begin[kMaxParts + 1];           // of the phases along the height
+  int8_t part_of[kMaxParts];               // of a phase along the width
+  uint32_t unit_offset[2 * kNarrowPairs];  // bytes in a plane
+  NarrowUnit unit[2 * kNarrowPairs];
+};
+
+template <class Arithmetic_, class Element_, ConvArithmetic kKind, int kM16_, int kN8_, int kBlocks_>
+struct NarrowGatherTile {
+  using Arithmetic = Arithmetic_;
+  using Element = Element_;
+  static constexpr ConvArithmetic kArithmetic = kKind;
+  static constexpr int kM16 = kM16_, kN8 = kN8_, kWarps = kNarrowMultipliers / 32;
+  static constexpr int kRows = 16 * kM16 * kWarps, kColumns = 8 * kN8;
+  static constexpr bool kRounds = Arithmetic::kRounds && sizeof(Element) == 4;
+  static constexpr int kBlocks = kBlocks_;  // of a multiprocessor
+  static constexpr int kStagers = narrow_stagers(kBlocks), kThreads = kNarrowMultipliers + kStagers + kNarrowWriters;
+  static constexpr int kSlab = 64 * kN8 * Arithmetic::kParts;  // words of B of a pair
+
+  __host__ __device__ static int weight_words(const NarrowGather& p) { return p.kernel_depth * p.pairs * kSlab; }
+  __host__ __device__ static int result_elements(const NarrowGather& p) { return p.out_channels * p.result_pitch; }
+};
+
+__device__ inline void store_shared_element(uint32_t address, float x) { store_shared(address, __float_as_uint(x)); }
+template <class Half>
+__device__ void store_shared_element(uint32_t address, Half x) {
+  asm volatile("st.shared.u16 [%0], %1;" ::"r"(address), "h"(x.bits) : "memory");
+}
+
+/// Barriers of the two buffers of results: "full" for the warps that multiply, "free" for the one that writes.
+struct NarrowResults {
+  static constexpr int kCount = 4;
+  uint32_t shared;
+  __device__ uint32_t full(int buffer) const { return shared + buffer * 8; }
+  __device__ uint32_t free(int buffer) const { return shared + (2 + buffer) * 8; }
+  __device__ void init() const {
+    for (int buffer = 0; buffer < 2; ++buffer) {
+      init_barrier(full(buffer), kNarrowMultipliers / 32);
+      init_barrier(free(buffer), 1);
+    }
+  }
+};
+
+/// The larger one; NaN stays.
+__device__ inline float rectified(float x, float floor) {
+  float result;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(x), "f"(floor));
+  return result;
+}
+
+/// The weights of a group, in the order (tap along depth, pair, 8 columns, lane, unit).
+template <class Tile>
+__device__ void fill_weights(const NarrowGather& p, int group, uint32_t shared) {
+  using Element = typename Tile::Element;
+  constexpr int kParts = Tile::Arithmetic::kParts;
+  const Element* const weight = static_cast<const Element*>(p.weight) + group * p.weight_group;
+  const int count = p.kernel_depth * p.pairs * Tile::kN8 * 64;
+  for (int i = static_cast<int>(threadIdx.x); i < count; i += Tile::kThreads) {
+    const int u = i % 2, lane = i / 2 % 32;
+    int rest = i / 64;
+    int column = take_digit(rest, Tile::kN8) * 8 + lane / 4;
+    const NarrowUnit& unit = p.unit[take_digit(rest, p.pairs) * 2 + u];
+    const AxisPart& part = p.axis[2].part[p.part_of[take_digit(column, p.axis[2].out_step)]];
+    const int channel = unit.channel + lane % 4, taps = unit.along - part.start, tap = taps / part.step;
+    float x[1] = {0.0f};
+    if (unit.channel >= 0 && channel < p.in.channels && column < p.out_channels && taps % part.step == 0 && tap >= 0 &&
+        tap < part.taps)
+      x[0] = to_float(weight[rest * p.weight_depth + unit.weight + channel * p.weight_in + column * p.weight_out +
+                             (part.tap_first + tap * part.tap_step) * p.weight_width]);
+    uint32_t word[kParts];
+    Tile::Arithmetic::split(x, word);
+#pragma unroll
+    for (int k = 0; k < kParts; ++k) store_shared(shared + ((i / 2 * kParts + k) * 2 + u) * 4, word[k]);
+  }
+}
+
+/// Writes the results of a channel, which lie on end in shared memory, `count` elements.
+template <class Element>
+__device__ void write_lines(Element* to, uint32_t from, int count) {
+  constexpr int kVector = 16 / sizeof(Element);
+  const auto store = [&](int i) {
+    if constexpr (sizeof(Element) == 4) {
+      to[i] = __uint_as_float(load_shared(from + i * 4));
+    } else {
+      uint16_t bits;
+      asm volatile("ld.shared.u16 %0, [%1];" : "=h"(bits) : "r"(from + i * 2));
+      to[i].bits = bits;
+    }
+  };
+  const int ahead = static_cast<int>(-reinterpret_cast<uintptr_t>(to) / sizeof(Element) % kVector);
+  const int head = min(ahead, count), body = (count - head) / kVector * kVector;
+  if (body > 0) copy_out(to + head, from + head * static_cast<int>(sizeof(Element)), body * sizeof(Element));
+  for (int i = 0; i < head; ++i) store(i);
+  for (int i = head + body; i < count; ++i) store(i);
+}
+
+/// The sum of all sets, which is the first one now.
+template <int kSets, int kM16, int kN8>
+__device__ const Accumulator (&add_sets(Accumulator (&sums)[kSets][kM16][kN8]))[kM16][kN8] {
+#pragma unroll
+  for (int set = 1; set < kSets; ++set)
+#pragma unroll
+    for (int i = 0; i < kM16 * kN8 * 4; ++i)
+      sums[0][i / 4 / kN8][i / 4 % kN8][i % 4] += sums[set][i / 4 / kN8][i / 4 % kN8][i % 4];
+  return sums[0];
+}
+
+/// A block's lines of a plane of results, one after the other in the order in which they are multiplied.
+template <class Tile>
+struct NarrowSlices {
+  using Element = typename Tile::Element;
+  const NarrowGather& p;
+  const NarrowPlace& place;
+  uint32_t buffers;  // of results
+  Element* first;    // channel 0, depth 0
+  Ring buffer{};
+  Element* at = nullptr;
+
+  __device__ NarrowSlices(const NarrowGather& problem, const NarrowPlace& block, uint32_t shared)
+      : p(problem), place(block), buffers(shared) {
+    first = static_cast<Element*>(p.out) + place.sample * p.out_stride[0] +
+            int64_t{place.group} * p.out_channels * p.out_stride[1] +
+            int64_t{place.q[1]} * p.axis[1].out_step * p.width;
+  }
+  /// The next one is that of step `step`, in this part of the depth; false if there is none.
+  __device__ bool find(int step, const AxisPart& part) {
+    const int depth = place.q[0] + step;
+    at = first + (part.first + int64_t{depth} * p.axis[0].out_step) * p.out_stride[2];
+    return depth < part.count;
+  }
+  /// Bytes from 16 of them to where a channel begins in memory, which is how it lies in shared memory, too.
+  __device__ uint32_t shift(int channel) const {
+    return static_cast<uint32_t>(reinterpret_cast<uintptr_t>(at + channel * p.out_stride[1])) & 15;
+  }
+  __device__ uint32_t shared() const {
+    return buffers + buffer.slot * Tile::result_elements(p) * static_cast<int>(sizeof(Element));
+  }
+};
+
+template <class Tile>
+__device__ void multiply_planes(const NarrowGather& p, const NarrowPlace& place, uint32_t weights, uint32_t ring,
+                                NarrowSlices<Tile> slices, const float* bias, const NarrowBarriers& barriers,
+                                const NarrowResults& of_results) {
+  using Arithmetic = typename Tile::Arithmetic;
+  using Element = typename Tile::Element;
+  constexpr int kM16 = Tile::kM16, kN8 = Tile::kN8, kParts = Arithmetic::kParts, kSize = sizeof(Element);
+  constexpr int kSets = kM16 * kN8 <= 2 ? 2 : 1;  // of sums: a product waits for the one before, if they share them
+  const NarrowHalo& halo = p.in.halo;
+  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
+  const int phases = p.axis[2].out_step;
+  // Of two phases, neighbours in memory, half of the lanes store the second one first: none is in the other's bank.
+  const int swap = phases % 2 == 0 && t % 2 == 1 ? 1 : 0;
+  const auto column_of = [&](int n, int j) { return n * 8 + 2 * t + (j ^ swap); };
+
+  uint32_t rows[2 * kM16], at[2 * kM16];  // of inputs, at this lane's channel of a unit; of results, in a phase
+  int height[2 * kM16];
+  unsigned inside = 0;  // a bit for each sum
+#pragma unroll
+  for (int i = 0; i < 2 * kM16; ++i) {
+    int h = (i / 2 * Tile::kWarps + warp) * 16 + i % 2 * 8 + g;
+    const bool in_box = h < p.box_voxels;
+    if (!in_box) h = 0;
+    const int w = p.box_width.take(h);
+    rows[i] = ring + (t * halo.pitch + h * halo.step[1] * halo.line + w) * 4;
+    at[i] = (h * p.axis[1].out_step * p.width + w * phases) * kSize;
+    height[i] = place.q[1] + h;
+#pragma unroll
+    for (int n = 0; n < kN8; ++n)
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const int column = column_of(n, j);
+        const bool real = in_box && column < p.out_channels * phases && w * phases + column % phases < p.width;
+        inside |= static_cast<unsigned>(real) << ((i * kN8 + n) * 2 + j);
+      }
+  }
+  const float floor = p.relu ? 0.0f : -INFINITY;
+  uint32_t column_at[kN8][2];  // bytes of its channel and phase; above, those by which channels begin apart, modulo 16
+#pragma unroll
+  for (int n = 0; n < kN8; ++n)
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const int channel = column_of(n, j) / phases, phase = column_of(n, j) % phases;
+      const auto apart = static_cast<uint32_t>(channel * p.out_stride[1] * kSize) & 15;
+      column_at[n][j] = (channel * p.result_pitch + phase) * kSize | apart << 28;
+    }
+  const uint32_t my_weights = weights + lane * 8 * kParts;
+
+  Ring arrived{};  // planes
+  int first = 0, waited = 0;
+  for (int step = 0; step < place.depths; ++step) {
+    for (; waited < step * halo.step[0] + halo.span[0]; ++waited) {
+      await_round(barriers.full(arrived.slot), arrived.round);
+      arrived.next(halo.slots);
+    }
+    for (int deep = 0; deep < p.axis[0].parts; ++deep) {
+      const AxisPart& part = p.axis[0].part[deep];
+      if (!slices.find(step, part)) continue;
+      const uint32_t lines_at = slices.shared(), shift_at = slices.shift(0);
+      for (int phase = 0; phase < p.axis[1].parts; ++phase) {
+        Accumulator sums[kSets][kM16][kN8] = {};
+        const int begin = of_warp(p.pair_begin[phase]), end = of_warp(p.pair_begin[phase + 1]);
+        for (int tap = 0; tap < part.taps; ++tap) {
+          int slot = first + part.start + tap * part.step - halo.low[0];
+          if (slot >= halo.slots) slot -= halo.slots;
+          const uint32_t plane = of_warp(slot * halo.plane() * 4);
+          const uint32_t slabs = of_warp((part.tap_first + tap * part.tap_step) * p.pairs * (Tile::kSlab * 4));
+          uint32_t a[2][kM16][4], b[2][kN8][2 * kParts];
+          const auto load = [&](int set, int pair) {
+            const uint32_t offset[2] = {plane + p.unit_offset[2 * pair], plane + p.unit_offset[2 * pair + 1]};
+#pragma unroll
+            for (int m = 0; m < kM16; ++m)
+#pragma unroll
+              for (int i = 0; i < 4; ++i) a[set][m][i] = load_shared(rows[2 * m + i % 2] + offset[i / 2]);
+#pragma unroll
+            for (int n = 0; n < kN8; ++n)
+              load_shared(my_weights + (slabs + (pair * kN8 + n) * (256 * kParts)), b[set][n]);
+          };
+          int pair = begin;
+          for (; pair + 1 < end; pair += 2) {
+            load(0, pair);
+            load(1, pair + 1);
+            Arithmetic::multiply(sums[0], a[0], b[0]);
+            Arithmetic::multiply(sums[kSets - 1], a[1], b[1]);
+          }
+          if (pair < end) {
+            load(0, pair);
+            Arithmetic::multiply(sums[0], a[0], b[0]);
+          }
+        }
+        const auto& sum = add_sets(sums);
+        if (phase == 0 && slices.buffer.round > 0)
+          await_round(of_results.free(slices.buffer.slot), slices.buffer.round - 1);
+        const AxisPart& high = p.axis[1].part[phase];
+        const uint32_t corner = of_warp(high.first * p.width * kSize);
+        float shift[kN8][2];
+#pragma unroll
+        for (int n = 0; n < kN8; ++n)
+#pragma unroll
+          for (int j = 0; j < 2; ++j) shift[n][j] = bias[column_of(n, j)];
+        uint32_t columns[kN8][2];
+#pragma unroll
+        for (int n = 0; n < kN8; ++n)
+#pragma unroll
+          for (int j = 0; j < 2; ++j)
+            columns[n][j] =
+                lines_at + corner + (column_at[n][j] & 0xfffffff) + ((column_at[n][j] >> 28) + shift_at & 15);
+#pragma unroll
+        for (int i = 0; i < 2 * kM16; ++i) {
+          const unsigned really = height[i] < high.count ? inside : 0;
+#pragma unroll
+          for (int n = 0; n < kN8; ++n)
+#pragma unroll
+            for (int j = 0; j < 2; ++j) {
+              const float(&both)[4] = sum[i / 2][n];
+              const float value = swap ? both[i % 2 * 2 + 1 - j] : both[i % 2 * 2 + j];
+              if (really >> ((i * kN8 + n) * 2 + j) & 1)
+                store_shared_element(columns[n][j] + at[i], from_float<Element>(rectified(value + shift[n][j], floor)));
+            }
+        }
+      }
+      publish_to_wgmma();
+      __syncwarp();
+      if (lane == 0) arrive(of_results.full(slices.buffer.slot));
+      slices.buffer.next(2);
+    }
+    __syncwarp();
+    for (int i = 0; i < halo.step[0]; ++i) {
+      if (lane == 0) arrive(barriers.free(first));
+      if (++first == halo.slots) first = 0;
+    }
+  }
+}
+
+/// What the writing warp does for a block: a lane copies a channel's lines.
+template <class Tile>
+__device__ void write_slices(const NarrowGather& p, const NarrowPlace& place, NarrowSlices<Tile> slices,
+                             const NarrowResults& of_results) {
+  const int channel = static_cast<int>(threadIdx.x) % 32;
+  const int first_line = place.q[1] * p.axis[1].out_step;
+  const int elements = min(p.boxes.box[1] * p.axis[1].out_step, p.height - first_line) * p.width;
+  for (int step = 0; step < place.depths; ++step)
+    for (int deep = 0; deep < p.axis[0].parts; ++deep) {
+      if (!slices.find(step, p.axis[0].part[deep])) continue;
+      await_round(of_results.full(slices.buffer.slot), slices.buffer.round);
+      if (channel < p.out_channels)
+        write_lines(slices.at + channel * p.out_stride[1],
+                    slices.shared() + channel * p.result_pitch * static_cast<int>(sizeof(typename Tile::Element)) +
+                        slices.shift(channel),
+                    elements);
+      commit_copies_out();
+      await_copies_out<0>();
+      __syncwarp();
+      if (channel == 0) arrive(of_results.free(slices.buffer.slot));
+      slices.buffer.next(2);
+    }
+}
+
+template <class Tile>
+__global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) gather_narrow(const __grid_constant__ NarrowGather p) {
+#if VOXGRAD_HAS_WGMMA
+  using Element = typename Tile::Element;
+  extern __shared__ uint4 dynamic_shared[];
+  __shared__ uint64_t barrier[NarrowBarriers::kCount + NarrowResults::kCount];
+  __shared__ float bias[Tile::kColumns];
+  const NarrowHalo& halo = p.in.halo;
+  const uint32_t results = of_warp(shared_address(dynamic_shared));
+  const uint32_t weights = results + 2 * Tile::result_elements(p) * static_cast<int>(sizeof(Element));
+  const uint32_t table = weights + Tile::weight_words(p) * 4, ring = table + (halo.table_bytes() + 15) / 16 * 16;
+  const NarrowBarriers barriers{of_warp(shared_address(barrier))};
+  const NarrowResults of_results{barriers.shared + NarrowBarriers::kCount * 8};
+  const NarrowPlace place = p.boxes.place(blockIdx.x);
+  if (threadIdx.x == 0) {
+    barriers.init(Tile::kStagers, kNarrowMultipliers);
+    of_results.init();
+  }
+  publish_barriers();
+  fill_weights<Tile>(p, place.group, weights);
+  list_voxels(p.in, place.q, table, static_cast<int>(threadIdx.x), Tile::kThreads);
+  for (int i = static_cast<int>(threadIdx.x); i < halo.slots * halo.plane(); i += Tile::kThreads)
+    store_shared(ring + i * 4, 0);  // channels that are not there
+  for (int column = static_cast<int>(threadIdx.x); column < Tile::kColumns; column += Tile::kThreads) {
+    const int channel = column / p.axis[2].out_step;
+    bias[column] = p.bias && channel < p.out_channels
+                       ? to_float(static_cast<const Element*>(
+                             p.bias)[(int64_t{place.group} * p.out_channels + channel) * p.bias_stride])
+                       : 0.0f;
+  }
+  __syncthreads();
+  const int warp = of_warp(static_cast<int>(threadIdx.x) / 32);
+  const NarrowSlices<Tile> slices(p, place, results);
+  if (warp < Tile::kWarps) {
+    if constexpr (Tile::kBlocks == 1) keep_registers<128>();
+    multiply_planes<Tile>(p, place, weights, ring, slices, bias, barriers, of_results);
+    return;
+  }
+  if constexpr (Tile::kBlocks == 1) leave_registers<56>();
+  if (warp == Tile::kThreads / 32 - 1) return write_slices<Tile>(p, place, slices, of_results);
+  NarrowStager<Element, Tile::kRounds, Tile::kStagers> stager(p.in, barriers, place, table, ring);
+  const int planes = (place.depths - 1) * halo.step[0] + halo.span[0];
+  for (int i = 0; i < planes; ++i) stager.stage(static_cast<int>(threadIdx.x) - kNarrowMultipliers);
+#endif
+}
+
+/// Queues the kernel.
+template <class Tile>
+void launch_gather_narrow(const NarrowGather& p, int64_t blocks, int shared_bytes, cudaStream_t stream) {
+  ++narrow_instance<Tile, false>.launches;
+  launch_with_shared(gather_narrow<Tile>, static_cast<unsigned>(blocks), Tile::kThreads, shared_bytes, stream, p);
+}
+
+}  // namespace voxgrad::cuda
