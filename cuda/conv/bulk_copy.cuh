@@ -76,7 +76,7 @@ __device__ inline void prefetch_bulk(const void* global, uint32_t bytes) {
 }
 
 /// Copies from shared to global memory, all multiples and addresses being of 16 bytes, in the background. What was
-/// written before has to be published (publish_to_wgmma()) and a barrier passed.
+/// written before has to be published (publish_to_engines()) and a barrier passed.
 __device__ inline void copy_out(void* global, uint32_t shared, uint32_t bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global), "r"(shared), "r"(bytes)
                : "memory");

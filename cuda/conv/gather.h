@@ -18,7 +18,7 @@ bool gather_few_channels(const View& out, const View& in, const View& w, const C
 /// What a plan has to know of the GPU that the problem goes to.
 void describe_device(ConvProblem& problem, const Launch& launch);
 
-/// The same for the weight gradient: of few channels, or by one instruction or the other.
+/// The same as the gathers, for the weight gradient: of few channels, or by one instruction or the other.
 bool weight_of_few_channels(const View& w, const View& x, const View& y, const ConvGeometry& geometry,
                             const Launch& launch);
 bool weight_by_wgmma(const View& w, const View& x, const View& y, const ConvGeometry& geometry, const Launch& launch);

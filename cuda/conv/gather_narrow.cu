@@ -1,6 +1,8 @@
 // Forward and transposed convolution of few channels: plan and launch.
 #include "cuda/conv/gather_narrow.cuh"
 
+#include <cstdlib>
+
 #include "cuda/conv/arithmetic.cuh"
 #include "cuda/conv/gather.h"
 #include "cuda/conv/plan_cache.h"
@@ -9,7 +11,7 @@ namespace voxgrad::cuda {
 namespace {
 
 /// Fills the tables of units, phase by phase of the height.
-void list_units(NarrowGather& p, const NarrowGatherPlan& plan, const View& w) {
+void list_units(NarrowGather& p, const NarrowGatherPlan& plan) {
   const NarrowHalo& halo = plan.halo;
   const std::vector<int> read = read_along(plan.axis[2]);
   int pair = 0;
@@ -22,10 +24,12 @@ void list_units(NarrowGather& p, const NarrowGatherPlan& plan, const View& w) {
         for (int quad = 0; quad < plan.quads; ++quad, ++units) {
           const int offset = halo.offset(high.start + tap * high.step - halo.low[1], along - halo.low[2]);
           p.unit_offset[2 * pair + units] = static_cast<uint32_t>((offset + quad * 4 * halo.pitch) * 4);
-          p.unit[2 * pair + units] = {static_cast<int>((high.tap_first + tap * high.tap_step) * w.stride[3]), along,
-                                      quad * 4};
+          p.unit[2 * pair + units] = {high.tap_first + tap * high.tap_step, along, quad * 4};
         }
-    if (units % 2) p.unit[2 * pair + units].channel = -4;  // reads what lies at the corner
+    if (units % 2) {  // reads what the last one reads
+      p.unit[2 * pair + units].channel = -4;
+      p.unit_offset[2 * pair + units] = p.unit_offset[2 * pair + units - 1];
+    }
     pair += (units + 1) / 2;
   }
   p.pair_begin[p.axis[1].parts] = pair;
@@ -41,7 +45,7 @@ bool gather_few_channels(const View& out, const View& in, const View& w, const C
       conv_problem(transposed ? ConvDirection::transposed : ConvDirection::forward, in, out, w, geometry);
   describe_device(problem, launch);
   const auto plan = remembered<plan_gather_narrow>(problem);
-  if (!plan || !is_in_reach(in)) return false;
+  if (!plan || !is_in_reach(in, problem.in_channels)) return false;
 
   NarrowGather p{};
   p.in = describe_input(in, static_cast<int>(problem.in_channels), plan->halo);
@@ -49,8 +53,7 @@ bool gather_few_channels(const View& out, const View& in, const View& w, const C
   p.weight_group = w.size[0] / geometry.groups * w.stride[0];
   p.weight_in = w.stride[in_axis];
   p.weight_out = w.stride[1 - in_axis];
-  p.weight_depth = w.stride[2];
-  p.weight_width = w.stride[4];
+  std::copy_n(w.stride + 2, 3, p.weight_tap);
   p.bias = epilogue.bias ? epilogue.bias->data : nullptr;
   p.bias_stride = epilogue.bias ? epilogue.bias->stride[0] : 0;
   p.relu = epilogue.relu;
@@ -68,8 +71,10 @@ bool gather_few_channels(const View& out, const View& in, const View& w, const C
   p.box_voxels = plan->box[1] * plan->box[2];
   p.kernel_depth = static_cast<int>(w.size[2]);
   p.result_pitch = plan->result_pitch;
-  p.pairs = plan->pairs;
-  list_units(p, *plan, w);
+  p.pairs = Divisor(plan->pairs);
+  p.phases = Divisor(plan->axis[2].out_step);
+  p.tap_distance = Divisor(std::abs(plan->axis[2].part[0].step));
+  list_units(p, *plan);
   const int64_t blocks = problem.batch * problem.groups * plan->tiles[0] * plan->tiles[1];
   with_float_arithmetic(arithmetic_of(problem), [&]<class Arithmetic, class Element, ConvArithmetic kKind>() {
     constexpr bool kThree = Arithmetic::kParts == 2;

@@ -1,8 +1,8 @@
 // Convolution forward and transposed of up to 16 channels a group, which memory bounds, not arithmetic: what counts is
 // that inputs are read once and results written in whole lines of memory, whatever the stride and the alignment.
 //
-// A block slides along depth with a box of lines as wide as the volume. Half of its warps stage planes of inputs
-// (narrow_stage.cuh), half multiply, by mma.sync in TF32 (halves are exact in it):
+// A block slides along depth with a box of lines as wide as the volume. Some of its warps stage planes of inputs
+// (narrow_stage.cuh), eight multiply, by mma.sync in TF32 (halves are exact in it), and one writes:
 //
 //   A: 16 results of a line x 8 words, which are two units,   a unit: 4 channels of a voxel that taps read
 //   B: two units x 8 columns,                                 a column: a channel of results in a phase of the width
@@ -12,6 +12,9 @@
 // from the same planes, those along the width side by side, with zeros for taps that are not theirs: A is read once for
 // all. Results are brought together in shared memory as memory has them, lines of a channel on end, from which the copy
 // engine writes them in one piece a channel (a few elements at its ends, where 16 bytes begin and end, by stores).
+//
+// An infinite input times such a zero is NaN: results that read it not, but whose neighbour along the width does, may
+// be NaN, too.
 #pragma once
 
 #include "cuda/conv/instances.h"
@@ -21,7 +24,7 @@
 namespace voxgrad::cuda {
 
 struct NarrowUnit {
-  int weight;   // elements from the group's first weight to the tap's of that height
+  int height;   // the tap's
   int along;    // the voxel, from the one that the result is counted by, along the width
   int channel;  // the first of 4; negative: a unit that fills up a pair
 };
@@ -29,8 +32,8 @@ struct NarrowUnit {
 struct NarrowGather {
   NarrowInput in;
   const void* weight;
-  int64_t weight_group, weight_in, weight_out, weight_depth, weight_width;  // elements
-  const void* bias;                                                         // or null
+  int64_t weight_group, weight_in, weight_out, weight_tap[3];  // elements
+  const void* bias;                                            // or null
   int64_t bias_stride;
   bool relu;
   void* out;
@@ -41,7 +44,8 @@ struct NarrowGather {
   Divisor box_width;
   int box_voxels, kernel_depth;
   int result_pitch;                        // elements
-  int pairs;                               // in a plane
+  Divisor pairs;                           // in a plane
+  Divisor phases, tap_distance;            // along the width: of results; voxels from a tap to the next of a phase
   int pair_begin[kMaxParts + 1];           // of the phases along the height
   int8_t part_of[kMaxParts];               // of a phase along the width
   uint32_t unit_offset[2 * kNarrowPairs];  // bytes in a plane
@@ -60,7 +64,7 @@ struct NarrowGatherTile {
   static constexpr int kStagers = narrow_stagers(kBlocks), kThreads = kNarrowMultipliers + kStagers + kNarrowWriters;
   static constexpr int kSlab = 64 * kN8 * Arithmetic::kParts;  // words of B of a pair
 
-  __host__ __device__ static int weight_words(const NarrowGather& p) { return p.kernel_depth * p.pairs * kSlab; }
+  __host__ __device__ static int weight_words(const NarrowGather& p) { return p.kernel_depth * p.pairs.value * kSlab; }
   __host__ __device__ static int result_elements(const NarrowGather& p) { return p.out_channels * p.result_pitch; }
 };
 
@@ -97,19 +101,22 @@ __device__ void fill_weights(const NarrowGather& p, int group, uint32_t shared) 
   using Element = typename Tile::Element;
   constexpr int kParts = Tile::Arithmetic::kParts;
   const Element* const weight = static_cast<const Element*>(p.weight) + group * p.weight_group;
-  const int count = p.kernel_depth * p.pairs * Tile::kN8 * 64;
+  const int count = p.kernel_depth * p.pairs.value * Tile::kN8 * 64;
   for (int i = static_cast<int>(threadIdx.x); i < count; i += Tile::kThreads) {
     const int u = i % 2, lane = i / 2 % 32;
     int rest = i / 64;
     int column = take_digit(rest, Tile::kN8) * 8 + lane / 4;
-    const NarrowUnit& unit = p.unit[take_digit(rest, p.pairs) * 2 + u];
-    const AxisPart& part = p.axis[2].part[p.part_of[take_digit(column, p.axis[2].out_step)]];
-    const int channel = unit.channel + lane % 4, taps = unit.along - part.start, tap = taps / part.step;
+    const NarrowUnit& unit = p.unit[p.pairs.take(rest) * 2 + u];
+    const AxisPart& part = p.axis[2].part[p.part_of[p.phases.take(column)]];
+    const int channel = unit.channel + lane % 4,
+              taps = part.step < 0 ? part.start - unit.along : unit.along - part.start;
+    const int tap = p.tap_distance.divide(max(taps, 0));
     float x[1] = {0.0f};
-    if (unit.channel >= 0 && channel < p.in.channels && column < p.out_channels && taps % part.step == 0 && tap >= 0 &&
-        tap < part.taps)
-      x[0] = to_float(weight[rest * p.weight_depth + unit.weight + channel * p.weight_in + column * p.weight_out +
-                             (part.tap_first + tap * part.tap_step) * p.weight_width]);
+    if (unit.channel >= 0 && channel < p.in.channels && column < p.out_channels && taps >= 0 && tap < part.taps &&
+        tap * p.tap_distance.value == taps)
+      x[0] = to_float(weight[rest * p.weight_tap[0] + unit.height * p.weight_tap[1] +
+                             (part.tap_first + tap * part.tap_step) * p.weight_tap[2] + channel * p.weight_in +
+                             column * p.weight_out]);
     uint32_t word[kParts];
     Tile::Arithmetic::split(x, word);
 #pragma unroll
@@ -180,54 +187,125 @@ struct NarrowSlices {
   }
 };
 
+/// What a lane of a multiplying warp reads and writes.
 template <class Tile>
-__device__ void multiply_planes(const NarrowGather& p, const NarrowPlace& place, uint32_t weights, uint32_t ring,
-                                NarrowSlices<Tile> slices, const float* bias, const NarrowBarriers& barriers,
-                                const NarrowResults& of_results) {
+struct NarrowLane {
   using Arithmetic = typename Tile::Arithmetic;
   using Element = typename Tile::Element;
-  constexpr int kM16 = Tile::kM16, kN8 = Tile::kN8, kParts = Arithmetic::kParts, kSize = sizeof(Element);
-  constexpr int kSets = kM16 * kN8 <= 2 ? 2 : 1;  // of sums: a product waits for the one before, if they share them
-  const NarrowHalo& halo = p.in.halo;
-  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
-  const int phases = p.axis[2].out_step;
-  // Of two phases, neighbours in memory, half of the lanes store the second one first: none is in the other's bank.
-  const int swap = phases % 2 == 0 && t % 2 == 1 ? 1 : 0;
-  const auto column_of = [&](int n, int j) { return n * 8 + 2 * t + (j ^ swap); };
+  static constexpr int kM16 = Tile::kM16, kN8 = Tile::kN8, kParts = Arithmetic::kParts, kSize = sizeof(Element);
+  static constexpr int kSets = kM16 * kN8 <= 2 ? 2 : 1;  // a product waits for the one before, if they share sums
+  using Sums = Accumulator[kSets][kM16][kN8];
 
+  int t, swap;
+  uint32_t weights;
   uint32_t rows[2 * kM16], at[2 * kM16];  // of inputs, at this lane's channel of a unit; of results, in a phase
-  int height[2 * kM16];
-  unsigned inside = 0;  // a bit for each sum
+  int height[2 * kM16];                   // of results, in a phase
+  unsigned inside = 0;                    // a bit for each sum
+  uint32_t column_at[kN8][2];  // bytes to its channel and phase; above, those by which channels begin apart, modulo 16
+  float floor;
+
+  __device__ NarrowLane(const NarrowGather& p, const NarrowPlace& place, uint32_t shared_weights, uint32_t ring) {
+    const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32, g = lane / 4;
+    const int phases = p.phases.value;
+    t = lane % 4;
+    // Of two phases, neighbours in memory, half of the lanes store the second one first: none is in the other's bank.
+    swap = phases % 2 == 0 && t % 2 == 1 ? 1 : 0;
+    weights = shared_weights + lane * 8 * kParts;
+    floor = p.relu ? 0.0f : -INFINITY;
 #pragma unroll
-  for (int i = 0; i < 2 * kM16; ++i) {
-    int h = (i / 2 * Tile::kWarps + warp) * 16 + i % 2 * 8 + g;
-    const bool in_box = h < p.box_voxels;
-    if (!in_box) h = 0;
-    const int w = p.box_width.take(h);
-    rows[i] = ring + (t * halo.pitch + h * halo.step[1] * halo.line + w) * 4;
-    at[i] = (h * p.axis[1].out_step * p.width + w * phases) * kSize;
-    height[i] = place.q[1] + h;
+    for (int i = 0; i < 2 * kM16; ++i) {
+      int h = (i / 2 * Tile::kWarps + warp) * 16 + i % 2 * 8 + g;
+      const bool in_box = h < p.box_voxels;
+      if (!in_box) h = 0;
+      const int w = p.box_width.take(h);
+      rows[i] = ring + (t * p.in.halo.pitch + h * p.in.halo.step[1] * p.in.halo.line + w) * 4;
+      at[i] = (h * p.axis[1].out_step * p.width + w * phases) * kSize;
+      height[i] = place.q[1] + h;
+#pragma unroll
+      for (int n = 0; n < kN8; ++n)
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          const int column = column_of(n, j);
+          const bool real = in_box && column < p.out_channels * phases && w * phases + column % phases < p.width;
+          inside |= static_cast<unsigned>(real) << bit(i, n, j);
+        }
+    }
 #pragma unroll
     for (int n = 0; n < kN8; ++n)
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        const int column = column_of(n, j);
-        const bool real = in_box && column < p.out_channels * phases && w * phases + column % phases < p.width;
-        inside |= static_cast<unsigned>(real) << ((i * kN8 + n) * 2 + j);
+        const int channel = column_of(n, j) / phases, phase = column_of(n, j) % phases;
+        const auto apart = static_cast<uint32_t>(channel * p.out_stride[1] * kSize) & 15;
+        column_at[n][j] = (channel * p.result_pitch + phase) * kSize | apart << 28;
       }
   }
-  const float floor = p.relu ? 0.0f : -INFINITY;
-  uint32_t column_at[kN8][2];  // bytes of its channel and phase; above, those by which channels begin apart, modulo 16
-#pragma unroll
-  for (int n = 0; n < kN8; ++n)
-#pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      const int channel = column_of(n, j) / phases, phase = column_of(n, j) % phases;
-      const auto apart = static_cast<uint32_t>(channel * p.out_stride[1] * kSize) & 15;
-      column_at[n][j] = (channel * p.result_pitch + phase) * kSize | apart << 28;
-    }
-  const uint32_t my_weights = weights + lane * 8 * kParts;
+  __device__ int column_of(int n, int j) const { return n * 8 + 2 * t + (j ^ swap); }
+  __device__ static constexpr int bit(int i, int n, int j) { return (i * kN8 + n) * 2 + j; }
 
+  /// Adds the pairs of units from `begin` to `end` of a staged plane, whose weights are `slabs` bytes from the first.
+  __device__ void multiply(const NarrowGather& p, Sums& sums, int begin, int end, uint32_t plane,
+                           uint32_t slabs) const {
+    uint32_t a[2][kM16][4], b[2][kN8][2 * kParts];
+    const auto load = [&](int set, int pair) {
+      const uint32_t offset[2] = {plane + p.unit_offset[2 * pair], plane + p.unit_offset[2 * pair + 1]};
+#pragma unroll
+      for (int m = 0; m < kM16; ++m)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) a[set][m][i] = load_shared(rows[2 * m + i % 2] + offset[i / 2]);
+#pragma unroll
+      for (int n = 0; n < kN8; ++n) load_shared(weights + (slabs + (pair * kN8 + n) * (256 * kParts)), b[set][n]);
+    };
+    int pair = begin;
+    for (; pair + 1 < end; pair += 2) {
+      load(0, pair);
+      load(1, pair + 1);
+      Arithmetic::multiply(sums[0], a[0], b[0]);
+      Arithmetic::multiply(sums[kSets - 1], a[1], b[1]);
+    }
+    if (pair < end) {
+      load(0, pair);
+      Arithmetic::multiply(sums[0], a[0], b[0]);
+    }
+  }
+
+  /// Stores the results of a phase of the height, whose channels' lines lie from `lines` on, the first one `shift`
+  /// bytes from a multiple of 16.
+  __device__ void store(const NarrowGather& p, Sums& sums, const AxisPart& high, uint32_t lines, uint32_t shift,
+                        const float* bias) const {
+    const auto& sum = add_sets(sums);
+    const uint32_t corner = lines + of_warp(high.first * p.width * kSize);
+    float added[kN8][2];
+    uint32_t columns[kN8][2];
+#pragma unroll
+    for (int n = 0; n < kN8; ++n)
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        added[n][j] = bias[column_of(n, j)];
+        columns[n][j] = corner + (column_at[n][j] & 0xfffffff) + ((column_at[n][j] >> 28) + shift & 15);
+      }
+#pragma unroll
+    for (int i = 0; i < 2 * kM16; ++i) {
+      const unsigned really = height[i] < high.count ? inside : 0;
+#pragma unroll
+      for (int n = 0; n < kN8; ++n)
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          const float(&both)[4] = sum[i / 2][n];
+          const float value = swap ? both[i % 2 * 2 + 1 - j] : both[i % 2 * 2 + j];
+          if (really >> bit(i, n, j) & 1)
+            store_shared_element(columns[n][j] + at[i], from_float<Element>(rectified(value + added[n][j], floor)));
+        }
+    }
+  }
+};
+
+/// What the multiplying warps do for a block.
+template <class Tile>
+__device__ void multiply_planes(const NarrowGather& p, const NarrowPlace& place, const NarrowLane<Tile>& lane,
+                                NarrowSlices<Tile> slices, const float* bias, const NarrowBarriers& barriers,
+                                const NarrowResults& of_results) {
+  const NarrowHalo& halo = p.in.halo;
+  const bool leader = threadIdx.x % 32 == 0;
   Ring arrived{};  // planes
   int first = 0, waited = 0;
   for (int step = 0; step < place.depths; ++step) {
@@ -238,77 +316,28 @@ __device__ void multiply_planes(const NarrowGather& p, const NarrowPlace& place,
     for (int deep = 0; deep < p.axis[0].parts; ++deep) {
       const AxisPart& part = p.axis[0].part[deep];
       if (!slices.find(step, part)) continue;
-      const uint32_t lines_at = slices.shared(), shift_at = slices.shift(0);
+      const uint32_t lines = slices.shared(), shift = slices.shift(0);
       for (int phase = 0; phase < p.axis[1].parts; ++phase) {
-        Accumulator sums[kSets][kM16][kN8] = {};
+        typename NarrowLane<Tile>::Sums sums = {};
         const int begin = of_warp(p.pair_begin[phase]), end = of_warp(p.pair_begin[phase + 1]);
         for (int tap = 0; tap < part.taps; ++tap) {
           int slot = first + part.start + tap * part.step - halo.low[0];
           if (slot >= halo.slots) slot -= halo.slots;
-          const uint32_t plane = of_warp(slot * halo.plane() * 4);
-          const uint32_t slabs = of_warp((part.tap_first + tap * part.tap_step) * p.pairs * (Tile::kSlab * 4));
-          uint32_t a[2][kM16][4], b[2][kN8][2 * kParts];
-          const auto load = [&](int set, int pair) {
-            const uint32_t offset[2] = {plane + p.unit_offset[2 * pair], plane + p.unit_offset[2 * pair + 1]};
-#pragma unroll
-            for (int m = 0; m < kM16; ++m)
-#pragma unroll
-              for (int i = 0; i < 4; ++i) a[set][m][i] = load_shared(rows[2 * m + i % 2] + offset[i / 2]);
-#pragma unroll
-            for (int n = 0; n < kN8; ++n)
-              load_shared(my_weights + (slabs + (pair * kN8 + n) * (256 * kParts)), b[set][n]);
-          };
-          int pair = begin;
-          for (; pair + 1 < end; pair += 2) {
-            load(0, pair);
-            load(1, pair + 1);
-            Arithmetic::multiply(sums[0], a[0], b[0]);
-            Arithmetic::multiply(sums[kSets - 1], a[1], b[1]);
-          }
-          if (pair < end) {
-            load(0, pair);
-            Arithmetic::multiply(sums[0], a[0], b[0]);
-          }
+          lane.multiply(p, sums, begin, end, of_warp(slot * halo.plane() * 4),
+                        of_warp((part.tap_first + tap * part.tap_step) * p.pairs.value * (Tile::kSlab * 4)));
         }
-        const auto& sum = add_sets(sums);
         if (phase == 0 && slices.buffer.round > 0)
           await_round(of_results.free(slices.buffer.slot), slices.buffer.round - 1);
-        const AxisPart& high = p.axis[1].part[phase];
-        const uint32_t corner = of_warp(high.first * p.width * kSize);
-        float shift[kN8][2];
-#pragma unroll
-        for (int n = 0; n < kN8; ++n)
-#pragma unroll
-          for (int j = 0; j < 2; ++j) shift[n][j] = bias[column_of(n, j)];
-        uint32_t columns[kN8][2];
-#pragma unroll
-        for (int n = 0; n < kN8; ++n)
-#pragma unroll
-          for (int j = 0; j < 2; ++j)
-            columns[n][j] =
-                lines_at + corner + (column_at[n][j] & 0xfffffff) + ((column_at[n][j] >> 28) + shift_at & 15);
-#pragma unroll
-        for (int i = 0; i < 2 * kM16; ++i) {
-          const unsigned really = height[i] < high.count ? inside : 0;
-#pragma unroll
-          for (int n = 0; n < kN8; ++n)
-#pragma unroll
-            for (int j = 0; j < 2; ++j) {
-              const float(&both)[4] = sum[i / 2][n];
-              const float value = swap ? both[i % 2 * 2 + 1 - j] : both[i % 2 * 2 + j];
-              if (really >> ((i * kN8 + n) * 2 + j) & 1)
-                store_shared_element(columns[n][j] + at[i], from_float<Element>(rectified(value + shift[n][j], floor)));
-            }
-        }
+        lane.store(p, sums, p.axis[1].part[phase], lines, shift, bias);
       }
-      publish_to_wgmma();
+      publish_to_engines();
       __syncwarp();
-      if (lane == 0) arrive(of_results.full(slices.buffer.slot));
+      if (leader) arrive(of_results.full(slices.buffer.slot));
       slices.buffer.next(2);
     }
     __syncwarp();
     for (int i = 0; i < halo.step[0]; ++i) {
-      if (lane == 0) arrive(barriers.free(first));
+      if (leader) arrive(barriers.free(first));
       if (++first == halo.slots) first = 0;
     }
   }
@@ -362,7 +391,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) gather_narrow(c
   for (int i = static_cast<int>(threadIdx.x); i < halo.slots * halo.plane(); i += Tile::kThreads)
     store_shared(ring + i * 4, 0);  // channels that are not there
   for (int column = static_cast<int>(threadIdx.x); column < Tile::kColumns; column += Tile::kThreads) {
-    const int channel = column / p.axis[2].out_step;
+    const int channel = p.phases.divide(column);
     bias[column] = p.bias && channel < p.out_channels
                        ? to_float(static_cast<const Element*>(
                              p.bias)[(int64_t{place.group} * p.out_channels + channel) * p.bias_stride])
@@ -373,12 +402,13 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) gather_narrow(c
   const NarrowSlices<Tile> slices(p, place, results);
   if (warp < Tile::kWarps) {
     if constexpr (Tile::kBlocks == 1) keep_registers<128>();
-    multiply_planes<Tile>(p, place, weights, ring, slices, bias, barriers, of_results);
+    const NarrowLane<Tile> lane(p, place, weights, ring);
+    multiply_planes<Tile>(p, place, lane, slices, bias, barriers, of_results);
     return;
   }
   if constexpr (Tile::kBlocks == 1) leave_registers<56>();
   if (warp == Tile::kThreads / 32 - 1) return write_slices<Tile>(p, place, slices, of_results);
-  NarrowStager<Element, Tile::kRounds, Tile::kStagers> stager(p.in, barriers, place, table, ring);
+  NarrowStager<Element, Tile::kRounds, Tile::kStagers, Tile::kBlocks == 1> stager(p.in, barriers, place, table, ring);
   const int planes = (place.depths - 1) * halo.step[0] + halo.span[0];
   for (int i = 0; i < planes; ++i) stager.stage(static_cast<int>(threadIdx.x) - kNarrowMultipliers);
 #endif

@@ -29,7 +29,8 @@ __device__ inline uint32_t round_tf32(float value) {
   return bits;
 }
 
-/// The same for tensor cores, which do not look at the other 13 bits, in two instructions.
+/// The same for tensor cores, which do not look at the other 13 bits, in two instructions. (Of NaN, too, which must not
+/// have its only bits there. No arithmetic makes such.)
 __device__ inline uint32_t round_for_tensor_cores(float value) {
   const uint32_t bits = __float_as_uint(value);
   return fabsf(value) < INFINITY ? bits + 0x1000u : bits;

@@ -1,4 +1,4 @@
-// How the kernels of few channels (gather_narrow.cuh, weight_narrow.cuh) bring planes of inputs to shared memory: half
+// How the kernels of few channels (gather_narrow.cuh, weight_narrow.cuh) bring planes of inputs to shared memory: some
 // of a block's warps do nothing else, a ring of planes ahead of those who multiply. Tensors lie anywhere in memory, at
 // any alignment, and want zeros around them, and rounding: they travel through registers, 8 channels of several voxels
 // at a time, so that enough loads are under way. Halves become floats, which TF32 holds exactly.
@@ -80,8 +80,10 @@ struct NarrowInput {
 };
 
 /// Whether the channels of a group are in reach of 32-bit offsets from the first. Lines are, say the planners.
-inline bool is_in_reach(const View& view) {
-  return view.stride[1] >= 0 && view.stride[1] <= (int64_t{1} << 31) / kNarrowChannels / 4;
+inline bool is_in_reach(const View& view, int64_t channels) {
+  constexpr int64_t kReach = int64_t{3} << 30;  // bytes; a plane has up to 2^30
+  return channels == 1 || (view.stride[1] >= 0 &&
+                           view.stride[1] <= kReach / static_cast<int64_t>(item_size(view.dtype)) / (channels - 1));
 }
 
 inline NarrowInput describe_input(const View& view, int channels, const NarrowHalo& halo) {
@@ -114,48 +116,43 @@ __device__ inline void list_voxels(const NarrowInput& in, const int (&q)[3], uin
 template <class Element, bool kRounds, int kStagers>
 __device__ void stage_plane(const NarrowInput& in, const char* plane, bool zeros, uint32_t table, uint32_t slot,
                             int thread) {
-  constexpr int kChannels = 8, kAtOnce = 2;  // voxels of a thread whose loads are under way together
-  const int voxels = in.halo.voxels(), pitch = in.halo.pitch * 4;
-  for (int v = thread; v < voxels; v += kAtOnce * kStagers) {
-    uint32_t from[kAtOnce], to[kAtOnce];
+  constexpr int kChannels = 8, kAtOnce = 3;  // of a piece of a voxel; pieces of a thread whose loads are under way
+  const int voxels = in.halo.voxels(), pitch = in.halo.pitch * 4, pieces = in.halo.pieces(in.channels);
+  const auto stage = [&]<bool kAll>(int piece) {
+    Element value[kAtOnce][kChannels];
+    uint32_t to[kAtOnce];
+    int left[kAtOnce];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      const int number = v + i * kStagers;
-      if (number >= voxels) break;
-      from[i] = load_shared(table + number * 4);
-      to[i] = in.halo.step[2] > 1 ? load_shared(table + (voxels + number) * 4) : number * 4;
+      const int number = piece + i * kStagers;
+      if (number >= pieces) break;
+      const int octet = number >= voxels ? 1 : 0, voxel = number - octet * voxels;
+      const uint32_t from = load_shared(table + voxel * 4);
+      to[i] = slot + octet * kChannels * pitch +
+              (in.halo.step[2] > 1 ? load_shared(table + (voxels + voxel) * 4) : voxel * 4);
+      left[i] = kAll ? kChannels : in.channels - octet * kChannels;
+      const bool inside = from != kZero && !zeros;
+      uint32_t at = inside ? from + octet * kChannels * in.channel_bytes : 0;
+#pragma unroll
+      for (int c = 0; c < kChannels; ++c, at += in.channel_bytes)
+        value[i][c] = load_in_order<Element>(plane + at, inside && (kAll || c < left[i]));
     }
-    for (int first = 0; first < in.channels; first += kChannels) {
-      const int left = in.channels - first;
-      const auto stage = [&]<bool kAll>() {
-        Element value[kAtOnce][kChannels];
 #pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) {
-          if (v + i * kStagers >= voxels) break;
-          const bool inside = from[i] != kZero && !zeros;
-          uint32_t at = inside ? from[i] + first * in.channel_bytes : 0;
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (piece + i * kStagers >= pieces) break;
 #pragma unroll
-          for (int c = 0; c < kChannels; ++c, at += in.channel_bytes)
-            value[i][c] = load_in_order<Element>(plane + at, inside && (kAll || c < left));
-        }
-#pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) {
-          if (v + i * kStagers >= voxels) break;
-          const uint32_t target = slot + first * pitch + to[i];
-#pragma unroll
-          for (int c = 0; c < kChannels; ++c) {
-            const float x = to_float(value[i][c]);
-            if (kAll || c < left)
-              store_shared(target + c * pitch, kRounds ? round_for_tensor_cores(x) : __float_as_uint(x));
-          }
-        }
-      };
-      if (left >= kChannels)
-        stage.template operator()<true>();
-      else
-        stage.template operator()<false>();
+      for (int c = 0; c < kChannels; ++c) {
+        const float x = to_float(value[i][c]);
+        if (kAll || c < left[i])
+          store_shared(to[i] + c * pitch, kRounds ? round_for_tensor_cores(x) : __float_as_uint(x));
+      }
     }
-  }
+  };
+  for (int piece = thread; piece < pieces; piece += kAtOnce * kStagers)
+    if (in.channels % kChannels == 0)
+      stage.template operator()<true>(piece);
+    else
+      stage.template operator()<false>(piece);
 }
 
 /// Barriers of a ring of planes: "full" for the warps that stage, "free" for those that multiply.
@@ -196,14 +193,14 @@ struct NarrowBoxes {
 };
 
 /// What the staging warps do for a block: the planes that its results need, one after the other.
-template <class Element, bool kRounds, int kStagers>
+/// kPrefetches: asks L2 for planes before.
+template <class Element, bool kRounds, int kStagers, bool kPrefetches>
 struct NarrowStager {
   static constexpr int kPrefetched = 3;  // planes ahead
   const NarrowInput& in;
   const NarrowBarriers& barriers;
   uint32_t table, ring;
   int depth, height;  // of the next plane; of its first line
-  bool is_first;      // of the boxes along the width: it asks for whole lines
   const char* channels;
   int turn = 0;  // threads by which voxels begin later
   Ring slot{};
@@ -213,14 +210,13 @@ struct NarrowStager {
       : in(input), barriers(ring_barriers), table(voxels), ring(planes) {
     depth = place.q[0] * in.halo.step[0] + in.halo.low[0];
     height = place.q[1] * in.halo.step[1] + in.halo.low[1];
-    is_first = place.q[2] == 0;
     channels = in.data + place.sample * in.stride[0] + int64_t{place.group} * in.channels * in.stride[1];
   }
   /// Asks L2 for the lines of a channel of a plane that will be staged later.
   __device__ void prefetch_channel(int channel) const {
     const int later = depth + kPrefetched, first = max(height, 0);
     const int last = min(height + in.halo.lines, in.size[1]);
-    if (static_cast<unsigned>(later) >= static_cast<unsigned>(in.size[0]) || first >= last) return;
+    if (static_cast<unsigned>(later) >= static_cast<unsigned>(in.size[0]) || first >= last || in.size[2] == 0) return;
     if (in.stride[3] > 2 * in.size[2] * int64_t{sizeof(Element)}) return;  // mostly what lies between lines
     const char* const from = channels + later * in.stride[2] + channel * in.stride[1] + first * in.stride[3];
     prefetch_bulk(from,
@@ -229,11 +225,11 @@ struct NarrowStager {
   /// The next plane. Each begins with the warp behind the one that ended the last.
   __device__ void stage(int thread) {
     const bool inside = static_cast<unsigned>(depth) < static_cast<unsigned>(in.size[0]);
-    if (thread < in.channels && is_first) prefetch_channel(thread);
+    if (kPrefetches && thread < in.channels) prefetch_channel(thread);
     if (slot.round > 0) await_round(barriers.free(slot.slot), slot.round - 1);
     stage_plane<Element, kRounds, kStagers>(in, channels + (inside ? depth : 0) * in.stride[2], !inside, table,
                                             ring + slot.slot * in.halo.plane() * 4, (thread + turn) % kStagers);
-    turn = (turn + kStagers - (in.halo.voxels() + 31) / 32 * 32 % kStagers) % kStagers;
+    turn = (turn + kStagers - (in.halo.pieces(in.channels) + 31) / 32 * 32 % kStagers) % kStagers;
     __syncwarp();
     if (thread % 32 == 0) arrive(barriers.full(slot.slot));
     slot.next(in.halo.slots);

@@ -30,7 +30,7 @@ struct ConvChoice {
   int8_t samples = 0;         // of which it, or the weight gradient, packs inputs at a time; 0 likewise
   int8_t heights = 0;         // of the weight gradient by wgmma; 0 likewise
   int8_t pairs = 0;           // of it too
-  int16_t width = 0;          // of a tile: columns, or rows (mma.sync's weight gradient, few channels' gather); 0 likewise
+  int16_t width = 0;          // of a tile: columns, or rows (weight by mma.sync; narrow gather); 0 likewise
   friend bool operator==(const ConvChoice&, const ConvChoice&) = default;
 };
 /// Of the whole program, for the convolutions to come. A width that is not compiled is passed over.

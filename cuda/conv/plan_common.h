@@ -11,7 +11,12 @@ namespace voxgrad::cuda {
 /// unless those of a single range are more.
 inline constexpr int64_t kMostPacked = int64_t{1} << 30, kMostSums = int64_t{256} << 20;
 
+/// An H200's. Plans of sums go by them on every GPU: the sums of others shall have the same bits.
+inline constexpr int64_t kMultiprocessors = 132;
+
 inline bool three_products(const ConvProblem& p) { return arithmetic_of(p) == ConvArithmetic::tf32x3; }
+/// Voxels that may be added to one accumulator. It truncates: so few that this is not seen beside the inputs' rounding.
+inline int most_voxels(const ConvProblem& p) { return three_products(p) ? 8192 : 16384; }
 /// High and low, or one.
 inline int parts(const ConvProblem& p) { return three_products(p) ? 2 : 1; }
 /// Of a word.

@@ -45,14 +45,19 @@ std::optional<NarrowHalo> halo_of(const AxisParts (&axis)[3]) {
   return halo.span[0] >= halo.step[0] ? std::optional(halo) : std::nullopt;  // each plane is read
 }
 
-/// Fills in what follows from the box: `bank`: of a channel's pitch, modulo 16.
-void extend(NarrowHalo& halo, const int (&box)[3], int channels, int bank, int modulus) {
-  halo.lines = (box[1] - 1) * halo.step[1] + halo.span[1];
-  halo.positions = (box[2] - 1) * halo.step[2] + halo.span[2];
+/// Fills in what follows from the box, with channels `bank` words from a multiple of `modulus` apart; false if a plane
+/// does not fit.
+bool extend(const ConvProblem& p, NarrowHalo& halo, const int (&box)[3], int channels, int bank, int modulus) {
+  const double lines = (box[1] - 1.0) * halo.step[1] + halo.span[1],
+               positions = (box[2] - 1.0) * halo.step[2] + halo.span[2];
+  if ((lines + 1) * (positions + halo.step[2] + 1) * channels * 4 > static_cast<double>(p.shared_limit)) return false;
+  halo.lines = static_cast<int>(lines);
+  halo.positions = static_cast<int>(positions);
   halo.run = divide_up(halo.positions, halo.step[2]);
   halo.line = halo.run * halo.step[2];
   halo.channels = channels;
   halo.pitch = round_up(std::max(halo.lines * halo.line - bank, 0), modulus) + bank;
+  return true;
 }
 
 /// Clocks of a plane of the box that takes so many instructions of warps and moves so many bytes. Measured: that many
@@ -66,15 +71,16 @@ int resident_blocks(int shared_bytes, int most) {
   return std::clamp(kMultiprocessor / (shared_bytes + kStatic), 1, most);
 }
 
-/// Cuts pillars so that they fill the multiprocessors evenly: clocks that all blocks take if one plane of a box takes
-/// `plane`, and the first of a block `first` more.
+/// Cuts pillars into no more than so many depths, so that they fill the places for blocks evenly: clocks that all take,
+/// if one plane of a box takes `plane`, and the first of a block `first` more; negative if none can be.
 template <class Plan>
-double slide(const ConvProblem& p, Plan& plan, int resident, double plane, double first) {
+double slide(const ConvProblem& p, Plan& plan, int64_t multiprocessors, int resident, int most, double plane,
+             double first) {
   const double pillars = static_cast<double>(p.batch * p.groups) * plan.tiles[1] * plan.tiles[2];
-  const double places = p.multiprocessors * resident;
+  const double places = static_cast<double>(multiprocessors * resident);
   double best = -1;
   const int count = plan.axis[0].count;
-  for (const int depth : box_widths(count, count)) {
+  for (const int depth : box_widths(count, most)) {
     const int tiles = divide_up(count, depth);
     const double waves = std::ceil(pillars * tiles / places);
     const double cycles = waves * resident * (depth * plane + first + 1500);
@@ -100,20 +106,21 @@ bool choose_slots(const ConvProblem& p, NarrowHalo& halo, int blocks, int other_
 }
 
 bool finish(const ConvProblem& p, NarrowGatherPlan& plan) {
-  const int rows = kNarrowMultipliers / 32 * 16 * plan.row_tiles, voxels = plan.box[1] * plan.box[2];
-  if (voxels > rows) return false;
-  extend(plan.halo, plan.box, plan.quads * 4, 8, 16);
+  const int voxels = plan.box[1] * plan.box[2];
+  if (!extend(p, plan.halo, plan.box, plan.quads * 4, 8, 16)) return false;
   // Strided inputs are more than results: who stages them has a multiprocessor for himself. Registers do for no more.
-  const bool strided = plan.halo.step[0] * plan.halo.step[1] * plan.halo.step[2] > 1;
+  const bool strided = plan.halo.step[0] > 1 || plan.halo.step[1] > 1 || plan.halo.step[2] > 1;
   plan.blocks = strided || three_products(p) || plan.columns > 16 ? 1 : 2;
-  const int element = static_cast<int>(item_size(p.dtype)), parts = three_products(p) ? 2 : 1;
-  const int lines = plan.box[1] * plan.axis[1].out_step;  // of results
-  // Channels of a warp's results are to lie in other banks than each other, as far as their shift allows.
+  const int element = static_cast<int>(item_size(p.dtype));
+  // Of results; channels of a warp's are to lie in other banks than each other, as far as their shift allows.
+  const int64_t lines = std::min<int64_t>(int64_t{plan.box[1]} * plan.axis[1].out_step, p.out_size[1]);
+  if (lines * p.out_size[2] > p.shared_limit) return false;
   const int unit = 64 / element, bank = (plan.axis[2].out_step == 1 ? 16 : 32) / element;
-  plan.result_pitch = round_up(lines * static_cast<int>(p.out_size[2]) + 16 / element - bank, unit) + bank;
-  const int results = 2 * plan.result_pitch * static_cast<int>(p.out_channels) * element;
-  const int weights = static_cast<int>(p.kernel[0]) * plan.pairs * plan.columns * 8 * parts * 4;
-  if (weights > p.shared_limit || results > p.shared_limit || plan.halo.plane() > p.shared_limit) return false;
+  plan.result_pitch = round_up(static_cast<int>(lines * p.out_size[2]) + 16 / element - bank, unit) + bank;
+  const int64_t all_results = 2 * plan.result_pitch * p.out_channels * element;
+  const int64_t all_weights = p.kernel[0] * plan.pairs * plan.columns * 8 * parts(p) * 4;
+  if (all_results + all_weights > p.shared_limit) return false;
+  const int results = static_cast<int>(all_results), weights = static_cast<int>(all_weights);
   const int other = results + weights + round_up(plan.halo.table_bytes(), 16);
   if (!choose_slots(p, plan.halo, plan.blocks, other)) return false;
   plan.shared_bytes = other + plan.halo.slots * plan.halo.plane() * 4;
@@ -131,9 +138,9 @@ bool finish(const ConvProblem& p, NarrowGatherPlan& plan) {
   const double bytes =
       element * (staged * 32 + phases * voxels * static_cast<double>(p.out_channels) * plan.axis[2].parts);
   const int resident = resident_blocks(plan.shared_bytes, plan.blocks);
-  plan.cycles =
-      slide(p, plan, resident, plane_clocks(multiplying * kNarrowMultipliers / 32 + staged * 9, bytes, resident),
-            plane * plan.halo.span[0] * 5 + 2000);
+  plan.cycles = slide(p, plan, p.multiprocessors, resident, plan.axis[0].count,
+                      plane_clocks(multiplying * kNarrowMultipliers / 32 + staged * 9, bytes, resident),
+                      plane * plan.halo.span[0] * 5 + weights / 8 + 2000);
   return true;
 }
 
@@ -151,8 +158,9 @@ namespace {
 /// Whether the gather by wgmma will be quicker than so many clocks: its model knows products better than what strided
 /// results and small boxes cost beside (measured: 1.2 to 2 times what it says).
 bool is_better_by_wgmma(const ConvProblem& p, double clocks) {
+  if (p.choice.narrow) return false;
   const auto plan = plan_gather(p);
-  if (p.choice.narrow || !plan || !plan->wgmma) return false;
+  if (!plan || !plan->wgmma) return false;
   const double packing = 2.0 * static_cast<double>(p.batch * input_bytes(p, *plan)) / 2350;  // bytes; a clock
   return 1.5 * (plan->cycles / p.multiprocessors + packing) < clocks;
 }
@@ -172,6 +180,7 @@ std::optional<NarrowGatherPlan> plan_gather_narrow(const ConvProblem& p) {
             ? transposed_parts(p.in_size[a], p.out_size[a], p.kernel[a], g.stride[a], g.padding[a], g.dilation[a])
             : forward_parts(p.in_size[a], p.out_size[a], p.kernel[a], g.stride[a], g.padding[a], g.dilation[a], true);
     if (!axis || !axis->complete || axis->parts == 0 || p.out_size[a] < 1 || p.in_size[a] < 1) return std::nullopt;
+    if (axis->out_step > kMaxParts) return std::nullopt;
     plan.axis[a] = *axis;
   }
   const auto halo = halo_of(plan.axis);
@@ -190,7 +199,8 @@ std::optional<NarrowGatherPlan> plan_gather_narrow(const ConvProblem& p) {
   plan.box[2] = plan.axis[2].count;
   std::optional<NarrowGatherPlan> best;
   for (plan.row_tiles = 1; plan.row_tiles <= 2; ++plan.row_tiles)
-    for (plan.box[1] = 1; plan.box[1] <= plan.axis[1].count; ++plan.box[1])
+    for (plan.box[1] = 1; plan.box[1] <= std::min(plan.axis[1].count, 128 * plan.row_tiles / plan.box[2]);
+         ++plan.box[1])
       if ((p.choice.width == 0 || p.choice.width == 128 * plan.row_tiles) && finish(p, plan) &&
           (!best || plan.cycles < best->cycles))
         best = plan;
@@ -203,14 +213,12 @@ namespace {
 
 bool finish(const ConvProblem& p, NarrowWeightPlan& plan) {
   const int padded[3] = {1, plan.box[1], round_up(plan.box[2], 8)};
-  extend(plan.x, padded, plan.octets * 8, 4, 8);
   for (int a = 0; a < 3; ++a) plan.y.step[a] = plan.y.span[a] = 1;
-  extend(plan.y, padded, plan.columns, 4, 8);
   plan.y.slots = 2;
+  if (!extend(p, plan.x, padded, plan.octets * 8, 4, 8) || !extend(p, plan.y, padded, plan.columns, 4, 8)) return false;
   const int warps = kNarrowWeightThreads / 32;
   const int other =
       (plan.y.slots * plan.y.plane() + kNarrowSlots * plan.units) * 4 + plan.x.table_bytes() + plan.y.table_bytes();
-  if (std::max(plan.x.plane(), plan.y.plane()) > p.shared_limit) return false;
   if (!choose_slots(p, plan.x, 1, other)) return false;
   const int sums = warps * narrow_units(plan.columns) * 8 * plan.columns * 4;  // where planes were
   plan.shared_bytes = std::max(other + plan.x.slots * plan.x.plane() * 4, sums);
@@ -226,10 +234,12 @@ bool finish(const ConvProblem& p, NarrowWeightPlan& plan) {
   const double staged = plan.x.step[0] * plane + octs / 4 * static_cast<double>(p.out_channels);
   const double ends =
       (plan.tiles[2] > 1 ? 48.0 : 0) * plan.x.step[0] * plan.x.lines * static_cast<double>(p.in_channels);
-  const double bytes = static_cast<double>(item_size(p.dtype)) * staged * 32 + ends;  // of lines: parts of 32 bytes
-  const double waiting = plan.x.slots < plan.x.span[0] + plan.x.step[0] ? 1.3 : 1;    // for planes to be given back
-  plan.cycles =
-      slide(p, plan, 1, waiting * plane_clocks(multiplying + staged * 10, bytes, 1), plane * plan.x.span[0] * 5 + 6000);
+  const double bytes = static_cast<double>(item_size(p.dtype)) * staged * 32 + ends;     // of lines: parts of 32 bytes
+  const double waiting = plan.x.slots < plan.x.span[0] + plan.x.step[0] ? 1.3 : 1;       // for planes to be given back
+  const int most = static_cast<int>(most_voxels(p) * warps / (octs * 8 * plan.splits));  // depths of a block
+  plan.cycles = slide(p, plan, kMultiprocessors, 1, std::min(most, plan.axis[0].count),
+                      waiting * plane_clocks(multiplying + staged * 10, bytes, 1), plane * plan.x.span[0] * 5 + 6000);
+  if (plan.cycles < 0) return false;
   plan.ranges = p.batch * plan.tiles[0] * plan.tiles[1] * plan.tiles[2];
   return true;
 }

@@ -8,7 +8,7 @@
 
 namespace voxgrad::cuda {
 
-/// Threads that multiply; that stage, where a multiprocessor has two blocks, or one; that write.
+/// Threads of the gather that multiply; that write; that stage, where a multiprocessor has two blocks, or one.
 inline constexpr int kNarrowMultipliers = 256, kNarrowWriters = 32;
 constexpr int narrow_stagers(int blocks) { return (blocks == 2 ? 256 : 512) - kNarrowWriters; }
 /// Channels of a group that these kernels take, of either side; pairs of units in a plane; planes in shared memory, at
@@ -32,6 +32,8 @@ struct NarrowHalo {
   int slots;                                                // planes in shared memory
   constexpr int plane() const { return channels * pitch; }  // words
   constexpr int voxels() const { return lines * positions; }
+  /// Of voxels, 8 channels each.
+  constexpr int pieces(int of_channels) const { return voxels() * (of_channels > 8 ? 2 : 1); }
   /// Of the table of voxels.
   constexpr int table_bytes() const { return voxels() * (step[2] > 1 ? 8 : 4); }
   /// Words from the corner to what lies so far behind it along height and width.
@@ -58,7 +60,7 @@ std::optional<NarrowGatherPlan> plan_gather_narrow(const ConvProblem& problem);
 struct NarrowWeightPlan {
   AxisParts axis[3];                   // of x
   NarrowHalo x, y;                     // y: a line is filled up to a multiple of 8 words
-  int box[3], tiles[3];                // of y, the whole width of it
+  int box[3], tiles[3];                // of y
   int columns, octets, units, splits;  // of 8 channels of x; warps that share the units
   int64_t ranges;                      // blocks of a group
   int shared_bytes;

@@ -10,11 +10,7 @@ namespace {
 
 constexpr int kMostColumnOctets = 16, kMostLines = 1024, kMostTaps = 1024;  // lines: of a plane of x; taps: of an axis
 constexpr int kStatic = 2048;                            // bytes of shared memory: barriers, what the block sums
-constexpr int64_t kMultiprocessors = 132;                // an H200's: the sums of other GPUs shall have the same bits
 constexpr double kReach = 1 << 28, kBytesAClock = 2000;  // positions of an axis; bytes of memory
-
-/// Voxels that may be added to one accumulator. It truncates: so few that this is not seen beside the inputs' rounding.
-int most_voxels(const ConvProblem& p) { return arithmetic_of(p) == ConvArithmetic::tf32x3 ? 8192 : 16384; }
 
 /// The axis for a block with so many taps of it.
 SlidingAxis sliding_axis(const ConvProblem& p, int a, int taps) {

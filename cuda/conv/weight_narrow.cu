@@ -47,12 +47,12 @@ bool weight_of_few_channels(const View& w, const View& x, const View& y, const C
   ConvProblem problem = conv_problem(ConvDirection::weight, x, y, w, geometry);
   describe_device(problem, launch);
   const auto plan = remembered<plan_weight_narrow>(problem);
-  if (!plan || !is_in_reach(x) || !is_in_reach(y)) return false;
+  if (!plan || !is_in_reach(x, problem.in_channels) || !is_in_reach(y, problem.out_channels)) return false;
 
   NarrowWeight p{};
   p.x = describe_input(x, static_cast<int>(problem.in_channels), plan->x);
   p.y = describe_input(y, static_cast<int>(problem.out_channels), plan->y);
-  for (int a = 0; a < 3; ++a) {  // beyond lies what no tap of a real voxel reads: were it infinite, 0 times it is NaN
+  for (int a = 0; a < 3; ++a) {  // beyond lies what no tap of a real voxel reads
     const int64_t last = (problem.out_size[a] - 1) * geometry.stride[a] - geometry.padding[a] +
                          (problem.kernel[a] - 1) * geometry.dilation[a];
     p.x.size[a] = static_cast<int>(std::clamp<int64_t>(last + 1, 0, x.size[a + 2]));

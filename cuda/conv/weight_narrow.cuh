@@ -9,7 +9,8 @@
 //
 // A warp has up to 14 units (times 8 channels of y, or 8 times 16) in registers, and takes every so many 8 voxels of
 // the box; where there are more units, warps share them. What the warps of a block have summed is added in shared
-// memory in their order; weight_sum() adds up the blocks.
+// memory in their order; weight_sum() adds up the blocks. Lines of y are filled up with zeros to a multiple of 8
+// voxels: an infinite x that taps of these would read makes the tap's sum NaN.
 #pragma once
 
 #include "cuda/conv/instances.h"
@@ -166,8 +167,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1) weight_narrow(const __grid_
     write_sums<Tile>(p, place, sum, x_ring);
   } else {
     const int thread = static_cast<int>(threadIdx.x) - kNarrowWeightThreads;
-    NarrowStager<Element, kRounds, Tile::kStagers> stage_x(p.x, of_x, place, x_voxels, x_ring);
-    NarrowStager<Element, kRounds, Tile::kStagers> stage_y(p.y, of_y, place, y_voxels, y_ring);
+    NarrowStager<Element, kRounds, Tile::kStagers, false> stage_x(p.x, of_x, place, x_voxels, x_ring);
+    NarrowStager<Element, kRounds, Tile::kStagers, false> stage_y(p.y, of_y, place, y_voxels, y_ring);
     for (int step = 0, planes = 0; step < place.depths; ++step) {
       stage_y.stage(thread);
       for (; planes < step * x.step[0] + x.span[0]; ++planes) stage_x.stage(thread);

@@ -292,7 +292,7 @@ __device__ void copy_planes(const WeightWgmma& p, const WeightPlace& place, uint
         if constexpr (Tile::kFinishers > 0) {
           arrive_with_copies(barriers.landed_x(ring.slot));
         } else {
-          publish_to_wgmma();
+          publish_to_engines();
           __syncwarp();
           if (thread % 32 == 0) arrive(barriers.full_x(ring.slot));
         }
@@ -337,7 +337,7 @@ __device__ void finish_planes(const WeightWgmma& p, const WeightPlace& place, ui
       [&](const Ring& ring, int) {
         await_round(barriers.landed_x(ring.slot), ring.round);
         finish(shared + ring.slot * p.of_x.slot_bytes);
-        publish_to_wgmma();
+        publish_to_engines();
         __syncwarp();
         if (thread % 32 == 0) arrive(barriers.full_x(ring.slot));
       },

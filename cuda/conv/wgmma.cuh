@@ -8,7 +8,7 @@
 // or made of core matrices, 4 words of 8 columns (n * 4 + k) each, at any multiple of 16 bytes. Both are read at the
 // same rate, of 128 bytes a clock; each product reads A and B anew. The products run by themselves: until
 // await_products() says that they are done, nobody may touch their registers or the slabs. Words come to a slab by
-// ordinary stores or copies: then the threads that wrote call publish_to_wgmma() before the barrier that ends their
+// ordinary stores or copies: then the threads that wrote call publish_to_engines() before the barrier that ends their
 // writing; or by the copy engine (bulk_copy.cuh), which needs nothing.
 #pragma once
 
@@ -63,7 +63,7 @@ template <int kPending>
 __device__ void await_products() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
-__device__ inline void publish_to_wgmma() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+__device__ inline void publish_to_engines() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // The operands of an instruction with N / 2 accumulators a thread.
 #define VG_C4(i) "+f"(c[i][0]), "+f"(c[i][1]), "+f"(c[i][2]), "+f"(c[i][3])
@@ -147,7 +147,7 @@ __device__ inline void begin_products() {}
 __device__ inline void commit_products() {}
 template <int kPending>
 __device__ void await_products() {}
-__device__ inline void publish_to_wgmma() {}
+__device__ inline void publish_to_engines() {}
 template <class Element, int kN8>
 __device__ void multiply_async(Accumulator (&)[kN8], uint64_t, uint64_t, bool = true) {}
 #endif
