@@ -60,8 +60,8 @@ bool extend(const ConvProblem& p, NarrowHalo& halo, const int (&box)[3], int cha
   return true;
 }
 
-/// Clocks of a plane of the box that takes so many instructions of warps and moves so many bytes. Measured: that many
-/// instructions a clock, with two blocks on a multiprocessor or one, and bytes a clock of its share of memory.
+/// Clocks of a plane of the box that takes so many instructions of warps and moves so many bytes. Fitted to runs: that
+/// many instructions a clock, with two blocks on a multiprocessor or one, and bytes a clock of its share of memory.
 double plane_clocks(double instructions, double bytes, int resident) {
   const double issue = instructions / (resident == 2 ? 1.8 : 1.36), memory = bytes / 18;
   return std::max(issue, memory) + 0.3 * std::min(issue, memory) + 300;

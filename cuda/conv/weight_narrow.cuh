@@ -19,7 +19,7 @@
 
 namespace voxgrad::cuda {
 
-inline constexpr int kNarrowUnits = kNarrowWeightThreads / 32 * 14;
+inline constexpr int kNarrowUnits = kNarrowWeightThreads / 32 * narrow_units(8);
 
 struct NarrowWeight {
   NarrowInput x, y;

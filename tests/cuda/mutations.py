@@ -26,7 +26,7 @@ MUTATIONS = {  # file, what stands there once, what is put in its place
     "gather_shifts_the_halo": ("cuda/conv/gather_feed.cuh", ".low;", ".low + 1;"),
     "mma_sync_shifts_the_halo": ("cuda/conv/gather_block.cuh", " + at.residue;", " + at.residue + 1;"),
     "gather_repeats_weights": ("cuda/conv/gather_feed.cuh", "from += bytes;", ""),
-    "narrow_drops_a_tap": ("cuda/conv/gather_narrow.cuh", "tap < part.taps &&", "tap + 1 < part.taps &&"),
+    "narrow_drops_a_tap": ("cuda/conv/gather_narrow_block.cuh", "tap < part.taps &&", "tap + 1 < part.taps &&"),
     "narrow_shifts_the_halo": ("cuda/conv/narrow_stage.cuh", "* halo.step[2] + halo.low[2];",
                                "* halo.step[2] + halo.low[2] + 1;"),
     "no_rounding": ("cuda/conv/mma.cuh", 'asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));',
