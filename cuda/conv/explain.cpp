@@ -24,12 +24,12 @@ std::string describe(const ConvProblem& p, const GatherPlan& plan) {
   int64_t blocks = p.batch * p.groups * plan.column_tiles;
   for (const int tiles : plan.tiles) blocks *= tiles;
   if (p.direction == ConvDirection::transposed) blocks *= plan.classes / plan.slots;
-  return concat("tensor cores, ", name(arithmetic_of(p)), plan.wgmma ? " by wgmma" : " by mma.sync", ": tile of ",
-                volume(plan.box), " results x ", plan.slots > 1 ? "2 phases x " : "", plan.columns,
-                " channels, input of ", volume(plan.extent), ", ", plan.classes,
-                p.direction == ConvDirection::transposed ? " phases" : " residues", ", ", plan.chunks,
-                " chunks of channels, ", blocks, plan.wgmma ? " boxes" : " blocks", ", workspace ",
-                in_mib(workspace_bytes(p, plan)));
+  return concat(
+      "tensor cores, ", name(arithmetic_of(p)), plan.wgmma ? " by wgmma" : " by mma.sync", ": tile of ",
+      volume(plan.box), " results x ", plan.slots > 1 ? "2 phases x " : "", plan.columns, " channels, input of ",
+      volume(plan.extent), plan.slide > 1 ? concat(", sliding along ", plan.range, " planes") : "", ", ", plan.classes,
+      p.direction == ConvDirection::transposed ? " phases" : " residues", ", ", plan.chunks, " chunks of channels, ",
+      blocks, plan.wgmma ? " boxes" : " blocks", ", workspace ", in_mib(workspace_bytes(p, plan)));
 }
 
 std::string describe(const ConvProblem& p, const WeightPlan& plan) {

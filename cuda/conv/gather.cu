@@ -175,6 +175,8 @@ bool gather_on_tensor_cores(const View& out, const View& in, const View& w, cons
   p.rows = plan->rows;
   p.classes = plan->classes;
   p.slots = plan->slots;
+  p.slide = plan->slide;
+  p.range = plan->range;
   p.merged = plan->merged;
   p.buffers = plan->buffers;
   p.buffer_count = Divisor(plan->buffers);
@@ -207,6 +209,7 @@ bool gather_on_tensor_cores(const View& out, const View& in, const View& w, cons
                    plan->column_tiles,
                    plan->chunks,
                    p.class_begin[p.classes] / plan->depth,
+                   plan->slide,
                    plan->depth,
                    plan->slots,
                    plan->wgmma,

@@ -41,11 +41,12 @@ struct GatherMma {
   Divisor box[3], extent[3];  // of results; of the halo
   Divisor line_positions;     // of a line of one residue
   int residue_positions;      // from a residue along the width to the next (wgmma)
+  int range;                  // results along depth from a box to the next
   int box_voxels, halo_voxels;
   int staged_voxels, rounds;  // filled up to whole rounds of the threads that stage (mma.sync)
   int line, pitch;            // words from a staged line to the next, and from a word of channels (mma.sync)
   RowTiles rows;              // (wgmma)
-  int tiles[3], classes, slots;
+  int tiles[3], classes, slots, slide;
   bool merged;  // a block takes all phases and columns of its box; one halo, all of whose chunks are staged at once
   int buffers;  // staged steps
   Divisor buffer_count;
@@ -68,7 +69,7 @@ __device__ inline GatherPlace gather_place(const GatherMma& p, unsigned number) 
   int left = static_cast<int>(number);
   place.column_tile = p.digit[0].take(left);
   place.phase = p.digit[1].take(left) * p.slots;
-  for (int a = 2; a >= 0; --a) place.q[a] = p.digit[4 - a].take(left) * p.box[a].value;
+  for (int a = 2; a >= 0; --a) place.q[a] = p.digit[4 - a].take(left) * (a == 0 ? p.range : p.box[a].value);
   place.group = p.digit[5].take(left);
   place.sample = left;
   return place;

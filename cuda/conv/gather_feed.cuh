@@ -13,9 +13,13 @@ namespace voxgrad::cuda {
 struct alignas(16) GatherBox {
   static constexpr uint32_t kNone = UINT32_MAX;
   uint32_t stages;  // of B, or kNone behind the last box
-  int phase, group, column_tile;
+  int warps;        // the group of them that multiplies it
+  int phase, column_tile;
   int q[3];
-  int sample;
+  int sample, group;
+  // Of a plane of a box that slides: whether it is the first; with it the planes of results from q[0] on are complete,
+  // of which so many are none of this box, and then so many are.
+  int begins, skips, ends;
 };
 
 /// Buffers of A, stages of B and numbers of boxes that are full, and that are empty; boxes whose last stage has come.
@@ -52,23 +56,31 @@ class GatherBoxes {
   int first_class, last_class;  // of its inputs (forward) or its results
   int stages;                   // of B
   const int steps;              // of A
+  bool ours;                    // it is asked for
+  int begins, skips, ends;      // as in GatherBox
 
   __device__ GatherBoxes(const GatherMma& p, GatherBarriers<Tile> barriers, uint32_t queue)
       : steps((p.transposed ? 1 : p.classes) * p.class_steps), p_(p), barriers_(barriers), queue_(queue) {}
 
-  /// Goes on to the next; false behind the last. Without a look at its place if the box is another's. By whole warps.
-  __device__ bool next(bool ours = true) {
+  /// Goes on to the next; false behind the last. Without a look at its place if another group of warps is asked for
+  /// than that which multiplies it. By whole warps.
+  __device__ bool next(int warps = kAnyWarps) {
     await_round(barriers_.full_box(at_.slot), at_.round);
     uint32_t word[4];
     load_shared(queue_ + at_.slot * static_cast<uint32_t>(sizeof(GatherBox)), word);
     stages = static_cast<int>(of_warp(word[0]));
+    ours = warps == kAnyWarps || warps == static_cast<int>(of_warp(word[1]));
     if (ours) {
-      place.phase = static_cast<int>(of_warp(word[1]));
-      place.group = static_cast<int>(of_warp(word[2]));
+      place.phase = static_cast<int>(of_warp(word[2]));
       place.column_tile = static_cast<int>(of_warp(word[3]));
       load_shared(queue_ + at_.slot * static_cast<uint32_t>(sizeof(GatherBox)) + 16, word);
       for (int a = 0; a < 3; ++a) place.q[a] = static_cast<int>(of_warp(word[a]));
       place.sample = static_cast<int>(of_warp(word[3]));
+      load_shared(queue_ + at_.slot * static_cast<uint32_t>(sizeof(GatherBox)) + 32, word);
+      place.group = static_cast<int>(of_warp(word[0]));
+      begins = static_cast<int>(of_warp(word[1]));
+      skips = static_cast<int>(of_warp(word[2]));
+      ends = static_cast<int>(of_warp(word[3]));
       first_class = place.phase;
       last_class = p_.transposed ? place.phase + Tile::kSlots : p_.classes;
     }
@@ -79,11 +91,24 @@ class GatherBoxes {
   }
 
  private:
+  static constexpr int kAnyWarps = -1;
   const GatherMma& p_;
   const GatherBarriers<Tile> barriers_;
   const uint32_t queue_;  // shared address of the boxes that were told
   Ring at_;
 };
+
+__device__ inline GatherBox to_tell(const GatherMma& p, const GatherPlace& place, int warps) {
+  GatherBox box{};
+  box.stages = static_cast<uint32_t>(p.stages[place.phase]);
+  box.warps = warps;
+  box.phase = place.phase;
+  box.column_tile = place.column_tile;
+  for (int a = 0; a < 3; ++a) box.q[a] = place.q[a];
+  box.sample = static_cast<int>(place.sample);
+  box.group = place.group;
+  return box;
+}
 
 /// Takes boxes that have results, and tells the other warps of the block: as far ahead as the queue goes; towards the
 /// end one box, so that other blocks find as many. By one thread.
@@ -98,17 +123,58 @@ __device__ void take_boxes(const GatherMma& p, GatherBarriers<Tile> barriers, Ga
     while ((number = atomicAdd(p.next_box, 1)) < p.boxes) {
       const GatherPlace place = gather_place(p, number);
       if (!has_results<Tile::kSlots>(p, place)) continue;
-      box = {static_cast<uint32_t>(p.stages[place.phase]),
-             place.phase,
-             place.group,
-             place.column_tile,
-             {place.q[0], place.q[1], place.q[2]},
-             static_cast<int>(place.sample)};
+      box = to_tell(p, place, told % Tile::kGroups);
       break;
     }
     queue[told % kMost] = box;
     arrive(barriers.full_box(told % kMost));
   }
+}
+
+/// The same of boxes that slide along depth, plane by plane of their inputs: of two boxes in turn, one for each group
+/// of warps. Each plane of results has a plane of inputs (plan_gather_wgmma.cpp). By one thread.
+template <class Tile>
+__device__ void take_planes(const GatherMma& p, GatherBarriers<Tile> barriers, GatherBox* queue) {
+  constexpr int kMost = GatherBarriers<Tile>::kBoxes, kGroups = Tile::kGroups, kBefore = Tile::kSlide - 1;
+  const AxisPart& depth = p.axis[0].part[0];
+  const int last_whole = static_cast<int>(p.axis[0].in_size) - 1 - depth.low;  // plane of results
+  GatherBox box[kGroups];                                                      // its q[0] is a plane of results, too
+  int first[kGroups], last[kGroups], left[kGroups];                            // of those; planes of inputs to come
+  for (int group = 0; group < kGroups; ++group) left[group] = 0;
+  unsigned number = blockIdx.x;  // of the next box: each block has a first and a second without asking
+  int told = 0;
+  const auto tell = [&](const GatherBox& plane) {
+    if (told >= kMost) await_round(barriers.empty_box((told - kMost) % kMost), (told - kMost) / kMost);
+    queue[told % kMost] = plane;
+    arrive(barriers.full_box(told % kMost));
+    ++told;
+  };
+  for (bool any = true; any;) {
+    any = false;
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      while (left[group] == 0 && number < p.boxes) {
+        const GatherPlace place = gather_place(p, number);
+        number = number < gridDim.x ? number + gridDim.x : 2 * gridDim.x + atomicAdd(p.next_box, 1);
+        if (!has_results<Tile::kSlots>(p, place)) continue;
+        box[group] = to_tell(p, place, group);
+        box[group].begins = 1;
+        box[group].q[0] = max(place.q[0] - kBefore, -depth.low);
+        first[group] = place.q[0];
+        last[group] = min(p.range, depth.count - place.q[0]) + place.q[0] - 1;
+        left[group] = min(last[group], last_whole) - box[group].q[0] + 1;
+      }
+      if (left[group] == 0) continue;
+      any = true;
+      const int complete = --left[group] > 0 ? box[group].q[0] : last[group];
+      box[group].skips = max(first[group] - box[group].q[0], 0);
+      box[group].ends = max(complete - box[group].q[0] - box[group].skips + 1, 0);
+      tell(box[group]);
+      box[group].begins = 0;
+      ++box[group].q[0];
+    }
+  }
+  tell(GatherBox{GatherBox::kNone});
 }
 
 /// Copies B to the ring, stage by stage, in the order in which it is packed. By one warp.

@@ -12,6 +12,10 @@
 // The rows are the results of a box. Or they are slots: the same voxels of the input's lattice in each of two phases of
 // a strided, transposed convolution, which read the same inputs and lie side by side in the result.
 //
+// Or, of few channels, a box slides along depth ("slide"): a plane of inputs is multiplied by the taps of all depths at
+// once, which are columns of one product, and so is read once for three of them. Its sums belong to three neighbouring
+// planes of results; with each plane of inputs the last of them is complete and is written (GatherCarry).
+//
 // A block takes one box after another, and there is one block on each multiprocessor. Two groups of four warps
 // multiply, in turn: while one multiplies a box, the other writes the results of the box before (gather_results.cuh).
 // They have most of the registers. Three other warps feed them (gather_feed.cuh), and go on to the next box while this
@@ -26,22 +30,23 @@
 
 namespace voxgrad::cuda {
 
-template <class Arithmetic_, int kN8_, int kSlots_>
+template <class Arithmetic_, int kColumns_, int kSlots_, int kSlide_>
 struct GatherWgmmaTile {
   using Arithmetic = Arithmetic_;
   static constexpr bool kWgmma = true;
-  static constexpr int kN8 = kN8_, kSlots = kSlots_;
+  static constexpr int kColumns = kColumns_, kSlots = kSlots_, kSlide = kSlide_;
+  static constexpr int kProductColumns = kColumns * kSlide, kN8 = kProductColumns / 8;
   static constexpr int kWarps = 4, kGroups = kGatherGroups;  // that multiply
   static constexpr int kFeeders = 128;                       // threads that feed them: three warps do
   static constexpr int kTold = kWarps * kGroups + 2;         // warps that are told of boxes
-  static constexpr int kColumns = 8 * kN8;
   static constexpr int kThreads = 32 * kWarps * kGroups + kFeeders;
   static constexpr bool kThree = Arithmetic::kParts > 1;
-  static constexpr int kTiles = gather_row_tiles(kColumns, kThree, kSlots);  // of 64 rows
+  static constexpr int kTiles = gather_row_tiles(kProductColumns, kThree, kSlots, kSlide);  // of 64 rows
   static constexpr int kOfSlot = kTiles / kSlots;
-  static constexpr int kSlab = kColumns * kChunk;  // words of one part of one tap of B
+  static constexpr int kSlab = kProductColumns * kChunk;  // words of one part of one tap of B
   static constexpr int kTapWords = kSlab * Arithmetic::kParts;
-  static constexpr int kStepTaps = gather_step_taps(kColumns, kThree), kStages = gather_stages(kColumns, kThree);
+  static constexpr int kStepTaps = gather_step_taps(kProductColumns, kThree, kSlide);
+  static constexpr int kStages = gather_stages(kProductColumns, kThree, kSlide);
   static constexpr int kRing = kStages * kStepTaps * kTapWords;  // words
   static constexpr int kRegisters = 232, kFeederRegisters = 40;  // of 168 in the mean
   static_assert(kRegisters * kGroups * kWarps * 32 + kFeederRegisters * kFeeders <= 65536);
@@ -146,6 +151,55 @@ struct GatherProducts {
   }
 };
 
+/// Of a box that slides: the sums of planes of results that are not complete, the next first. Not in the accumulators:
+/// those that a product finds there must come from products, or the assembler lets each wait for the one before.
+template <class Tile>
+struct GatherCarry {
+  static constexpr int kN8 = Tile::kColumns / 8;
+  static constexpr int kPlanes = Tile::kSlide > 1 ? Tile::kSlide - 1 : 1;  // unused where nothing slides
+
+  Accumulator sum[kPlanes][Tile::kTiles][kN8];
+
+  /// From `products`, the sums of a plane of inputs, to those of the plane of results that they complete, in the last
+  /// columns. If `begins`, nothing came before.
+  __device__ void add_to(Accumulator (&products)[Tile::kTiles][Tile::kN8], bool begins) {
+    each([&](int tile, int n, int i) {
+      float before = begins ? 0.0f : sum[0][tile][n][i];
+#pragma unroll
+      for (int plane = 0; plane < kPlanes; ++plane) {
+        const float later = begins || plane + 1 == kPlanes ? 0.0f : sum[plane + 1][tile][n][i];
+        const float both = products[tile][(kPlanes - plane) * kN8 + n][i] + before;
+        if (plane == 0)
+          products[tile][kPlanes * kN8 + n][i] = both;
+        else
+          sum[plane - 1][tile][n][i] = both;
+        before = later;
+      }
+      sum[kPlanes - 1][tile][n][i] = products[tile][n][i];
+    });
+  }
+  /// The same where there are no more inputs.
+  __device__ void move_on(Accumulator (&products)[Tile::kTiles][Tile::kN8]) {
+    each([&](int tile, int n, int i) {
+      products[tile][kPlanes * kN8 + n][i] = sum[0][tile][n][i];
+#pragma unroll
+      for (int plane = 0; plane < kPlanes; ++plane)
+        sum[plane][tile][n][i] = plane + 1 < kPlanes ? sum[plane + 1][tile][n][i] : 0.0f;
+    });
+  }
+
+ private:
+  template <class F>
+  __device__ void each(F f) {
+#pragma unroll
+    for (int tile = 0; tile < Tile::kTiles; ++tile)
+#pragma unroll
+      for (int n = 0; n < kN8; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) f(tile, n, i);
+  }
+};
+
 /// Where the warps that multiply are in the rings.
 struct GatherRings {
   Ring a, b;
@@ -199,12 +253,25 @@ __device__ void multiply_boxes(const GatherMma& p, GatherBoxes<Tile> box, uint32
                                GatherBarriers<Tile> barriers) {
   uint32_t* const window = shared + Tile::windows_at(p) + group * ResultWindow<Tile>::kWords;
   const ResultRow* const rows = reinterpret_cast<const ResultRow*>(shared + Tile::rows_at(p));
-  for (GatherRings rings; box.next((box.number + 1) % Tile::kGroups == group);) {
-    if (box.number % Tile::kGroups == group) {
+  GatherCarry<Tile> carry;
+  for (GatherRings rings; box.next(group);) {
+    if (box.ours) {
       if (box.number > 0) await_round(barriers.turn(), box.number - 1);
       GatherProducts<Tile> products;
       multiply_box<Tile>(p, box, shared_address(shared), rings, barriers, products);
-      write_sums<Tile>(p, box.place, window, rows, group, products.sum);
+      if constexpr (Tile::kSlide > 1) {
+        carry.add_to(products.sum, box.begins != 0);
+        while (box.ends > 0) {
+          if (--box.skips < 0) {
+            write_sums<Tile>(p, box.place, window, rows, group, products.sum);
+            if (--box.ends == 0) break;
+          }
+          carry.move_on(products.sum);
+          ++box.place.q[0];
+        }
+      } else {
+        write_sums<Tile>(p, box.place, window, rows, group, products.sum);
+      }
     }
     rings.a.skip(box.steps, p.buffer_count);
     rings.b.skip<Tile::kStages>(box.stages);
@@ -235,8 +302,12 @@ __global__ void __launch_bounds__(Tile::kThreads, 1) gather_wgmma(const __grid_c
       copy_inputs<Tile>(p, boxes, shared_address(shared + Tile::kRing), barriers);
     else if (feeder == 1)
       copy_weights<Tile>(p, boxes, shared_address(shared), barriers);
-    else if (feeder == 2 && is_leader())
-      take_boxes<Tile>(p, barriers, queue);
+    else if (feeder == 2 && is_leader()) {
+      if constexpr (Tile::kSlide > 1)
+        take_planes<Tile>(p, barriers, queue);
+      else
+        take_boxes<Tile>(p, barriers, queue);
+    }
   }
 #endif
 }
@@ -258,12 +329,15 @@ void launch_gather_wgmma_slots(GatherMma p, cudaStream_t stream) {
   launch_gather<Tile>(gather_wgmma<Tile>, p, stream);
 }
 
-template <class Arithmetic, int kN8>
+template <class Arithmetic, int kColumns>
 void launch_gather_wgmma_tile(const GatherMma& p, cudaStream_t stream) {
+  if constexpr (may_slide(kColumns, Arithmetic::kParts > 1))
+    if (p.slide > 1)
+      return launch_gather_wgmma_slots<GatherWgmmaTile<Arithmetic, kColumns, 1, kGatherSlide>>(p, stream);
   if (p.slots == 1)
-    launch_gather_wgmma_slots<GatherWgmmaTile<Arithmetic, kN8, 1>>(p, stream);
+    launch_gather_wgmma_slots<GatherWgmmaTile<Arithmetic, kColumns, 1, 1>>(p, stream);
   else
-    launch_gather_wgmma_slots<GatherWgmmaTile<Arithmetic, kN8, 2>>(p, stream);
+    launch_gather_wgmma_slots<GatherWgmmaTile<Arithmetic, kColumns, 2, 1>>(p, stream);
 }
 
 }  // namespace voxgrad::cuda

@@ -7,17 +7,17 @@ template <>
 void launch_gather_wgmma<Bf16>(const GatherMma& p, int columns, cudaStream_t stream) {
   switch (columns) {
     case 16:
-      return launch_gather_wgmma_tile<Bf16, 2>(p, stream);
-    case 24:
-      return launch_gather_wgmma_tile<Bf16, 3>(p, stream);
-    case 32:
-      return launch_gather_wgmma_tile<Bf16, 4>(p, stream);
-    case 48:
-      return launch_gather_wgmma_tile<Bf16, 6>(p, stream);
-    case 64:
-      return launch_gather_wgmma_tile<Bf16, 8>(p, stream);
-    case 128:
       return launch_gather_wgmma_tile<Bf16, 16>(p, stream);
+    case 24:
+      return launch_gather_wgmma_tile<Bf16, 24>(p, stream);
+    case 32:
+      return launch_gather_wgmma_tile<Bf16, 32>(p, stream);
+    case 48:
+      return launch_gather_wgmma_tile<Bf16, 48>(p, stream);
+    case 64:
+      return launch_gather_wgmma_tile<Bf16, 64>(p, stream);
+    case 128:
+      return launch_gather_wgmma_tile<Bf16, 128>(p, stream);
   }
 }
 

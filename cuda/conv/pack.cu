@@ -28,7 +28,7 @@ __global__ void pack_kernel(const __grid_constant__ PackWeights p, uint32_t* pac
       index /= base;
       return d;
     };
-    const int lane = digit(32), block = digit(p.columns / 8);
+    const int product = p.columns * p.slide, lane = digit(32), block = digit(product / 8);
     int of_tile = digit(p.chunks * p.taps);  // (classes, step of `depth` chunks, class, chunk, tap of the class)
     const int tile = digit(p.column_tiles);
     int part[3];
@@ -59,7 +59,10 @@ __global__ void pack_kernel(const __grid_constant__ PackWeights p, uint32_t* pac
       tap += (at.tap_first + in_class % at.taps * int64_t{at.tap_step}) * p.tap_stride[a];
       in_class /= at.taps;
     }
-    const int column = tile * p.columns + block * 8 + lane / 4;
+    int column = block * 8 + lane / 4;
+    const int beside = column / p.columns;  // the tap along depth
+    if (p.slide > 1) tap += beside * int64_t{p.axis[0].part[0].tap_step} * p.tap_stride[0];
+    column += (tile - beside) * p.columns;
     const Element* const from = weight + index * p.group_stride + column * p.out_stride + tap;
     for (int half = 0; half < 2; ++half) {
       const int word = chunk * 8 + lane % 4 + half * 4;
@@ -70,9 +73,9 @@ __global__ void pack_kernel(const __grid_constant__ PackWeights p, uint32_t* pac
       }
       uint32_t parts[kParts];
       Arithmetic::split(x, parts);
-      const int64_t of_tap = i / (p.columns * 4) * p.columns * 8 * kParts;
+      const int64_t of_tap = i / (product * 4) * product * 8 * kParts;
       for (int part = 0; part < kParts; ++part)
-        packed[p.wgmma ? of_tap + part * p.columns * 8 + block * 64 + lane / 4 * 8 + (half ^ lane / 16) * 4 + lane % 4
+        packed[p.wgmma ? of_tap + part * product * 8 + block * 64 + lane / 4 * 8 + (half ^ lane / 16) * 4 + lane % 4
                        : (i * kParts + part) * 2 + half] = parts[part];
     }
   }
@@ -155,8 +158,8 @@ __global__ void __launch_bounds__(kBlock) pack_inputs_kernel(const __grid_consta
 
 template <class Arithmetic>
 size_t packed_bytes(const PackWeights& p) {
-  return static_cast<size_t>(p.groups) * p.column_tiles * p.chunks * p.taps * p.columns * 8 * Arithmetic::kParts *
-         sizeof(uint32_t);
+  return size_t{sizeof(uint32_t)} * p.groups * p.column_tiles * p.chunks * p.taps * p.columns * p.slide * 8 *
+         Arithmetic::kParts;
 }
 
 template <class Arithmetic>

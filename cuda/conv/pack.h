@@ -12,7 +12,8 @@ struct PackWeights {
   const void* weight;
   int64_t group_stride, in_stride, out_stride, tap_stride[3];
   int groups, in_channels, out_channels;    // channels of a group
-  int columns, column_tiles, chunks, taps;  // taps: of all classes
+  int columns, column_tiles, chunks, taps;  // columns: output channels of a tile; taps: of all classes
+  int slide;                                // taps along depth that are columns, one behind the other
   int depth;                                // chunks whose taps follow each other, tap by tap of a chunk
   int slots;                                // classes that follow each other so many chunks at a time
   bool wgmma;                               // slabs as in wgmma.cuh, not fragments

@@ -139,7 +139,8 @@ bool finish(const ConvProblem& p, GatherPlan& plan) {
   double reach = 0, spread = 0;  // of a halo and of a box, in elements: offsets in it are 32-bit and not negative
   for (int a = 0; a < 3; ++a) {
     plan.extent[a] = (plan.box[a] - 1 + plan.axis[a].max_span) * plan.axis[a].fold;
-    plan.tiles[a] = (plan.axis[a].count + plan.box[a] - 1) / plan.box[a];
+    const int pitch = a == 0 ? plan.range : plan.box[a];  // of boxes
+    plan.tiles[a] = (plan.axis[a].count + pitch - 1) / pitch;
     plan.halo_voxels *= plan.extent[a];
     blocks *= plan.tiles[a];
     if (p.in_stride[a] < 0 || p.out_stride[a] < 0) return false;
@@ -153,7 +154,7 @@ std::optional<GatherPlan> plan_gather(const ConvProblem& p) {
   GatherPlan plan{};
   if (p.dtype == DType::f64 || p.choice.plain || !choose_axes(p, plan) || plan.classes == 0) return std::nullopt;
   plan.chunks = static_cast<int>((p.in_channels + chunk_channels(p) - 1) / chunk_channels(p));
-  plan.slots = plan.depth = 1;
+  plan.slots = plan.depth = plan.slide = 1;
   plan.wgmma = gather_by_wgmma(p);
   if (plan.wgmma)
     if (const auto found = plan_gather_wgmma(p, plan)) return found;
@@ -174,7 +175,7 @@ int64_t input_bytes(const ConvProblem& p, const GatherPlan& plan) {
 }
 
 int64_t workspace_bytes(const ConvProblem& p, const GatherPlan& plan) {
-  int64_t words = p.groups * plan.column_tiles * plan.columns * plan.chunks * kChunkWords;
+  int64_t words = p.groups * plan.column_tiles * plan.columns * plan.slide * plan.chunks * kChunkWords;
   for (const AxisParts& axis : plan.axis) {
     int64_t taps = 0;
     for (int i = 0; i < axis.parts; ++i) taps += axis.part[i].taps;

@@ -25,7 +25,8 @@ struct ConvChoice {
   bool plain : 1 = false;     // the plain kernel
   bool mma_sync : 1 = false;  // not wgmma
   bool narrow : 1 = false;    // kernels of few channels wherever they can be
-  int8_t slots = 0;           // of the gather by wgmma: 1 or 2; 0: the planner's choice
+  uint8_t slide : 2 = 0;      // of the gather by wgmma: 1: never, 2: wherever it can; 0: the planner's choice
+  int8_t slots = 0;           // of it too: 1 or 2; 0 likewise
   int8_t depth = 0;           // of it too: chunks of channels of a step, if it divides them; 0 likewise
   int8_t samples = 0;         // of which it, or the weight gradient, packs inputs at a time; 0 likewise
   int8_t heights = 0;         // of the weight gradient by wgmma; 0 likewise
@@ -68,28 +69,38 @@ std::optional<int> asked_width(const ConvProblem& problem, std::span<const int> 
 std::span<const int> gather_widths(ConvArithmetic arithmetic, bool wgmma);
 std::span<const int> weight_widths(ConvArithmetic arithmetic, bool wgmma);
 
-/// Of the gather by wgmma: times 64 rows of a box, in all its slots, and the taps of a stage of weights. `three`: three
-/// products.
-constexpr int gather_row_tiles(int columns, bool three, int slots) {
+/// The taps along depth whose products a gather by wgmma may take side by side, sliding along depth
+/// (GatherPlan::slide).
+inline constexpr int kGatherSlide = 3;
+constexpr bool may_slide(int columns, bool three) { return !three && columns >= 16 && columns <= 32; }
+
+/// Of the gather by wgmma: times 64 rows of a box, in all its slots, and the taps of a stage of weights. `columns`: of
+/// a product; `three`: three products.
+constexpr int gather_row_tiles(int columns, bool three, int slots, int slide) {
+  if (slide > 1) return columns <= 48 ? 4 : columns <= 72 ? 3 : 2;  // and sums of other planes: 160 to 180 registers
   const int width = columns * (three ? 2 : 1), most = 256 / width / slots;  // accumulators: 128 registers
   return slots * (width <= 32 && most > 4 ? 4 : most);                      // more would only want a larger halo
 }
-constexpr int gather_step_taps(int columns, bool three) {
+constexpr int gather_step_taps(int columns, bool three, int slide) {
   const int width = columns * (three ? 2 : 1);
-  return width <= 64 ? 8 : 4;
+  return width <= 64 || slide > 1 ? 8 : 4;
 }
 
 /// Stages of the ring of weights, which has 64 KiB at most.
-constexpr int gather_stages(int columns, bool three) {
-  const int width = columns * (three ? 2 : 1), most = 2048 / (width * gather_step_taps(columns, three));
+constexpr int gather_stages(int columns, bool three, int slide) {
+  if (slide > 1) return columns <= 48 ? 5 : 3;
+  const int width = columns * (three ? 2 : 1), most = 2048 / (width * gather_step_taps(columns, three, slide));
   return most < 8 ? most : 8;
 }
 
-/// Columns and words of a window through which results of 64 rows are written (gather_results.cuh): columns in lines
-/// that keep clear of each other's banks, for 4 pairs of columns times 8 rows, and for 16 rows in two slots.
+/// Columns and words of a window through which results of 64 rows in two slots are written (gather_results.cuh):
+/// columns in lines that keep clear of each other's banks, for 4 pairs of columns times 8 rows, and for 16 rows in two
+/// slots.
 constexpr int gather_window_columns(int columns) { return columns % 32 == 0 ? 32 : columns == 48 ? 24 : columns; }
 inline constexpr int kGatherSlotPitch = 80;
-constexpr int gather_window_pitch(int slots) { return slots == 1 ? 68 : slots * kGatherSlotPitch + 4; }
+constexpr int gather_window_words(int columns, int slots) {
+  return slots == 1 ? 0 : gather_window_columns(columns) * (2 * kGatherSlotPitch + 4);
+}
 
 inline constexpr int kGatherBuffers = 8;  // of inputs, at most
 inline constexpr int kGatherGroups = 2;   // of warps that multiply
@@ -119,6 +130,8 @@ struct GatherPlan {
   int columns, column_tiles, chunks;
   bool wgmma;
   int slots;        // phases of a box that are multiplied side by side (wgmma)
+  int slide;        // taps along depth that are columns of one product, of a box that slides along depth; or 1 (wgmma)
+  int range;        // results along depth that it comes by; without, those of a box
   int depth;        // chunks of channels that are staged, and multiplied, as one step (wgmma); divides them
   bool merged;      // a block takes all phases and columns of its box, whose channels it stages once
   int buffers;      // steps in shared memory at a time

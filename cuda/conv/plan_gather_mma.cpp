@@ -104,6 +104,7 @@ std::optional<GatherPlan> plan_gather_mma(const ConvProblem& p, const GatherPlan
     choose_box(p, merged);
     if (merged.cycles >= 0 && (plan.cycles < 0 || merged.cycles < plan.cycles)) plan = merged;
   }
+  plan.range = plan.box[0];
   if (plan.cycles < 0 || !finish(p, plan)) return std::nullopt;
   plan.line = line_words(plan.box[2], plan.extent[2]);
   const int words = plan.extent[0] * plan.extent[1] * plan.line;

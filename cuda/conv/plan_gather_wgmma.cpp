@@ -22,20 +22,28 @@ int64_t sample_bytes(const ConvProblem& p) {
   return p.groups * (in + out) * static_cast<int64_t>(item_size(p.dtype));
 }
 
-int row_tiles(const ConvProblem& p, const GatherPlan& plan) {
-  return gather_row_tiles(plan.columns, three_products(p), plan.slots) / plan.slots;
+/// Whose inputs are packed at a time: as many in each launch, as far as that goes.
+int64_t samples_at_once(const ConvProblem& p, int64_t of_sample) {
+  if (p.batch <= 1) return 1;
+  const int64_t most = p.choice.samples > 0 ? p.choice.samples : kMostPacked / std::max<int64_t>(1, of_sample);
+  return divide_up(p.batch, divide_up(p.batch, std::clamp<int64_t>(most, 1, p.batch)));
 }
 
-/// Bytes of the windows through which results are written (gather_results.cuh).
-int window_bytes(const GatherPlan& plan) {
-  return kGatherGroups * gather_window_columns(plan.columns) * gather_window_pitch(plan.slots) * 4;
+/// Columns of a product.
+int product_columns(const GatherPlan& plan) { return plan.columns * plan.slide; }
+
+int row_tiles(const ConvProblem& p, const GatherPlan& plan) {
+  return gather_row_tiles(product_columns(plan), three_products(p), plan.slots, plan.slide) / plan.slots;
 }
+
+/// Bytes of the windows through which results are written.
+int window_bytes(const GatherPlan& plan) { return kGatherGroups * gather_window_words(plan.columns, plan.slots) * 4; }
 
 /// Bytes of shared memory: a ring of weights, `buffers` halos, windows, and where the rows of results go.
 int64_t shared_bytes(const ConvProblem& p, const GatherPlan& plan, int buffers) {
-  const int tap = plan.columns * kChunkWords * 4 * parts(p);
-  return int64_t{gather_stages(plan.columns, three_products(p))} * gather_step_taps(plan.columns, three_products(p)) *
-             tap +
+  const int columns = product_columns(plan), tap = columns * kChunkWords * 4 * parts(p);
+  return int64_t{gather_stages(columns, three_products(p), plan.slide)} *
+             gather_step_taps(columns, three_products(p), plan.slide) * tap +
          int64_t{buffers} * plan.depth * parts(p) * 2 * kVoxelBytes * plan.rows.positions + window_bytes(plan) +
          int64_t{8} * 64 * row_tiles(p, plan);
 }
@@ -71,7 +79,7 @@ struct Step {
   double taps = 0, stages = 0;  // of all chunks
 };
 Step mean_step(const ConvProblem& p, const GatherPlan& plan) {
-  const int step_taps = gather_step_taps(plan.columns, three_products(p));
+  const int step_taps = gather_step_taps(product_columns(plan), three_products(p), plan.slide);
   Step step;
   for (int c = 0; c < plan.classes; ++c) {
     int taps = plan.depth;
@@ -84,18 +92,48 @@ Step mean_step(const ConvProblem& p, const GatherPlan& plan) {
   return {step.taps / steps, step.stages / steps};
 }
 
+/// Whether a box may slide along depth: neighbouring results read neighbouring planes, by kGatherSlide taps, and each
+/// has one to read.
+bool can_slide(const AxisParts& depth) {
+  const AxisPart& part = depth.part[0];
+  return depth.parts == 1 && depth.in_step == 1 && depth.out_step == 1 && part.taps == kGatherSlide &&
+         std::abs(part.step) == 1 && part.low + part.span > 0 && part.low + part.count <= depth.in_size;
+}
+/// Leaves one tap: that of the last plane which a result reads. The taps of those before it follow by tap_step.
+void slide_along(AxisParts& depth) {
+  AxisPart& part = depth.part[0];
+  if (part.step < 0) {
+    part.tap_first += (part.taps - 1) * part.tap_step;
+    part.tap_step = -part.tap_step;
+  }
+  part.low += part.span - 1;
+  part.start = part.low;
+  part.taps = part.span = depth.max_taps = depth.max_span = 1;
+}
+/// Planes of inputs that a pillar of boxes multiplies, in the mean.
+double planes_of(const GatherPlan& plan) {
+  const AxisParts& depth = plan.axis[0];
+  int planes = 0, pillars = 0;
+  for (int q = 0; q < depth.count; q += plan.range, ++pillars) {
+    const int last = depth.part[0].low + std::min(q + plan.range, depth.count);  // behind it
+    const int first = depth.part[0].low + q - (kGatherSlide - 1);
+    planes += std::max(0, std::min(last, static_cast<int>(depth.in_size)) - std::max(first, 0));
+  }
+  return static_cast<double>(planes) / pillars;
+}
+
 /// Clocks of a multiprocessor for all that the problem has of such boxes. A step takes what its tensor cores, its
 /// shared memory, the copy engine, the threads that queue products and the way to L2 need at least; a box the sum of
 /// its steps, or what is left of them while results are written: two groups of warps take turns. Rough: it only has to
 /// order boxes.
 double cost(const ConvProblem& p, const GatherPlan& plan, const Step& step_of) {
-  const double products = three_products(p) ? 3 : 1, columns = plan.columns, taps = step_of.taps;
+  const double products = three_products(p) ? 3 : 1, columns = product_columns(plan), taps = step_of.taps;
   const double positions = static_cast<double>(plan.halo_voxels) * plan.depth;  // of a step
   const double phases = p.direction == ConvDirection::transposed ? plan.classes / plan.slots : 1;
   const double halos = p.direction == ConvDirection::transposed ? 1 : plan.classes;  // of a box
-  double boxes = phases * static_cast<double>(p.batch * p.groups) * plan.column_tiles, results = 1;
+  double boxes = phases * static_cast<double>(plan.samples * p.groups) * plan.column_tiles, results = 1;
   for (int a = 0; a < 3; ++a) {
-    boxes *= divide_up(plan.axis[a].count, plan.box[a]);
+    boxes *= divide_up(plan.axis[a].count, a == 0 ? plan.range : plan.box[a]);
     results *= plan.box[a];
   }
   const double product_tiles = taps * row_tiles(p, plan) * products;
@@ -111,13 +149,16 @@ double cost(const ConvProblem& p, const GatherPlan& plan, const Step& step_of) {
   // Results that lie together, and what is between them: short runs are dear to write, by all runs measured.
   const double spread = static_cast<double>(plan.axis[2].out_step) / plan.slots;
   const double run = bytes * spread * plan.slots * plan.box[2];
-  const double written = results * plan.slots * columns * bytes * spread / 18 * (1 + 128 / run);
+  const double written = results * plan.slots * plan.columns * bytes * spread / 18 * (1 + 128 / run);
   const double main = halos * (plan.chunks / plan.depth) * step + 200;
-  const double tail = row_tiles(p, plan) * plan.slots * columns * 20 + 1500;  // of one group of warps
-  const double box = std::max({main, (main + tail) / 2, written, halos * 300.0});
+  const double written_by = row_tiles(p, plan) * plan.slots * plan.columns;  // one group of warps
+  const double tail = plan.slide > 1 ? written_by * 70 + 2500 : written_by * 20 + 1500;
   const double at_once = p.multiprocessors;
-  const double waves = boxes < 8 * at_once ? std::ceil(boxes / at_once) * at_once / boxes : 1;
-  return boxes * box * waves + at_once * tail;
+  double box = std::max({main, (main + tail) / 2, written, halos * 300.0});
+  if (plan.slide > 1) box = planes_of(plan) * (boxes <= at_once ? main + tail : box) + tail;
+  const bool few = boxes < 8 * at_once || plan.slide > 1;
+  const double waves = few ? std::ceil(boxes / at_once) * at_once / boxes : 1;
+  return (boxes * box * waves + at_once * tail) * static_cast<double>(divide_up(p.batch, plan.samples));
 }
 
 void choose_box(const ConvProblem& p, GatherPlan& plan) {
@@ -125,7 +166,12 @@ void choose_box(const ConvProblem& p, GatherPlan& plan) {
   GatherPlan trial = plan;
   const int most = 64 * row_tiles(p, plan);
   std::array<std::vector<int>, 3> candidates;
+  const auto ranges = box_widths(plan.axis[0].count, plan.axis[0].count);
   for (int a = 0; a < 3; ++a) {
+    if (a == 0 && plan.slide > 1) {
+      candidates[0] = {1};
+      continue;
+    }
     candidates[a] = box_widths(plan.axis[a].count, most);
     for (int width = 8; a > 0 && width < std::min(plan.axis[a].count, most); width *= 2) candidates[a].push_back(width);
   }
@@ -138,8 +184,11 @@ void choose_box(const ConvProblem& p, GatherPlan& plan) {
         const int box[3] = {d, h, w};
         std::copy_n(box, 3, trial.box);
         if (!lay_out(p, trial)) continue;
-        trial.cycles = cost(p, trial, step);
-        if (plan.cycles < 0 || trial.cycles < plan.cycles) plan = trial;
+        for (const int range : plan.slide > 1 ? ranges : std::vector{d}) {
+          trial.range = range;
+          trial.cycles = cost(p, trial, step);
+          if (plan.cycles < 0 || trial.cycles < plan.cycles) plan = trial;
+        }
       }
     }
 }
@@ -186,23 +235,41 @@ std::optional<RowTiles> cover_box(const int (&box)[3], int lines, int line, int 
 std::optional<GatherPlan> plan_gather_wgmma(const ConvProblem& p, const GatherPlan& axes) {
   for (const AxisParts& axis : axes.axis)
     if (splits_of(axis) > kMostSplits) return std::nullopt;
+  const int64_t of_sample = input_bytes(p, axes);
+  // More only for one sample, if that is no more than its input and its result.
+  if (of_sample > std::max(kMostPacked, sample_bytes(p))) return std::nullopt;
+  if (of_sample >= (int64_t{1} << 34) * axes.chunks * p.groups) return std::nullopt;  // 2^29 voxels
   GatherPlan best = axes;
   best.cycles = -1;
+  best.samples = samples_at_once(p, of_sample);
   const auto widths = gather_widths(arithmetic_of(p), true);
   const auto asked = asked_width(p, widths);
   // Two phases that lie side by side in the result, and read almost the same.
   const bool pairs = p.direction == ConvDirection::transposed && axes.axis[2].parts % 2 == 0;
   int taps = 1;
   for (const AxisParts& axis : axes.axis) taps *= axis.kernel;
+  const auto can_slide_by = [&](int columns) {
+    return p.choice.slide != 1 && may_slide(columns, three_products(p)) && can_slide(axes.axis[0]);
+  };
+  const bool has_to_slide =
+      p.choice.slide == 2 && (asked ? can_slide_by(*asked) : std::any_of(widths.begin(), widths.end(), can_slide_by));
+  // How boxes are taken: plain, in two slots, or sliding.
+  struct Way {
+    int slots, slide;
+  };
   for (const int columns : widths)
-    for (const int slots : {1, 2}) {
+    for (const auto [slots, slide] : {Way{1, 1}, Way{2, 1}, Way{1, kGatherSlide}}) {
       if (asked && columns != *asked) continue;
+      if (slide > 1 ? !can_slide_by(columns) : has_to_slide) continue;
       if (slots == 2 ? !pairs || p.choice.slots == 1 : pairs && p.choice.slots == 2) continue;
       GatherPlan plan = axes;
+      plan.samples = best.samples;
       plan.columns = columns;
       plan.column_tiles = divide_up(static_cast<int>(p.out_channels), columns);
       plan.slots = slots;
+      plan.slide = slide;
       if (slots == 2) merge_halos(plan.axis[2]);
+      if (slide > 1) slide_along(plan.axis[0]);
       const bool asked_depth = p.choice.depth > 0 && plan.chunks % p.choice.depth == 0;
       for (int depth = 1; depth <= kMostDepth && depth * taps <= kMaxTaps; ++depth) {
         if (asked_depth ? depth != p.choice.depth : plan.chunks % depth != 0) continue;
@@ -211,13 +278,7 @@ std::optional<GatherPlan> plan_gather_wgmma(const ConvProblem& p, const GatherPl
         if (plan.cycles >= 0 && (best.cycles < 0 || plan.cycles < best.cycles)) best = plan;
       }
     }
-  if (best.cycles < 0 || !finish(p, best)) return std::nullopt;
-  const int64_t of_sample = input_bytes(p, best);
-  // More only for one sample, if that is no more than its input and its result.
-  if (of_sample > std::max(kMostPacked, sample_bytes(p))) return std::nullopt;
-  const int64_t wanted = p.choice.samples > 0 ? p.choice.samples : kMostPacked / std::max<int64_t>(1, of_sample);
-  best.samples = std::max<int64_t>(1, std::min(p.batch, wanted));
-  return of_sample < (int64_t{1} << 34) * best.chunks * p.groups ? std::optional(best) : std::nullopt;  // 2^29 voxels
+  return best.cycles >= 0 && finish(p, best) ? std::optional(best) : std::nullopt;
 }
 
 }  // namespace voxgrad::cuda

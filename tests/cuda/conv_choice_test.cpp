@@ -120,6 +120,33 @@ TEST(ConvPlan, TakesTheDepthAndTheSlotsThatAreAskedFor) {  // as CudaConvModes.I
       }
 }
 
+TEST(ConvPlan, SlidesAlongDepthWhereNeighboursReadNeighbours) {
+  ConvProblem p = plain_problem(ConvDirection::forward, f32);
+  p.precision = Float32Precision::high;
+  const auto slides = [&](uint8_t choice) {
+    p.choice.slide = choice;
+    return plan_gather(p)->slide == kGatherSlide;
+  };
+  EXPECT_TRUE(slides(2));
+  EXPECT_FALSE(slides(1));
+  for (const int64_t padding : {0, 2, 3}) {  // at 3 the first result reads nothing
+    p.geometry.padding[0] = padding;
+    p.out_size[0] = 20 + 2 * padding - 2;
+    EXPECT_EQ(slides(2), padding < 3) << padding;
+  }
+  p.geometry.padding[0] = 2;
+  p.out_size[0] = 20;
+  p.geometry.dilation[0] = 2;
+  EXPECT_FALSE(slides(2));
+  p.geometry.dilation[0] = 1;
+  p.geometry.padding[0] = 1;
+  p.geometry.stride[1] = p.geometry.stride[2] = 2;  // of the other axes nothing is asked
+  p.out_size[1] = p.out_size[2] = 10;
+  EXPECT_TRUE(slides(2));
+  p.precision = Float32Precision::highest;
+  EXPECT_FALSE(slides(2));
+}
+
 TEST(ConvPlan, PacksNoLargeInputThatIsUsedLittle) {
   ConvProblem p = plain_problem(ConvDirection::forward, bf16);
   p.geometry.stride = {2};

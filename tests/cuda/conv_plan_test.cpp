@@ -41,6 +41,13 @@ ConvProblem random_problem(Random& random) {
   p.geometry.groups = p.groups;
   p.wgmma = random.chance(0.7);
   p.choice.mma_sync = random.chance(0.2);
+  if (random.chance(0.2)) {  // what may slide along depth
+    p.kernel[0] = 3;
+    p.geometry.stride[0] = p.geometry.dilation[0] = 1;
+    p.in_size[0] = p.out_size[0];
+    p.geometry.padding[0] = 1;
+  }
+  p.choice.slide = static_cast<uint8_t>(random.integer(0, 2));
   p.choice.slots = static_cast<int8_t>(random.integer(0, 2));
   p.choice.depth = static_cast<int8_t>(random.integer(0, 4));
   p.choice.pairs = random.chance(0.8) ? int8_t{0} : static_cast<int8_t>(1 << random.integer(0, 2));
@@ -92,13 +99,14 @@ void check_gather(const ConvProblem& p, const GatherPlan& plan) {
   constexpr int kRows = 256, kMaxTaps = 1024, kMaxClasses = 64;  // of cuda/conv/gather_block.cuh
   constexpr int kChunk = 8;
   const bool three = arithmetic_of(p) == ConvArithmetic::tf32x3;
-  const int tap_words = plan.columns * kChunk * (three ? 2 : 1);
-  const int ring = plan.wgmma ? gather_stages(plan.columns, three) * gather_step_taps(plan.columns, three) * tap_words
-                              : 3 * (tap_words <= 256 ? 8 : 4) * tap_words;
+  const int product = plan.columns * plan.slide, tap_words = product * kChunk * (three ? 2 : 1);
+  const int ring =
+      plan.wgmma ? gather_stages(product, three, plan.slide) * gather_step_taps(product, three, plan.slide) * tap_words
+                 : 3 * (tap_words <= 256 ? 8 : 4) * tap_words;
   const int elements = p.dtype == f32 ? 1 : 2;
   int results = 1, halo = 1, classes = 1, taps = 1;
   for (int a = 0; a < 3; ++a) {
-    expect_tiled(plan.axis[a].count, plan.box[a], plan.tiles[a], "box");
+    expect_tiled(plan.axis[a].count, a == 0 ? plan.range : plan.box[a], plan.tiles[a], "box");
     EXPECT_EQ(plan.extent[a], (plan.box[a] - 1 + plan.axis[a].max_span) * plan.axis[a].fold);
     results *= plan.box[a];
     halo *= plan.extent[a];
@@ -116,7 +124,14 @@ void check_gather(const ConvProblem& p, const GatherPlan& plan) {
     if (p.choice.depth > 0 && plan.chunks % p.choice.depth == 0) {
       EXPECT_EQ(plan.depth, p.choice.depth);
     }
-    check_rows(plan, gather_row_tiles(plan.columns, three, plan.slots) / plan.slots);
+    if (plan.slide > 1) {
+      EXPECT_TRUE(plan.slide == 3 && plan.slots == 1 && plan.box[0] == 1 && plan.extent[0] == 1 && plan.range >= 1);
+      EXPECT_TRUE(p.kernel[0] == 3 && p.geometry.stride[0] == 1 && p.geometry.dilation[0] == 1 && !three);
+      EXPECT_NE(p.choice.slide, 1);
+    } else {
+      EXPECT_EQ(plan.range, plan.box[0]);
+    }
+    check_rows(plan, gather_row_tiles(product, three, plan.slots, plan.slide) / plan.slots);
     words = plan.depth * plan.rows.positions * kChunk * (three ? 2 : 1);
   } else {
     EXPECT_LE(results, kRows);
@@ -125,10 +140,10 @@ void check_gather(const ConvProblem& p, const GatherPlan& plan) {
     EXPECT_TRUE(plan.pitch > halo / plan.extent[2] * plan.line && plan.pitch % 32 == 8) << plan.pitch;
     words = kChunk * plan.pitch;
   }
-  // By wgmma two windows of results, of up to 32 columns in lines that keep clear of each other's banks, 64 rows a
-  // tile, and barriers.
-  const int window = (plan.columns % 32 == 0 ? 32 : std::min(plan.columns, 24)) * (plan.slots == 1 ? 68 : 164);
-  const int tiles = plan.wgmma ? gather_row_tiles(plan.columns, three, plan.slots) / plan.slots : 0;
+  // By wgmma two windows of results in two slots, of up to 32 columns in lines that keep clear of each other's banks,
+  // 64 rows a tile, and barriers.
+  const int window = (plan.columns % 32 == 0 ? 32 : std::min(plan.columns, 24)) * (plan.slots == 1 ? 0 : 164);
+  const int tiles = plan.wgmma ? gather_row_tiles(product, three, plan.slots, plan.slide) / plan.slots : 0;
   const int beside = plan.wgmma ? 2 * 4 * window + 8 * 64 * tiles + 1024 : 0;
   EXPECT_LE((ring + plan.buffers * words + 2 * staged) * 4 + beside,
             plan.merged || plan.wgmma ? p.shared_limit : kMostShared);

@@ -140,6 +140,7 @@ TEST_P(CudaConvModes, IsExactWithEveryTile) {
                                         {.pairs = 1},
                                         {.pairs = 2},
                                         {.pairs = 4}};
+  for (const int16_t width : {16, 24, 32}) choices.push_back({.slide = 2, .width = width});
   for (const bool mma_sync : {true, false}) {
     for (const int width : cuda::gather_widths(mode.arithmetic(), !mma_sync))
       for (const int8_t slots : {1, 2})
@@ -157,9 +158,9 @@ TEST_P(CudaConvModes, IsExactWithEveryTile) {
     Comparison comparison(problem, mode.dtype, random);
     for (const cuda::ConvChoice& choice : choices) {
       SCOPED_TRACE(concat(mode, ", width ", choice.width, ", slots ", int{choice.slots}, ", depth ", int{choice.depth},
-                          ", samples ", int{choice.samples}, ", heights ", int{choice.heights}, ", pairs ",
-                          int{choice.pairs}, choice.plain ? ", plain" : "", choice.mma_sync ? ", mma.sync: " : ": ",
-                          problem));
+                          ", slide ", int{choice.slide}, ", samples ", int{choice.samples}, ", heights ",
+                          int{choice.heights}, ", pairs ", int{choice.pairs}, choice.plain ? ", plain" : "",
+                          choice.mma_sync ? ", mma.sync: " : ": ", problem));
       const Setting setting(mode.precision, choice);
       comparison.check();
       if (HasFailure()) return;
@@ -236,6 +237,26 @@ TEST_P(CudaConvModes, IsExactWithManyBoxes) {
   for (const Problem& problem : problems) {
     SCOPED_TRACE(concat(GetParam(), ": ", problem));
     const Setting setting(GetParam().precision, {.width = 24});
+    Comparison(problem, GetParam().dtype, random).check();
+  }
+}
+
+/// Boxes that slide along depth, of all and of few planes, of which the first and the last read what is not there, in
+/// phases and residues.
+TEST_P(CudaConvModes, IsExactWithSlidingBoxes) {
+  std::vector<Problem> problems{
+      {2, 17, 24, {11, 20, 13}, {3, 4, 3}, {{1, 2, 3}, {1, 1, 2}, {1, 2, 1}, 1}},
+      {1, 40, 9, {30, 9, 70}, {3, 1, 2}, {{1, 1, 2}, {0, 0, 0}, {1, 1, 1}, 2}},
+      {1, 9, 20, {70, 40, 60}, {3, 2, 1}, {{1, 1, 1}, {2, 0, 0}, {1, 1, 1}, 1}},
+  };
+  for (const int64_t depth : {1, 2, 3, 4, 5, 7, 35, 36})
+    for (const int64_t padding : {0, 1, 2})
+      if (depth + 2 * padding >= 3)
+        problems.push_back({2, 9, 12, {depth, 37, 41}, {3, 2, 2}, {{1, 1, 1}, {padding, 1, 0}, {1, 1, 1}, 1}});
+  Random random(kFirstSeed);
+  for (const Problem& problem : problems) {
+    SCOPED_TRACE(concat(GetParam(), ": ", problem));
+    const Setting setting(GetParam().precision, {.slide = 2});
     Comparison(problem, GetParam().dtype, random).check();
   }
 }
