@@ -6,42 +6,24 @@
 #include "cuda/conv/gather_wgmma.cuh"
 #include "cuda/conv/pack.h"
 #include "cuda/conv/plan_cache.h"
+#include "cuda/conv/tensor_map.h"
 #include "cuda/kernels.h"
 
 namespace voxgrad::cuda {
 namespace {
 
-/// Tells the copy engine how `planes` planes of packed inputs lie, and how large a halo is. Its axes: voxels along the
-/// width, each as two of its elements; height; depth; (plane, residues).
+/// Tells the copy engine how `planes` planes of packed inputs lie, and how large a halo is. Its axes: width, height,
+/// depth, (plane, residues).
 CUtensorMap describe_planes(const GatherMma& p, const PackInputs& inputs, void* packed, int64_t planes) {
-  static const auto encode = [] {
-    void* found = nullptr;
-    cudaDriverEntryPointQueryResult result{};
-#if CUDART_VERSION >= 12050
-    check_cuda(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result),
-               "conv");
-#else
-    check_cuda(cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &found, cudaEnableDefault, &result), "conv");
-#endif
-    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(found);
-  }();
-  const auto size = [&](int axis) { return static_cast<cuuint64_t>(inputs.split_size[axis]); };
   const int64_t residues = int64_t{inputs.splits[0].value} * inputs.splits[1].value * inputs.splits[2].value;
-  const cuuint64_t sizes[] = {2 * size(2), size(1), size(0), static_cast<cuuint64_t>(planes * residues)};
-  const cuuint64_t strides[] = {size(2) * kVoxelBytes, size(2) * size(1) * kVoxelBytes,
-                                size(2) * size(1) * size(0) * kVoxelBytes};
-  const auto extent = [](int value) { return static_cast<cuuint32_t>(value); };
-  const cuuint32_t box[] = {extent(2 * p.line_positions.value), extent(p.extent[1].value), extent(p.extent[0].value),
-                            1};
-  const cuuint32_t steps[] = {1, 1, 1, 1};
-  CUtensorMap map;
-  const CUresult status = encode ? encode(&map, CU_TENSOR_MAP_DATA_TYPE_FLOAT64, 4, packed, sizes, strides, box, steps,
-                                          CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE,
-                                          CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE)
-                                 : CUDA_ERROR_NOT_FOUND;
-  check(status == CUDA_SUCCESS, "conv", "the driver does not describe packed inputs of ", sizes[0] / 2, " x ", sizes[1],
-        " x ", sizes[2], " voxels in ", sizes[3], " planes to its copy engine: CUresult ", static_cast<int>(status));
-  return map;
+  const int64_t depth = inputs.split_size[0], height = inputs.split_size[1], width = inputs.split_size[2];
+  return describe(
+      {.data = packed,
+       .size = {width, height, depth, planes * residues},
+       .stride = {kVoxelBytes, width * kVoxelBytes, width * height * kVoxelBytes, width * height * depth * kVoxelBytes},
+       .box = {p.line_positions.value, p.extent[1].value, p.extent[0].value, 1},
+       .step = {1, 1, 1, 1}},
+      "conv");
 }
 
 /// By wgmma inputs are packed, too, as many samples at a time as the plan has memory for.

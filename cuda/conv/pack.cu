@@ -7,7 +7,7 @@
 //   (part, slab as in wgmma.cuh) for gather_wgmma.cuh, where `slots` classes take turns every `depth` chunks.
 // Channels beyond the last are zero.
 //
-// Inputs, for gather_wgmma.cuh, rounded or split into parts, as
+// Inputs, for gather_wgmma.cuh and, of halves, weight_wgmma.cuh, rounded or split into parts, as
 //   (sample, group, chunk of 8 words of channels, part, half of the chunk, residue along each axis, voxel, 4 words).
 #include "cuda/conv/pack.h"
 
@@ -85,7 +85,7 @@ constexpr int kPackedVoxels = 4;  // of a thread at a time: loads that are on th
 
 template <class Arithmetic>
 __global__ void __launch_bounds__(kBlock) pack_inputs_kernel(const __grid_constant__ PackInputs p, uint4* packed) {
-  if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) *p.counter = 0;
+  if (p.counter && blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) *p.counter = 0;
   using Element = typename Arithmetic::Element;
   constexpr int kElements = Arithmetic::kElements, kParts = Arithmetic::kParts;
   const int voxels = p.split_size[0] * p.splits[0].value * p.lines.value * p.line.value;

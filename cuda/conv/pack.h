@@ -35,7 +35,7 @@ struct PackInputs {
   int split_size[3];    // voxels of each, zero beyond the last
   Divisor lines, line;  // of a plane, and voxels of one, in all residues
   uint32_t is_read[3];  // bits: residues of the axis, at most 32, that a part reads; others are left out
-  unsigned* counter;    // set to 0: of the boxes that the gather has taken (gather_feed.cuh)
+  unsigned* counter;    // or null; set to 0: of the boxes that the gather has taken (gather_feed.cuh)
 };
 
 /// Of a plane, in all residues.

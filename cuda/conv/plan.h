@@ -150,6 +150,8 @@ std::vector<int> box_widths(int count, int most);
 /// Fills in what follows from the box; false if that leaves the range of the kernels.
 bool finish(const ConvProblem& problem, GatherPlan& plan);
 
+/// Residues of an axis's inputs that may be packed apart.
+inline constexpr int kMostSplits = 32;
 /// Of the packed weights and inputs.
 int64_t workspace_bytes(const ConvProblem& problem, const GatherPlan& plan);
 /// Of the packed inputs of a sample.
@@ -205,17 +207,14 @@ struct WeightWgmmaPlan {
   int columns, heights;             // of a product; products of a group of warps beside one another
   int plane_products;               // that hold (tap along height, channel of x)
   bool by_steps;                    // groups of warps share the steps of a plane, not the products
-  int64_t samples;                  // of which y is packed at a time
+  int64_t samples;                  // that are packed at a time
   int x_slots, y_slots;             // planes in shared memory
   bool late;                        // a plane is given back when the next is being multiplied
   int64_t pillars, range, ranges;   // boxes that slide; of them, in a range; ranges
   double cycles;
 };
-/// Threads that feed those that multiply; that copy x, where others round it.
-inline constexpr int kWeightFeeders = 256;
-constexpr int weight_copiers(ConvArithmetic arithmetic) {
-  return arithmetic == ConvArithmetic::tf32 || arithmetic == ConvArithmetic::tf32x3 ? 192 : kWeightFeeders;
-}
+/// Threads that feed those that multiply, of floats: that copy x; that round it.
+inline constexpr int kWeightCopiers = 192, kWeightFinishers = 64;
 /// Steps of 8 words in a box at most; planes of x in shared memory.
 inline constexpr int kMostSteps = 16, kMostWeightSlots = 12;
 /// How many products stand beside one another in a group of warps.
@@ -233,17 +232,19 @@ constexpr int most_heights(ConvArithmetic arithmetic, int columns) {
 constexpr bool may_be_late(ConvArithmetic arithmetic, int heights) {
   return arithmetic != ConvArithmetic::tf32x3 && heights <= 6;
 }
-/// Bytes of shared memory, of x and y: from a quad (4 words along the width) to the next, of a slot, of all slots and
-/// what is read behind them.
+/// Bytes of shared memory, of x and y: from 16 bytes of a channel (floats), or 8 voxels (halves), to the next along the
+/// width; from 8 channels to the next; of a slot, of all slots and what is read behind them.
 struct WeightMemory {
-  int x_lines, x_pitch, y_pitch, x_slot, y_slot, total;
+  int x_lines, x_pitch, x_octet, y_pitch, y_octet, x_slot, y_slot, total;
 };
 WeightMemory memory_of(const ConvProblem& problem, const WeightWgmmaPlan& plan);
-/// Of y of so many samples, packed.
+/// Of y of so many samples, packed; of x of one, of halves.
 int64_t lattice_bytes(const ConvProblem& problem, const WeightWgmmaPlan& plan);
+int64_t input_bytes(const ConvProblem& problem, const WeightWgmmaPlan& plan);
 
-/// Warps that share channels of x, each with its lines of them: as few of all that copy as leave each something to do.
-int line_shares(const ConvProblem& problem, const WeightWgmmaPlan& plan);
+/// Of floats: warps that share channels of x, each with its lines of them: as few of all that copy as leave each
+/// something to do.
+int line_shares(const WeightWgmmaPlan& plan);
 
 /// Nothing if mma.sync, or the plain kernel, has to take it.
 std::optional<WeightWgmmaPlan> plan_weight_wgmma(const ConvProblem& problem);

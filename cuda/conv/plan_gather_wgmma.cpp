@@ -12,7 +12,6 @@ namespace {
 
 constexpr int kMaxExtent = 256, kMaxLine = 128;  // of a halo, for the copy engine: lines; voxels of a residue
 constexpr int kAligned = 128 / kVoxelBytes;      // positions: where it copies to
-constexpr int kMostSplits = 32;                  // residues of an axis that are packed apart
 constexpr int kStatic = 1024;                    // bytes of shared memory that the kernel has beside
 constexpr int kChunkWords = 8, kMostDepth = 8, kMaxTaps = 1024;
 

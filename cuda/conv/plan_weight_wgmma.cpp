@@ -11,6 +11,8 @@ namespace {
 constexpr int kMostColumnOctets = 16, kMostLines = 1024, kMostTaps = 1024;  // lines: of a plane of x; taps: of an axis
 constexpr int kStatic = 2048;                            // bytes of shared memory: barriers, what the block sums
 constexpr double kReach = 1 << 28, kBytesAClock = 2000;  // positions of an axis; bytes of memory
+constexpr double kFromL2 = 40;                           // bytes a clock, of a multiprocessor
+constexpr int kMostBox = 256, kMostStep = 8;             // of the copy engine
 
 /// The axis for a block with so many taps of it.
 SlidingAxis sliding_axis(const ConvProblem& p, int a, int taps) {
@@ -40,26 +42,25 @@ std::vector<int> tap_counts(int64_t kernel) {
   return result;
 }
 
-/// Clocks in which a plane of x comes: in which its words are copied, then rounded, by warps of their own. Fitted to
-/// what profiles say: a copy costs its warp some instructions, or all of them the cache lines that are looked up.
+/// Clocks in which a plane of x comes. Floats: in which its words are copied, then rounded, by warps of their own.
+/// Fitted to what profiles say: a copy costs its warp some instructions, or all of them the cache lines that are looked
+/// up.
 struct StagingClocks {
   double copying, finishing;
 };
 StagingClocks staging_clocks(const ConvProblem& p, const WeightWgmmaPlan& plan) {
-  const double elements = elements_of(p), words = 8 * plan.pairs;
-  const int warps = weight_copiers(arithmetic_of(p)) / 32;
+  const int rows = plan.height.rows(plan.height.box);
+  if (elements_of(p) == 2) return {300 + rows * plan.column_octets * plan.pairs * 256 / kFromL2, 0};
+  const double words = 8 * plan.pairs;
+  const int warps = kWeightCopiers / 32;
   const double stride = static_cast<double>(std::clamp<int64_t>(p.in_stride[2], 1, 32));
   const double span = words * 4 * static_cast<double>(p.geometry.stride[2]) * stride;  // bytes
-  const double looked_up = 4.0 / plan.pairs * std::min(span / 128 + 1, words * elements);
-  const double sectors = 4.0 / plan.pairs * std::min(span / 32 + 1, words * elements);
-  const double line =
-      std::max({elements == 1 ? 40.0 : 100.0, warps * (5 + 2 * looked_up) * elements, warps * sectors * 32 / 40});
-  const int shares = line_shares(p, plan), units = 2 * plan.pairs * plan.column_octets * shares;
-  const int rows = plan.height.rows(plan.height.box);
+  const double looked_up = 4.0 / plan.pairs * std::min(span / 128 + 1, words);
+  const double sectors = 4.0 / plan.pairs * std::min(span / 32 + 1, words);
+  const double line = std::max({40.0, warps * (5 + 2 * looked_up), warps * sectors * 32 / kFromL2});
+  const int shares = line_shares(plan), units = 2 * plan.pairs * plan.column_octets * shares;
   const double copying = 600.0 + divide_up(units, warps) * (250 + divide_up(rows, shares) * line);
-  const double finishing =
-      elements == 1 ? 300 + 4.0 * plan.pairs * rows * plan.column_octets * 64 * (1 + parts(p)) / 40 : 0;
-  return {copying, finishing};
+  return {copying, 300 + 4.0 * plan.pairs * rows * plan.column_octets * 64 * (1 + parts(p)) / 40};
 }
 
 /// Fills in how the width and y's channels are cut.
@@ -92,11 +93,13 @@ void choose_ranges(const ConvProblem& p, WeightWgmmaPlan& plan, double pillar) {
   plan.ranges = 1;
   const auto at_a_time = static_cast<double>(lattice_bytes(p, plan));
   const double packed = at_a_time / static_cast<double>(plan.samples) * static_cast<double>(p.batch);
-  const double bytes = static_cast<double>(workspace_bytes(p, plan)) - at_a_time;  // of a range
+  const double inputs = static_cast<double>(input_bytes(p, plan));
+  const double bytes = static_cast<double>(workspace_bytes(p, plan)) - at_a_time -
+                       inputs * static_cast<double>(plan.samples);  // of a range
   const double begin = 4000 + plan.columns * plan.heights * 16.0;
   const double read = static_cast<double>(p.batch * p.groups * p.out_channels * p.out_size[0] * p.out_size[1]) *
                       static_cast<double>(p.out_size[2]) * 4 / elements_of(p);
-  const double packing = 6000 + (read + packed) / kBytesAClock;
+  const double packing = 6000 + (read + packed + 2 * inputs * static_cast<double>(p.batch)) / kBytesAClock;
   plan.cycles = -1;
   int64_t before = 0;
   for (int waves = 1; waves <= 16; ++waves) {
@@ -120,11 +123,19 @@ void choose_ranges(const ConvProblem& p, WeightWgmmaPlan& plan, double pillar) {
   }
 }
 
+/// Whether boxes of x can be copied as they shall lie: lines on end, and of halves by the copy engine.
+bool can_stage(const ConvProblem& p, const SlidingAxis& height) {
+  const int rows = height.rows(height.box);
+  if (rows > kMostLines) return false;
+  const bool apart = height.in_stride > height.span * height.in_step;  // voxels share no line
+  if (elements_of(p) == 1) return height.tap_step == 1 || !apart;      // lines of a residue are at equal distances
+  const int step = height.tap_step * height.in_step, lines = divide_up(rows, height.tap_step);
+  return !apart && step <= kMostStep && (lines - 1) * step < kMostBox && p.geometry.stride[2] <= kMostSplits;
+}
+
 /// Fills in the box and the cost; false if it does not fit.
 bool complete(const ConvProblem& p, WeightWgmmaPlan& plan) {
-  if (plan.height.rows(plan.height.box) > kMostLines) return false;
-  // Where voxels share no line of x, the lines of a residue are not at equal distances.
-  if (plan.height.tap_step > 1 && plan.height.in_stride > plan.height.span * plan.height.in_step) return false;
+  if (!can_stage(p, plan.height)) return false;
   plan.height.tiles = divide_up(plan.height.count, plan.height.box);
   plan.depth.tiles = divide_up(plan.depth.count, plan.depth.box);
   const int words = 8 * plan.pairs * elements_of(p);
@@ -143,7 +154,7 @@ bool complete(const ConvProblem& p, WeightWgmmaPlan& plan) {
   }
   plan.late = may_be_late(arithmetic_of(p), plan.heights) && plan.x_slots >= plan.depth.span + 2 * plan.depth.advance;
   plan.samples = 1;
-  const int64_t sample = lattice_bytes(p, plan);
+  const int64_t sample = lattice_bytes(p, plan) + input_bytes(p, plan);
   if (sample > kMostPacked) return false;
   plan.samples = std::min(p.batch, p.choice.samples > 0 ? int64_t{p.choice.samples} : kMostPacked / sample);
   plan.samples = divide_up(p.batch, divide_up(p.batch, plan.samples));
@@ -158,9 +169,11 @@ bool complete(const ConvProblem& p, WeightWgmmaPlan& plan) {
   const double multiplying = std::max(tensor * 1.08, shared * 1.05) + 250 + (three_products(p) ? 60 * plan.heights : 0);
   // As many planes as there are slots for are on their way, of which each voxel of y needs `advance`.
   const double advance = plan.depth.advance, ahead = plan.x_slots - plan.depth.span;
-  const double staging =
-      std::max(advance * std::max(copying, finishing), (advance * copying + finishing + 1000) * advance / ahead);
-  const double plane = std::max(multiplying, staging) + 0.3 * std::min(multiplying, staging);  // they share memory
+  const double copying_y = elements_of(p) == 2 ? memory_of(p, plan).y_slot / kFromL2 : 0;
+  const double staging = std::max(advance * std::max(copying, finishing) + copying_y,
+                                  (advance * copying + finishing + 1000) * advance / ahead);
+  const double both = elements_of(p) == 2 ? 0.1 : 0.3;  // they share memory
+  const double plane = std::max(multiplying, staging) + both * std::min(multiplying, staging);
   const double begin = (plan.depth.span - advance) * copying;
   const double depth = static_cast<double>(plan.depth.count) / plan.depth.tiles;
   choose_ranges(p, plan, depth * plane + begin);
@@ -214,19 +227,31 @@ void look_at_products(const ConvProblem& p, WeightWgmmaPlan plan, std::optional<
 
 }  // namespace
 
-int line_shares(const ConvProblem& p, const WeightWgmmaPlan& plan) {
-  const int warps = weight_copiers(arithmetic_of(p)) / 32;
+int line_shares(const WeightWgmmaPlan& plan) {
+  constexpr int warps = kWeightCopiers / 32;
   int shares = 1;
   while (warps % shares != 0 || (2 * plan.column_octets * plan.pairs * shares < 2 * warps && shares < warps)) ++shares;
   return shares;
 }
 
 WeightMemory memory_of(const ConvProblem& p, const WeightWgmmaPlan& plan) {
-  constexpr int kOctet = 128;         // bytes of 8 channels of a quad
+  constexpr int kOctet = 128;         // bytes of 8 channels of a quad, or of 8 voxels
   const int apart = 64 / plan.pairs;  // for which the quads that a warp stages at a time lie in all banks
   WeightMemory m{};
   const int lines = plan.height.rows(plan.height.box);
   m.x_lines = divide_up(lines, plan.height.tap_step) * plan.height.tap_step;
+  if (elements_of(p) == 2) {
+    m.x_pitch = m.y_pitch = kOctet;
+    m.x_octet = 2 * plan.pairs * kOctet;
+    m.y_octet = plan.height.box * m.x_octet;
+    m.x_slot = m.x_lines * plan.column_octets * m.x_octet;
+    m.y_slot = plan.row_octets * plan.versions * m.y_octet;
+    // Products read all 64 rows and whole columns, even of the last line.
+    const int of_y = plan.y_slots * m.y_slot, beyond = (8 - plan.row_octets * plan.versions) * m.y_octet;
+    m.total = plan.x_slots * m.x_slot + of_y + std::max(beyond, plan.columns / 8 * m.x_octet - of_y);
+    return m;
+  }
+  m.x_octet = m.y_octet = kOctet;
   m.x_pitch = m.x_lines * plan.column_octets * kOctet + apart;
   m.y_pitch = plan.height.box * plan.row_octets * plan.versions * kOctet + apart;
   m.x_slot = parts(p) * 2 * plan.pairs * m.x_pitch;
@@ -281,10 +306,17 @@ int64_t lattice_bytes(const ConvProblem& p, const WeightWgmmaPlan& plan) {
          memory_of(p, plan).y_slot;
 }
 
+int64_t input_bytes(const ConvProblem& p, const WeightWgmmaPlan&) {
+  if (elements_of(p) == 1) return 0;
+  const int64_t stride = p.geometry.stride[2], line = divide_up(p.in_size[2], stride) * stride;
+  return p.groups * divide_up(p.in_channels, 16) * 2 * kVoxelBytes * p.in_size[0] * p.in_size[1] * line;
+}
+
 int64_t workspace_bytes(const ConvProblem& p, const WeightWgmmaPlan& plan) {
   const int64_t taps = p.kernel[0] * p.kernel[1] * p.kernel[2];
-  return lattice_bytes(p, plan) + plan.ranges * (plan.by_steps ? 2 : 1) * p.groups * p.out_channels * taps *
-                                      ((p.in_channels + 7) / 8 * 8) * static_cast<int64_t>(sizeof(float));
+  return lattice_bytes(p, plan) + plan.samples * input_bytes(p, plan) +
+         plan.ranges * (plan.by_steps ? 2 : 1) * p.groups * p.out_channels * taps * ((p.in_channels + 7) / 8 * 8) *
+             static_cast<int64_t>(sizeof(float));
 }
 
 int64_t blocks_of(const ConvProblem& p, const WeightWgmmaPlan& plan) {

@@ -1,8 +1,10 @@
 // How the warps that feed those of weight_wgmma.cuh bring planes of x and y to shared memory. y was packed before
-// (weight_pack.cu), so that one copy brings a plane. x may begin anywhere, with voxels at any distance: floats come by
-// copies of 4 bytes in the background, and are rounded where they lie by two warps of their own; halves, of which two
-// make a word, come through registers.
+// (weight_pack.cu), so that one copy brings a plane, and so was x of halves (pack.cu), of which boxes are copied.
+// Floats of x may begin anywhere, with voxels at any distance: they come by copies of 4 bytes in the background, and
+// are rounded where they lie by two warps of their own.
 #pragma once
+
+#include <cuda.h>
 
 #include "cuda/conv/bulk_copy.cuh"
 #include "cuda/conv/instances.h"
@@ -11,16 +13,20 @@
 
 namespace voxgrad::cuda {
 
-/// A plane in shared memory is made of quads, 4 words along the width; a quad of lines; a line of rows of 16 bytes: x's
-/// channels, or y's, these once for each version.
+/// A plane in shared memory is made of core matrices of 128 bytes. Of floats: of quads, 4 words along the width; a quad
+/// of lines; a line of rows of 16 bytes: x's channels, or y's, these once for each version. Of halves: of 8 channels,
+/// 16 bytes a voxel; of y, lines on end of 8 channels after the other; of x, 8 channels after the other of a line.
 struct WeightPlanes {
-  int quad_pitch, part_bytes, slot_bytes;
+  int pitch, octet;  // bytes, as in WeightMemory
+  int part_bytes, slot_bytes;
   int slots;
 };
 
 inline constexpr int kLeastCopies = 4, kMostCopies = 10;
 
 struct WeightWgmma {
+  CUtensorMap packed_x;  // of halves: width, (channels / 8), height, (sample, group, channels / 8, residue, depth)
+  int x_octets_packed, x_splits;
   const char* x;
   int64_t x_stride[5];  // bytes
   int x_size[3];        // outside of which it is zero
@@ -119,8 +125,8 @@ struct WeightBarriers {
   /// By threads 0 to kCount.
   template <class Tile>
   __device__ void init(int thread) const {
-    const int arriving[] = {Tile::kCopiers, Tile::kFinishers > 0 ? Tile::kFinishers / 32 : Tile::kCopiers / 32, 1,
-                            Tile::kMultipliers / 32, Tile::kMultipliers / 32};
+    const int arriving[] = {Tile::kCopiers, Tile::kHalves ? 1 : Tile::kFinishers / 32, 1, Tile::kMultipliers / 32,
+                            Tile::kMultipliers / 32};
     init_barrier(first + 8 * thread, arriving[thread / kOf]);
   }
 };
@@ -158,29 +164,16 @@ __device__ void copy_y(const WeightWgmma& p, const WeightPlace& place, uint32_t 
             p.of_y.slot_bytes, barriers.full_y(ring.slot));
 }
 
-/// A half, or zero. The compiler keeps it where it is asked for: as many as are asked for are on their way together.
-__device__ inline uint16_t load_half(const char* from, bool really) {
-  uint16_t bits;
-  asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; mov.b16 %0, 0; @p ld.global.u16 %0, [%1];}"
-               : "=h"(bits)
-               : "l"(from), "r"(static_cast<int>(really)));
-  return bits;
-}
-
 /// What a lane copies of the lines of x: 32 words of a channel, or 16 of two, or 8 of four, as wide as the box is.
 template <class Tile>
 struct WeightCopies {
-  using Arithmetic = typename Tile::Arithmetic;
-  using Element = typename Arithmetic::Element;
-  static constexpr int kElements = Arithmetic::kElements;
-
   const WeightWgmma& p;
   const WeightPlace& place;
-  int share, first_unit;   // of this warp
-  int word, channel;       // of this lane, in the first unit
-  const char* from;        // its word of the first line, at depth 0
-  int at;                  // the first line
-  bool inside[kElements];  // along the width
+  int share, first_unit;  // of this warp
+  int word, channel;      // of this lane, in the first unit
+  const char* from;       // its word of the first line, at depth 0
+  int at;                 // the first line
+  bool inside;            // along the width
 
   __device__ WeightCopies(const WeightWgmma& problem, const WeightPlace& at_place, int thread)
       : p(problem), place(at_place), first_unit(thread / 32) {
@@ -189,19 +182,18 @@ struct WeightCopies {
     channel = thread % 32 / (8 * p.pairs) + first_unit * p.many;
   }
   __device__ void begin(const WeightPillar& pillar) {
-    const int w = (pillar.width + word * kElements) * p.x_step - p.padding + place.first_tap * p.dilation;
+    const int w = (pillar.width + word) * p.x_step - p.padding + place.first_tap * p.dilation;
     at = pillar.height * p.height.in_stride - p.height.padding + place.height_tap * p.height.dilation;
     from = p.x + pillar.sample * p.x_stride[0] +
            (int64_t{place.group} * p.x_channels + place.first_column + channel) * p.x_stride[1] + at * p.x_stride[3] +
            w * p.x_stride[4];
-    for (int e = 0; e < kElements; ++e)
-      inside[e] = static_cast<unsigned>(w + e * p.x_step) < static_cast<unsigned>(p.x_size[2]);
+    inside = static_cast<unsigned>(w) < static_cast<unsigned>(p.x_size[2]);
   }
   __device__ void plane(int depth, uint32_t slot) const {
     const bool in_volume = static_cast<unsigned>(depth) < static_cast<unsigned>(p.x_size[0]);
     const int channels = in_volume ? p.x_channels - place.first_column - channel : 0;  // from this lane's on
     const char* const plane = from + depth * p.x_stride[2];
-    slot += word / 4 * p.of_x.quad_pitch + channel * 16 + word % 4 * 4;
+    slot += word / 4 * p.of_x.pitch + channel * 16 + word % 4 * 4;
     for (int residue = 0; residue < p.residues; ++residue) {
       const int line = residue * p.residue_at + share * p.line_at;
       int lines = p.lines - (residue >= p.full_residues) - share + p.shares.value - 1;  // of this share
@@ -223,14 +215,10 @@ struct WeightCopies {
         channels -= p.unit_channels;
       }
     };
-    if constexpr (kElements == 1) {
-      const int begin = inside[0] ? at : INT_MIN;  // what is outside along another axis is so in all lines
-      with_batch<kMostCopies>([&]<int kMany>() {
-        each([&](const char* f, uint32_t t, bool exists) { copy_words<kMany>(f, t, exists ? begin : INT_MIN, lines); });
-      });
-    } else {
-      each([&](const char* f, uint32_t t, bool exists) { copy_halves(f, t, exists ? at : INT_MIN, lines); });
-    }
+    const int begin = inside ? at : INT_MIN;  // what is outside along another axis is so in all lines
+    with_batch<kMostCopies>([&]<int kMany>() {
+      each([&](const char* f, uint32_t t, bool exists) { copy_words<kMany>(f, t, exists ? begin : INT_MIN, lines); });
+    });
   }
   /// The number of lines that are copied together, as the compiler wants it.
   template <int kMany, class Copy>
@@ -238,24 +226,6 @@ struct WeightCopies {
     if constexpr (kMany > kLeastCopies)
       if (p.lines_at_once != kMany) return with_batch<kMany - 1>(copy);
     copy.template operator()<kMany>();
-  }
-  __device__ void copy_halves(const char* from, uint32_t to, int at, int lines) const {
-    constexpr int kBatch = 6;  // lines on their way
-    const auto height = static_cast<unsigned>(p.x_size[1]);
-    const int64_t second = p.x_step * p.x_stride[4];
-#pragma unroll 1
-    for (int done = 0; done < lines; done += kBatch) {
-      Element x[kBatch][kElements];
-#pragma unroll
-      for (int i = 0; i < kBatch; ++i, from += p.line_bytes, at += p.line_step) {
-        const bool exists = done + i < lines && static_cast<unsigned>(at) < height;
-#pragma unroll
-        for (int e = 0; e < kElements; ++e) x[i][e].bits = load_half(from + e * second, exists && inside[e]);
-      }
-#pragma unroll
-      for (int i = 0; i < kBatch; ++i, to += p.line_slot)
-        if (done + i < lines) store_shared(to, Arithmetic::word(x[i]));
-    }
   }
   /// So many lines at a time, with addresses in registers of their own: a copy holds its address for long.
   template <int kMany>
@@ -279,7 +249,7 @@ struct WeightCopies {
   }
 };
 
-/// Copies all planes of x, and of y where nobody else does. By warps 0 to Tile::kCopiers / 32.
+/// Copies all planes of x, of floats. By warps 0 to Tile::kCopiers / 32.
 template <class Tile>
 __device__ void copy_planes(const WeightWgmma& p, const WeightPlace& place, uint32_t shared, WeightBarriers barriers,
                             int thread) {
@@ -289,21 +259,41 @@ __device__ void copy_planes(const WeightWgmma& p, const WeightPlace& place, uint
       [&](const Ring& ring, int depth) {
         if (ring.round > 0) await_round(barriers.empty_x(ring.slot), ring.round - 1);
         copies.plane(depth, shared + ring.slot * p.of_x.slot_bytes);
-        if constexpr (Tile::kFinishers > 0) {
-          arrive_with_copies(barriers.landed_x(ring.slot));
-        } else {
-          publish_to_engines();
-          __syncwarp();
-          if (thread % 32 == 0) arrive(barriers.full_x(ring.slot));
-        }
+        arrive_with_copies(barriers.landed_x(ring.slot));
+      },
+      [](const Ring&, const WeightPillar&, int) {});
+}
+
+/// Copies all planes of x and y, of halves. By one thread.
+template <class Tile>
+__device__ void copy_boxes(const WeightWgmma& p, const WeightPlace& place, uint32_t shared, WeightBarriers barriers) {
+  const int first = place.first_tap * p.dilation - p.padding;  // along the width, of voxel 0
+  const int residue = (first % p.x_step + p.x_step) % p.x_step, offset = (first - residue) / p.x_step;
+  int width, height, plane;  // of x: the first voxel that is copied; the plane of depth 0
+  for_each_plane<Tile>(
+      p, place,
+      [&](const WeightPillar& pillar) {
+        width = pillar.width + offset;
+        height = pillar.height * p.height.in_stride - p.height.padding + place.height_tap * p.height.dilation;
+        plane = (static_cast<int>(pillar.sample * p.groups + place.group) * p.x_octets_packed * p.x_splits + residue) *
+                p.x_size[0];
+      },
+      [&](const Ring& ring, int depth) {
+        const bool exists = static_cast<unsigned>(depth) < static_cast<unsigned>(p.x_size[0]);
+        if (ring.round > 0) await_round(barriers.empty_x(ring.slot), ring.round - 1);
+        expect_bytes(barriers.full_x(ring.slot), p.residues * p.lines * p.line_to);
+        for (int i = 0; i < p.residues; ++i)
+          copy_box(shared + ring.slot * p.of_x.slot_bytes + i * p.residue_to, p.packed_x, width * 2,
+                   place.first_column / 8, height + i * p.residue_at, exists ? plane + depth : -1,
+                   barriers.full_x(ring.slot));
       },
       [&](const Ring& ring, const WeightPillar& pillar, int depth) {
-        if (Tile::kFinishers == 0 && thread == 0) copy_y<Tile>(p, place, shared, barriers, ring, pillar, depth);
+        copy_y<Tile>(p, place, shared, barriers, ring, pillar, depth);
       });
 }
 
-/// Rounds what has come of x where it lies, or takes it apart, and copies y. By warps 0 to Tile::kFinishers / 32, of
-/// which there are some for floats.
+/// Rounds what has come of x, of floats, where it lies, or takes it apart, and copies y. By warps 0 to
+/// Tile::kFinishers / 32.
 template <class Tile>
 __device__ void finish_planes(const WeightWgmma& p, const WeightPlace& place, uint32_t shared, WeightBarriers barriers,
                               int thread) {

@@ -3,8 +3,10 @@
 
 #include "cuda/conv/arithmetic.cuh"
 #include "cuda/conv/gather.h"
+#include "cuda/conv/pack.h"
 #include "cuda/conv/plan_cache.h"
 #include "cuda/conv/plan_common.h"
+#include "cuda/conv/tensor_map.h"
 #include "cuda/conv/weight_sum.cuh"
 
 namespace voxgrad::cuda {
@@ -28,21 +30,23 @@ struct WeightSum {
 };
 
 /// x: positions that a voxel and a tap read, in the order of the rows that are staged.
-void describe_x(WeightWgmma& p, const View& x, const ConvProblem& problem, const WeightWgmmaPlan& plan) {
+void describe_x(WeightWgmma& p, const View& x, const ConvProblem& problem, const WeightWgmmaPlan& plan,
+                const WeightMemory& memory) {
   p.x = x.as<char>();
   for (int a = 0; a < 5; ++a) p.x_stride[a] = x.stride[a] * static_cast<int64_t>(item_size(x.dtype));
   for (int a = 0; a < 3; ++a) {  // beyond lies what no tap of a real voxel reads
     const ConvGeometry& g = problem.geometry;
     const int64_t last =
         (problem.out_size[a] - 1) * g.stride[a] - g.padding[a] + (problem.kernel[a] - 1) * g.dilation[a];
-    p.x_size[a] = static_cast<int>(std::clamp<int64_t>(last + 1, 0, x.size[a + 2]));
+    p.x_size[a] =
+        static_cast<int>(elements_of(problem) == 1 ? std::clamp<int64_t>(last + 1, 0, x.size[a + 2]) : x.size[a + 2]);
   }
   p.x_channels = static_cast<int>(problem.in_channels);
   p.x_octets = divide_up(p.x_channels, 8);
   p.x_step = static_cast<int>(problem.geometry.stride[2]);
   const SlidingAxis& axis = plan.height;
-  const int rows = axis.rows(axis.box), line = plan.column_octets * 128;  // bytes
-  const bool apart = axis.in_stride > axis.span * axis.in_step;           // voxels share no line; taps are neighbours
+  const int rows = axis.rows(axis.box), line = plan.column_octets * memory.x_octet;  // bytes
+  const bool apart = axis.in_stride > axis.span * axis.in_step;  // voxels share no line; taps are neighbours
   p.residues = apart ? axis.span : axis.tap_step;
   p.lines = divide_up(rows, p.residues);
   p.full_residues = (rows - 1) % p.residues + 1;
@@ -51,9 +55,9 @@ void describe_x(WeightWgmma& p, const View& x, const ConvProblem& problem, const
   p.line_at = apart ? axis.in_stride : axis.tap_step * axis.in_step;
   p.line_to = apart ? axis.span * line : line;
   p.many = 4 / plan.pairs;
-  p.shares = Divisor(line_shares(problem, plan));
+  p.shares = Divisor(line_shares(plan));
   p.units = plan.column_octets * 8 / p.many;
-  p.unit_step = weight_copiers(arithmetic_of(problem)) / 32 / p.shares.value;
+  p.unit_step = kWeightCopiers / 32 / p.shares.value;
   p.unit_channels = p.unit_step * p.many;
   p.unit_bytes = p.unit_channels * p.x_stride[1];
   p.line_step = p.line_at * p.shares.value;
@@ -66,13 +70,56 @@ void describe_x(WeightWgmma& p, const View& x, const ConvProblem& problem, const
     if (left(batch) < left(p.lines_at_once)) p.lines_at_once = batch;
 }
 
+/// Of halves: how x is packed.
+PackInputs packed_x(const WeightWgmma& p, const View& x) {
+  PackInputs inputs{};
+  inputs.in = x.data;
+  std::copy_n(x.stride, 5, inputs.stride);
+  inputs.groups = p.groups;
+  inputs.channels = p.x_channels;
+  inputs.chunks = divide_up(p.x_channels, 16);
+  for (int a = 0; a < 3; ++a) {
+    const int splits = a == 2 ? p.x_step : 1;
+    inputs.size[a] = static_cast<int>(x.size[a + 2]);
+    inputs.splits[a] = Divisor(splits);
+    inputs.split_size[a] = divide_up(inputs.size[a], splits);
+    inputs.is_read[a] = 1;
+  }
+  for (int tap = 0; tap < p.kernel[2]; ++tap) {
+    const int first = tap * p.dilation - p.padding;
+    inputs.is_read[2] |= 1u << (first % p.x_step + p.x_step) % p.x_step;
+  }
+  inputs.lines = Divisor(inputs.split_size[1]);
+  inputs.line = Divisor(inputs.split_size[2] * p.x_step);
+  return inputs;
+}
+
+/// Tells the copy engine of it, and how large a plane of a box is.
+void describe_packed_x(WeightWgmma& p, const PackInputs& inputs, void* packed, int64_t samples, int64_t width) {
+  p.x_octets_packed = 2 * inputs.chunks;
+  p.x_splits = p.x_step;
+  const int64_t line = inputs.split_size[2], height = inputs.split_size[1], depth = inputs.split_size[0];
+  const int64_t plane = line * height * kVoxelBytes, octet = plane * depth * p.x_splits;
+  p.packed_x =
+      describe({.data = packed,
+                .size = {line, p.x_octets_packed, height, samples * p.groups * p.x_octets_packed * p.x_splits * depth},
+                .stride = {kVoxelBytes, octet, line * kVoxelBytes, plane},
+                .box = {static_cast<int>(width), p.column_octets, p.lines, 1},
+                .step = {1, 1, p.line_at, 1}},
+               "conv weight gradient");
+}
+
 template <class Arithmetic>
-void run(WeightWgmma& p, WeightSum& sum, View y, const ConvProblem& problem, const WeightWgmmaPlan& plan,
+void run(WeightWgmma& p, WeightSum& sum, const View& x, View y, const ConvProblem& problem, const WeightWgmmaPlan& plan,
          const WeightMemory& memory, const Launch& launch) {
+  using Element = typename Arithmetic::Element;
+  constexpr bool kHalves = Arithmetic::kElements == 2;
   for (WeightPlanes* planes : {&p.of_x, &p.of_y}) planes->part_bytes = planes->slot_bytes / Arithmetic::kParts;
-  const auto packed_bytes = static_cast<size_t>(lattice_bytes(problem, plan));
-  const Workspace packed(launch, packed_bytes);
-  const Workspace partial(launch, static_cast<size_t>(workspace_bytes(problem, plan)) - packed_bytes);
+  const int64_t of_x = plan.samples * input_bytes(problem, plan), of_y = lattice_bytes(problem, plan);
+  const Workspace inputs_memory(launch, static_cast<size_t>(of_x)), packed(launch, static_cast<size_t>(of_y));
+  const Workspace partial(launch, static_cast<size_t>(workspace_bytes(problem, plan) - of_x - of_y));
+  PackInputs inputs = packed_x(p, x);
+  if (kHalves) describe_packed_x(p, inputs, inputs_memory.as<void>(), plan.samples, 16 * plan.pairs);
   p.y = packed.as<char>();
   sum.partial = p.partial = partial.as<float>();
   const int64_t of_sample = plan.pillars / problem.batch,
@@ -81,6 +128,12 @@ void run(WeightWgmma& p, WeightSum& sum, View y, const ConvProblem& problem, con
     p.samples = std::min(plan.samples, problem.batch - done);
     p.pillars = p.samples * of_sample;
     const int64_t ranges = (p.pillars + p.range - 1) / p.range;
+    if constexpr (kHalves) {
+      inputs.batch = p.samples;
+      pack_inputs<Arithmetic>(inputs, inputs_memory.as<void>(), launch.stream);
+      check_launch("conv weight gradient: packing");
+      inputs.in = static_cast<const Element*>(inputs.in) + p.samples * inputs.stride[0];
+    }
     pack_lattice<Arithmetic>(p, y, plan.shift, packed.as<char>(), launch.stream);
     launch_weight_wgmma<Arithmetic>(p, plan.columns, plan.heights, ranges * blocks, memory.total, launch.stream);
     check_launch("conv weight gradient");
@@ -88,7 +141,7 @@ void run(WeightWgmma& p, WeightSum& sum, View y, const ConvProblem& problem, con
     y.data = y.as<char>() + p.samples * y.stride[0] * static_cast<int64_t>(item_size(y.dtype));
     p.partial += ranges * (plan.by_steps ? 2 : 1) * sum.elements;
   }
-  sum_ranges<typename Arithmetic::Element>(sum, launch.stream);
+  sum_ranges<Element>(sum, launch.stream);
 }
 
 }  // namespace
@@ -101,9 +154,9 @@ bool weight_by_wgmma(const View& w, const View& x, const View& y, const ConvGeom
   const WeightMemory memory = memory_of(problem, *plan);
 
   WeightWgmma p{};
-  describe_x(p, x, problem, *plan);
-  p.of_x = {.quad_pitch = memory.x_pitch, .part_bytes = 0, .slot_bytes = memory.x_slot, .slots = plan->x_slots};
-  p.of_y = {.quad_pitch = memory.y_pitch, .part_bytes = 0, .slot_bytes = memory.y_slot, .slots = plan->y_slots};
+  describe_x(p, x, problem, *plan, memory);
+  p.of_x = {memory.x_pitch, memory.x_octet, 0, memory.x_slot, plan->x_slots};
+  p.of_y = {memory.y_pitch, memory.y_octet, 0, memory.y_slot, plan->y_slots};
   p.y_channels = static_cast<int>(problem.out_channels);
   p.depth = plan->depth;
   p.height = plan->height;
@@ -129,8 +182,9 @@ bool weight_by_wgmma(const View& w, const View& x, const View& y, const ConvGeom
     const int pair = step % plan->pairs, line = step / plan->pairs;
     const int row = line * plan->height.advance, tap_step = plan->height.tap_step;  // of x: the first that it reads
     const int slot = row % tap_step * (memory.x_lines / tap_step) + row / tap_step;
-    p.x_step_at[step] = (pair * 2 * memory.x_pitch + slot * plan->column_octets * 128) / 16;
-    p.y_step_at[step] = (pair * 2 * memory.y_pitch + line * plan->row_octets * plan->versions * 128) / 16;
+    const int y_line = elements_of(problem) == 1 ? plan->row_octets * plan->versions * 128 : 256 * plan->pairs;
+    p.x_step_at[step] = (pair * 2 * memory.x_pitch + slot * plan->column_octets * memory.x_octet) / 16;
+    p.y_step_at[step] = (pair * 2 * memory.y_pitch + line * y_line) / 16;
   }
 
   WeightSum sum{.partial = nullptr,
@@ -145,7 +199,7 @@ bool weight_by_wgmma(const View& w, const View& x, const View& y, const ConvGeom
                 .ranges = plan->ranges * (plan->by_steps ? 2 : 1)};
   sum.elements = w.size[0] * sum.columns * p.kernel[0] * p.kernel[1] * p.kernel[2];
   with_arithmetic(arithmetic_of(problem),
-                  [&]<class Arithmetic>() { run<Arithmetic>(p, sum, y, problem, *plan, memory, launch); });
+                  [&]<class Arithmetic>() { run<Arithmetic>(p, sum, x, y, problem, *plan, memory, launch); });
   return true;
 }
 

@@ -3,19 +3,21 @@
 //   A: 64 rows x 8 words of voxels; rows are channels of y,
 //   B: 8 words of voxels x kColumns columns; columns are (tap along height, channel of x).
 //
-// wgmma takes them K-major only, and K is voxels along the width, which is how contiguous tensors lie in memory. Core
+// wgmma takes floats K-major only, and K is voxels along the width, which is how contiguous tensors lie in memory. Core
 // matrices are 8 channels x 4 words. They may begin at any multiple of 16 bytes, so that taps along depth and height,
 // which move by whole lines, are offsets; but taps along the width move by words. So a block takes one of these, or
-// some that read the same residue of x if y has few channels: A then holds y once for each, so much later.
+// some that read the same residue of x if y has few channels: A then holds y once for each, so much later. Halves may
+// lie across, as they are packed: core matrices are 8 voxels x 8 channels.
 //
-//   in shared memory: plane, quad of 4 words, line, 8 channels, channel, word.
+//   floats in shared memory: plane, quad of 4 words, line, 8 channels, channel, word;
+//   halves of x: plane, line, 8 channels, voxel, channel; of y: plane, 8 channels, line, voxel, channel.
 //
 // Lines of x lie on end, and so do taps along height: a product takes as many columns on end as its width, whatever tap
 // they belong to. If these dilate, lines of one residue lie on end.
 //
 // A block slides along depth through pillars, boxes of the lattice, plane by plane: of x, planes that have not been
 // there yet are staged, of y one. Two groups of four warps multiply; they share a plane's products, or, where there are
-// few, its steps. Eight other warps feed them (weight_stage.cuh).
+// few, its steps. Other warps feed them (weight_stage.cuh): eight, or one thread by the copy engine.
 //
 // Where y ends within a box it is zero, and x may be anything: what is not finite there reaches taps that do not read
 // it.
@@ -37,9 +39,10 @@ struct WeightWgmmaTile {
   static constexpr bool kThree = Arithmetic::kParts > 1;
   static constexpr int kSteps = 4;  // that are queued together, at most
   static constexpr bool kLate = may_be_late(arithmetic_kind<Arithmetic>(), kHeights);
-  // Threads that multiply; copy x; round it, or take it apart.
-  static constexpr int kMultipliers = 256, kThreads = kMultipliers + kWeightFeeders;
-  static constexpr int kCopiers = weight_copiers(arithmetic_kind<Arithmetic>()), kFinishers = kWeightFeeders - kCopiers;
+  static constexpr bool kHalves = Arithmetic::kElements == 2;
+  // Threads that multiply; copy x; round it, or take it apart. Of halves one copies.
+  static constexpr int kCopiers = kHalves ? 128 : kWeightCopiers, kFinishers = kHalves ? 0 : kWeightFinishers;
+  static constexpr int kMultipliers = 256, kThreads = kMultipliers + kCopiers + kFinishers;
   static constexpr int kRegisters = kColumns * (kHeights + (kThree ? 1 : 0)) <= 288 ? 184 : 192;
   static constexpr int kFeederRegisters = 256 - kRegisters;
 };
@@ -72,6 +75,7 @@ struct WeightProducts {
   /// tap reads. If kLate, calls begun() when the products before are done, and these may be under way in the end.
   template <class Begun>
   __device__ void multiply(Sums& sum, bool adds, int tail, uint32_t x, uint32_t y, Begun begun) const {
+    const int octet = Tile::kHalves ? p.of_x.octet : 128;
     uint32_t from[kHeights];  // 16 bytes
     int tap = first_tap, part = first_part;
     asm volatile("" : "+r"(tap), "+r"(part));  // not to be kept in registers for all products from plane to plane
@@ -80,11 +84,11 @@ struct WeightProducts {
       const bool real = exists(i);
       int slot = tail + (real ? tap * p.depth.tap_step : 0);
       if (slot >= p.of_x.slots) slot -= p.of_x.slots;
-      from[i] = (x + slot * p.of_x.slot_bytes + (real ? part : 0) * (kN8 * 128)) >> 4;
+      from[i] = (x + slot * p.of_x.slot_bytes + (real ? part : 0) * (kN8 * octet)) >> 4;
       if (++part == p.plane_products) part = 0, ++tap;
     }
-    const uint64_t x_slab = slab_descriptor(0, p.of_x.quad_pitch, 128);
-    const uint64_t y_slab = slab_descriptor(y, p.of_y.quad_pitch, 128);
+    const uint64_t x_slab = slab_descriptor(0, p.of_x.pitch, octet);
+    const uint64_t y_slab = slab_descriptor(y, p.of_y.pitch, Tile::kHalves ? p.of_y.octet : 128);
     if constexpr (Tile::kThree) {
 #pragma unroll
       for (int i = 0; i < kHeights; ++i)
@@ -97,7 +101,8 @@ struct WeightProducts {
             [&](uint64_t of_x, uint64_t of_y) {
 #pragma unroll
               for (int i = 0; i < kHeights; ++i)
-                multiply_async<Element>(sum[i], of_y, advance_slab(of_x, static_cast<int>(from[i])), adds);
+                multiply_async<Element, Tile::kHalves>(sum[i], of_y, advance_slab(of_x, static_cast<int>(from[i])),
+                                                       adds);
               adds = true;
             },
             x_slab, y_slab);
@@ -263,10 +268,13 @@ __global__ void __launch_bounds__(Tile::kThreads, 1) weight_wgmma(const __grid_c
   } else {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Tile::kFeederRegisters));
     const int feeder = thread - Tile::kMultipliers;
-    if (feeder < Tile::kCopiers)
+    if constexpr (Tile::kHalves) {
+      if (feeder == 0) copy_boxes<Tile>(p, place, shared, barriers);
+    } else if (feeder < Tile::kCopiers) {
       copy_planes<Tile>(p, place, shared, barriers, feeder);
-    else if constexpr (Tile::kFinishers > 0)
+    } else {
       finish_planes<Tile>(p, place, shared, barriers, feeder - Tile::kCopiers);
+    }
   }
 #endif
 }

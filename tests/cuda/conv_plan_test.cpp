@@ -284,11 +284,13 @@ void check_weight(const ConvProblem& p, const WeightWgmmaPlan& plan) {
   EXPECT_TRUE(plan.y_slots >= 2 && plan.y_slots <= kMostWeightSlots);
   EXPECT_LE(memory.total, p.shared_limit);
   EXPECT_EQ(memory.x_pitch % 16 + memory.y_pitch % 16, 0);
+  EXPECT_TRUE(elements == 1 || memory.x_slot % 128 + memory.y_slot % 128 == 0);  // the copy engine's
   EXPECT_GE(memory.x_lines, plan.height.rows(plan.height.box));
   // What accumulators truncate is not seen: 16384 voxels an accumulator (8192: three products), where that many sums
   // can be kept.
   const int64_t voxels = int64_t{plan.depth.box} * plan.height.box * plan.pairs * 8 * elements;
-  const int64_t packed = lattice_bytes(p, plan), sums = workspace_bytes(p, plan) - packed;
+  const int64_t packed = lattice_bytes(p, plan) + plan.samples * input_bytes(p, plan);
+  const int64_t sums = workspace_bytes(p, plan) - packed;
   EXPECT_LE(packed, int64_t{1} << 30);
   if (2 * sums < kMostWorkspace) {
     EXPECT_LE(plan.range * voxels / (plan.by_steps ? 2 : 1), arithmetic_of(p) == ConvArithmetic::tf32x3 ? 8192 : 16384);

@@ -1,0 +1,23 @@
+// Tensors as Hopper's copy engine is told of them (copy_box() of bulk_copy.cuh).
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+namespace voxgrad::cuda {
+
+/// Packed voxels of 16 bytes: axes from the innermost, of voxels on end, to the outermost; boxes of so many of them, of
+/// each axis every step-th.
+struct PackedTensor {
+  void* data;
+  int64_t size[4];
+  int64_t stride[4];  // bytes; of the first 16
+  int box[4];         // that are copied
+  int step[4];        // at most 8; of the first 1
+};
+
+/// Throws an Error of `op` if the driver has no words for it.
+CUtensorMap describe(const PackedTensor& tensor, const char* op);
+
+}  // namespace voxgrad::cuda
