@@ -73,7 +73,7 @@ __device__ void store_result(const ReduceProblem& problem, int64_t output, int64
 template <class In>
 inline constexpr int kRowUnroll = sizeof(In) < 4 ? 2 : 4;
 template <int width>
-inline constexpr int kStridedUnroll = width > 1 ? 4 : 8;
+inline constexpr int kStridedUnroll = 8;
 
 /// The reduced elements of an output are runs of contiguous memory (the inner reduced axis), read as vectors.
 template <class Operation, class In, class Accumulator, class Out>
@@ -222,9 +222,9 @@ BlockLayout strided_layout(const ReduceProblem& problem, int width) {
   return {columns, kBlock / columns, true};
 }
 
-/// Cuts the reduced elements into ranges for some thousand blocks, if every thread still has `thread_elements`.
+/// Cuts the reduced elements into ranges for some two thousand blocks, if every thread still has `thread_elements`.
 void cut_into_ranges(ReduceProblem& problem, int64_t output_tiles, int64_t thread_elements) {
-  constexpr int64_t kBlocks = 4096;
+  constexpr int64_t kBlocks = 2112;  // twice as many as an H200 holds at a time
   const int64_t shortest = problem.layout.reducers * thread_elements;
   const int64_t most = std::max<int64_t>(kBlocks / std::max<int64_t>(output_tiles, 1), 1);
   const int64_t ranges = std::clamp<int64_t>((problem.length + shortest - 1) / shortest, 1, most);
