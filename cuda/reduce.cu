@@ -72,7 +72,6 @@ __device__ void store_result(const ReduceProblem& problem, int64_t output, int64
 /// Vectors or elements that a thread has on their way at a time.
 template <class In>
 inline constexpr int kRowUnroll = sizeof(In) < 4 ? 2 : 4;
-template <int width>
 inline constexpr int kStridedUnroll = 8;
 
 /// The reduced elements of an output are runs of contiguous memory (the inner reduced axis), read as vectors.
@@ -111,7 +110,6 @@ __global__ void __launch_bounds__(kBlock)
 template <class Operation, class In, class Accumulator, class Out, int width>
 __global__ void __launch_bounds__(kBlock)
     reduce_strided(const __grid_constant__ ReduceProblem problem, int64_t output_tiles) {
-  constexpr int kUnroll = kStridedUnroll<width>;
   __shared__ Accumulator shared[kBlock];
   const BlockLayout layout = problem.layout;
   const auto combine = [&](Accumulator x, Accumulator y) { return Operation::combine(x, y, problem.largest); };
@@ -125,17 +123,17 @@ __global__ void __launch_bounds__(kBlock)
     if (output < problem.outputs) {
       const In* in = static_cast<const In*>(problem.in) + problem.kept.offset(output, problem.kept.a);
       int64_t index = range * problem.range + layout.reducer();
-      for (Cursor cursor(problem.reduced, index); index < end; index += kUnroll * layout.reducers) {
-        Vector<In, width> loaded[kUnroll];
+      for (Cursor cursor(problem.reduced, index); index < end; index += kStridedUnroll * layout.reducers) {
+        Vector<In, width> loaded[kStridedUnroll];
 #pragma unroll
-        for (int u = 0; u < kUnroll; ++u) {
+        for (int u = 0; u < kStridedUnroll; ++u) {
 #pragma unroll
           for (In& x : loaded[u].v) x = Operation::template identity<In>(problem.largest);
           if (index + u * layout.reducers < end) loaded[u] = load_vector<In, width>(in + cursor.offset());
           cursor.advance(layout.reducers);
         }
 #pragma unroll
-        for (int u = 0; u < kUnroll; ++u)
+        for (int u = 0; u < kStridedUnroll; ++u)
 #pragma unroll
           for (int j = 0; j < width; ++j) value[j] = combine(value[j], static_cast<Accumulator>(loaded[u].v[j]));
       }
@@ -238,7 +236,7 @@ void reduce_as(const View& out, const View& in, bool largest, const Launch& laun
   ReduceProblem problem = make_problem(out, in, largest);
   int width = 1;
   auto kernel = reduce_strided<Operation, In, Accumulator, Out, 1>;
-  int64_t thread_elements = 2 * kStridedUnroll<1>;
+  int64_t thread_elements = 2 * kStridedUnroll;
   if (has_rows(problem)) {
     kernel = reduce_rows<Operation, In, Accumulator, Out>;
     const int64_t vectors = problem.reduced.size[0] / kVectorWidth<In>;
