@@ -72,32 +72,45 @@ struct NarrowResults {
   }
 };
 
-/// The weights of a group, in the order (tap along depth, pair, 8 columns, lane, unit).
+/// The weights of a group, in the order (tap along depth, pair, 8 columns, lane, unit). A thread has the same column of
+/// all taps and pairs, some of which are on their way together.
 template <class Tile>
 __device__ void fill_weights(const NarrowGather& p, int group, uint32_t shared) {
   using Element = typename Tile::Element;
-  constexpr int kParts = Tile::Arithmetic::kParts;
-  const Element* const weight = static_cast<const Element*>(p.weight) + group * p.weight_group;
-  const int count = p.kernel_depth * p.pairs.value * Tile::kN8 * 64;
-  for (int i = static_cast<int>(threadIdx.x); i < count; i += Tile::kThreads) {
-    const int u = i % 2, lane = i / 2 % 32;
-    int rest = i / 64;
-    int column = take_digit(rest, Tile::kN8) * 8 + lane / 4;
-    const NarrowUnit& unit = p.unit[p.pairs.take(rest) * 2 + u];
-    const AxisPart& part = p.axis[2].part[p.part_of[p.phases.take(column)]];
-    const int channel = unit.channel + lane % 4,
-              taps = part.step < 0 ? part.start - unit.along : unit.along - part.start;
-    const int tap = p.tap_distance.divide(max(taps, 0));
-    float x[1] = {0.0f};
-    if (unit.channel >= 0 && channel < p.in.channels && column < p.out_channels && taps >= 0 && tap < part.taps &&
-        tap * p.tap_distance.value == taps)
-      x[0] = to_float(weight[rest * p.weight_tap[0] + unit.height * p.weight_tap[1] +
-                             (part.tap_first + tap * part.tap_step) * p.weight_tap[2] + channel * p.weight_in +
-                             column * p.weight_out]);
-    uint32_t word[kParts];
-    Tile::Arithmetic::split(x, word);
+  constexpr int kParts = Tile::Arithmetic::kParts, kSlabs = Tile::kThreads / (64 * Tile::kN8), kBatch = 4;
+  static_assert(Tile::kThreads % (64 * Tile::kN8) == 0);
+  const int thread = static_cast<int>(threadIdx.x), u = thread % 2, lane = thread / 2 % 32;
+  int column = thread / 64 % Tile::kN8 * 8 + lane / 4;
+  const AxisPart part = p.axis[2].part[p.part_of[p.phases.take(column)]];
+  const Element* const weight = static_cast<const Element*>(p.weight) + group * p.weight_group + column * p.weight_out;
+  const bool is_real = column < p.out_channels;
+  const int slabs = p.kernel_depth * p.pairs.value;
+  for (int first = thread / (64 * Tile::kN8); first < slabs; first += kBatch * kSlabs) {
+    float x[kBatch][1];
 #pragma unroll
-    for (int k = 0; k < kParts; ++k) store_shared(shared + ((i / 2 * kParts + k) * 2 + u) * 4, word[k]);
+    for (int i = 0; i < kBatch; ++i) {
+      int depth = min(first + i * kSlabs, slabs - 1);
+      const NarrowUnit& unit = p.unit[p.pairs.take(depth) * 2 + u];
+      const int channel = unit.channel + lane % 4,
+                taps = part.step < 0 ? part.start - unit.along : unit.along - part.start;
+      const int tap = p.tap_distance.divide(max(taps, 0));
+      const bool exists = unit.channel >= 0 && channel < p.in.channels && is_real && taps >= 0 && tap < part.taps &&
+                          tap * p.tap_distance.value == taps;
+      x[i][0] = exists
+                    ? to_float(weight[depth * p.weight_tap[0] + unit.height * p.weight_tap[1] +
+                                      (part.tap_first + tap * part.tap_step) * p.weight_tap[2] + channel * p.weight_in])
+                    : 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const int slab = first + i * kSlabs;
+      if (slab >= slabs) break;
+      uint32_t word[kParts];
+      Tile::Arithmetic::split(x[i], word);
+      const int at = (slab * Tile::kN8 + thread / 64 % Tile::kN8) * 32 + lane;
+#pragma unroll
+      for (int k = 0; k < kParts; ++k) store_shared(shared + ((at * kParts + k) * 2 + u) * 4, word[k]);
+    }
   }
 }
 

@@ -86,7 +86,7 @@ constexpr int gather_step_taps(int columns, bool three, int slide) {
   return width <= 64 || slide > 1 ? 8 : 4;
 }
 
-/// Stages of the ring of weights, which has 64 KiB at most.
+/// Stages of the ring of weights, which has 64 KiB at most, or 72 where boxes slide.
 constexpr int gather_stages(int columns, bool three, int slide) {
   if (slide > 1) return columns <= 48 ? 5 : 3;
   const int width = columns * (three ? 2 : 1), most = 2048 / (width * gather_step_taps(columns, three, slide));

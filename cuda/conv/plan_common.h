@@ -22,6 +22,13 @@ inline int parts(const ConvProblem& p) { return three_products(p) ? 2 : 1; }
 /// Of a word.
 inline int elements_of(const ConvProblem& p) { return p.dtype == DType::f32 ? 1 : 2; }
 
+/// Of a sample's input and result.
+inline int64_t sample_bytes(const ConvProblem& p) {
+  const int64_t in = p.in_channels * p.in_size[0] * p.in_size[1] * p.in_size[2];
+  const int64_t out = p.out_channels * p.out_size[0] * p.out_size[1] * p.out_size[2];
+  return p.groups * (in + out) * static_cast<int64_t>(item_size(p.dtype));
+}
+
 template <class A, class B>
 constexpr std::common_type_t<A, B> divide_up(A value, B divisor) {
   return (value + divisor - 1) / divisor;

@@ -15,12 +15,6 @@ constexpr int kAligned = 128 / kVoxelBytes;      // positions: where it copies t
 constexpr int kStatic = 1024;                    // bytes of shared memory that the kernel has beside
 constexpr int kChunkWords = 8, kMostDepth = 8, kMaxTaps = 1024;
 
-int64_t sample_bytes(const ConvProblem& p) {
-  const int64_t in = p.in_channels * p.in_size[0] * p.in_size[1] * p.in_size[2];
-  const int64_t out = p.out_channels * p.out_size[0] * p.out_size[1] * p.out_size[2];
-  return p.groups * (in + out) * static_cast<int64_t>(item_size(p.dtype));
-}
-
 /// Whose inputs are packed at a time: as many in each launch, as far as that goes.
 int64_t samples_at_once(const ConvProblem& p, int64_t of_sample) {
   if (p.batch <= 1) return 1;
@@ -109,12 +103,11 @@ void slide_along(AxisParts& depth) {
   part.start = part.low;
   part.taps = part.span = depth.max_taps = depth.max_span = 1;
 }
-/// Planes of inputs that a pillar of boxes multiplies, in the mean.
-double planes_of(const GatherPlan& plan) {
-  const AxisParts& depth = plan.axis[0];
+/// Planes of inputs that a pillar of `range` results multiplies, in the mean.
+double planes_of(const AxisParts& depth, int range) {
   int planes = 0, pillars = 0;
-  for (int q = 0; q < depth.count; q += plan.range, ++pillars) {
-    const int last = depth.part[0].low + std::min(q + plan.range, depth.count);  // behind it
+  for (int q = 0; q < depth.count; q += range, ++pillars) {
+    const int last = depth.part[0].low + std::min(q + range, depth.count);  // behind it
     const int first = depth.part[0].low + q - (kGatherSlide - 1);
     planes += std::max(0, std::min(last, static_cast<int>(depth.in_size)) - std::max(first, 0));
   }
@@ -123,9 +116,9 @@ double planes_of(const GatherPlan& plan) {
 
 /// Clocks of a multiprocessor for all that the problem has of such boxes. A step takes what its tensor cores, its
 /// shared memory, the copy engine, the threads that queue products and the way to L2 need at least; a box the sum of
-/// its steps, or what is left of them while results are written: two groups of warps take turns. Rough: it only has to
-/// order boxes.
-double cost(const ConvProblem& p, const GatherPlan& plan, const Step& step_of) {
+/// its steps, or what is left of them while results are written: two groups of warps take turns; one that slides that
+/// for each of its `planes`. Rough: it only has to order boxes.
+double cost(const ConvProblem& p, const GatherPlan& plan, const Step& step_of, double planes) {
   const double products = three_products(p) ? 3 : 1, columns = product_columns(plan), taps = step_of.taps;
   const double positions = static_cast<double>(plan.halo_voxels) * plan.depth;  // of a step
   const double phases = p.direction == ConvDirection::transposed ? plan.classes / plan.slots : 1;
@@ -151,10 +144,11 @@ double cost(const ConvProblem& p, const GatherPlan& plan, const Step& step_of) {
   const double written = results * plan.slots * plan.columns * bytes * spread / 18 * (1 + 128 / run);
   const double main = halos * (plan.chunks / plan.depth) * step + 200;
   const double written_by = row_tiles(p, plan) * plan.slots * plan.columns;  // one group of warps
+  // A plane is taken from the queue, its turn awaited and its sums passed on: fitted to L1-58, L1-61 and L1-70.
   const double tail = plan.slide > 1 ? written_by * 70 + 2500 : written_by * 20 + 1500;
   const double at_once = p.multiprocessors;
   double box = std::max({main, (main + tail) / 2, written, halos * 300.0});
-  if (plan.slide > 1) box = planes_of(plan) * (boxes <= at_once ? main + tail : box) + tail;
+  if (plan.slide > 1) box = planes * (boxes <= at_once ? main + tail : box) + tail;
   const bool few = boxes < 8 * at_once || plan.slide > 1;
   const double waves = few ? std::ceil(boxes / at_once) * at_once / boxes : 1;
   return (boxes * box * waves + at_once * tail) * static_cast<double>(divide_up(p.batch, plan.samples));
@@ -165,7 +159,9 @@ void choose_box(const ConvProblem& p, GatherPlan& plan) {
   GatherPlan trial = plan;
   const int most = 64 * row_tiles(p, plan);
   std::array<std::vector<int>, 3> candidates;
-  const auto ranges = box_widths(plan.axis[0].count, plan.axis[0].count);
+  const auto ranges = plan.slide > 1 ? box_widths(plan.axis[0].count, plan.axis[0].count) : std::vector{1};
+  std::vector<double> planes;
+  for (const int range : ranges) planes.push_back(plan.slide > 1 ? planes_of(plan.axis[0], range) : 1);
   for (int a = 0; a < 3; ++a) {
     if (a == 0 && plan.slide > 1) {
       candidates[0] = {1};
@@ -183,9 +179,9 @@ void choose_box(const ConvProblem& p, GatherPlan& plan) {
         const int box[3] = {d, h, w};
         std::copy_n(box, 3, trial.box);
         if (!lay_out(p, trial)) continue;
-        for (const int range : plan.slide > 1 ? ranges : std::vector{d}) {
-          trial.range = range;
-          trial.cycles = cost(p, trial, step);
+        for (size_t i = 0; i < ranges.size(); ++i) {
+          trial.range = plan.slide > 1 ? ranges[i] : d;
+          trial.cycles = cost(p, trial, step, planes[i]);
           if (plan.cycles < 0 || trial.cycles < plan.cycles) plan = trial;
         }
       }

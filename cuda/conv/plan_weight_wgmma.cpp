@@ -155,8 +155,8 @@ bool complete(const ConvProblem& p, WeightWgmmaPlan& plan) {
   plan.late = may_be_late(arithmetic_of(p), plan.heights) && plan.x_slots >= plan.depth.span + 2 * plan.depth.advance;
   plan.samples = 1;
   const int64_t sample = lattice_bytes(p, plan) + input_bytes(p, plan);
-  if (sample > kMostPacked) return false;
-  plan.samples = std::min(p.batch, p.choice.samples > 0 ? int64_t{p.choice.samples} : kMostPacked / sample);
+  if (sample > std::max(kMostPacked, sample_bytes(p))) return false;
+  plan.samples = std::clamp<int64_t>(p.choice.samples > 0 ? p.choice.samples : kMostPacked / sample, 1, p.batch);
   plan.samples = divide_up(p.batch, divide_up(p.batch, plan.samples));
   const int steps = plan.height.box * plan.pairs;
   const double products =

@@ -29,7 +29,7 @@ struct PackedPlane {
   }
 };
 
-/// The same of halves: 8 channels of a voxel a thread at a time.
+/// A block packs a plane of halves: 8 channels of a voxel a thread at a time.
 template <class Element>
 __global__ void __launch_bounds__(kBlock) pack_octets(const __grid_constant__ PackPlanes p, char* packed) {
   const int units = p.slot.slot_bytes / 16;
@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(kBlock) pack_octets(const __grid_constant__ Pa
   }
 }
 
-/// A block packs a plane: 4 words of a channel a thread at a time, neighbours along the width.
+/// Of floats: 4 words of a channel a thread at a time, neighbours along the width.
 template <class Arithmetic>
 __global__ void __launch_bounds__(kBlock) pack_planes(const __grid_constant__ PackPlanes p, char* packed) {
   constexpr int kParts = Arithmetic::kParts;

@@ -26,7 +26,7 @@ inline constexpr int kLeastCopies = 4, kMostCopies = 10;
 
 struct WeightWgmma {
   CUtensorMap packed_x;  // of halves: width, (channels / 8), height, (sample, group, channels / 8, residue, depth)
-  int x_octets_packed, x_splits;
+  int x_octets_packed;   // of a sample and group; likewise
   const char* x;
   int64_t x_stride[5];  // bytes
   int x_size[3];        // outside of which it is zero
@@ -275,7 +275,7 @@ __device__ void copy_boxes(const WeightWgmma& p, const WeightPlace& place, uint3
       [&](const WeightPillar& pillar) {
         width = pillar.width + offset;
         height = pillar.height * p.height.in_stride - p.height.padding + place.height_tap * p.height.dilation;
-        plane = (static_cast<int>(pillar.sample * p.groups + place.group) * p.x_octets_packed * p.x_splits + residue) *
+        plane = (static_cast<int>(pillar.sample * p.groups + place.group) * p.x_octets_packed * p.x_step + residue) *
                 p.x_size[0];
       },
       [&](const Ring& ring, int depth) {

@@ -38,8 +38,7 @@ void describe_x(WeightWgmma& p, const View& x, const ConvProblem& problem, const
     const ConvGeometry& g = problem.geometry;
     const int64_t last =
         (problem.out_size[a] - 1) * g.stride[a] - g.padding[a] + (problem.kernel[a] - 1) * g.dilation[a];
-    p.x_size[a] =
-        static_cast<int>(elements_of(problem) == 1 ? std::clamp<int64_t>(last + 1, 0, x.size[a + 2]) : x.size[a + 2]);
+    p.x_size[a] = static_cast<int>(std::clamp<int64_t>(last + 1, 1, x.size[a + 2]));
   }
   p.x_channels = static_cast<int>(problem.in_channels);
   p.x_octets = divide_up(p.x_channels, 8);
@@ -80,10 +79,10 @@ PackInputs packed_x(const WeightWgmma& p, const View& x) {
   inputs.chunks = divide_up(p.x_channels, 16);
   for (int a = 0; a < 3; ++a) {
     const int splits = a == 2 ? p.x_step : 1;
-    inputs.size[a] = static_cast<int>(x.size[a + 2]);
+    inputs.size[a] = p.x_size[a];
     inputs.splits[a] = Divisor(splits);
     inputs.split_size[a] = divide_up(inputs.size[a], splits);
-    inputs.is_read[a] = 1;
+    inputs.is_read[a] = a < 2;
   }
   for (int tap = 0; tap < p.kernel[2]; ++tap) {
     const int first = tap * p.dilation - p.padding;
@@ -94,15 +93,15 @@ PackInputs packed_x(const WeightWgmma& p, const View& x) {
   return inputs;
 }
 
-/// Tells the copy engine of it, and how large a plane of a box is.
+/// Tells the copy engine of it, and how large a plane of a box is. Lines come after channels, whose stride is larger,
+/// as they shall lie in shared memory.
 void describe_packed_x(WeightWgmma& p, const PackInputs& inputs, void* packed, int64_t samples, int64_t width) {
   p.x_octets_packed = 2 * inputs.chunks;
-  p.x_splits = p.x_step;
   const int64_t line = inputs.split_size[2], height = inputs.split_size[1], depth = inputs.split_size[0];
-  const int64_t plane = line * height * kVoxelBytes, octet = plane * depth * p.x_splits;
+  const int64_t plane = line * height * kVoxelBytes, octet = plane * depth * p.x_step;
   p.packed_x =
       describe({.data = packed,
-                .size = {line, p.x_octets_packed, height, samples * p.groups * p.x_octets_packed * p.x_splits * depth},
+                .size = {line, p.x_octets_packed, height, samples * p.groups * p.x_octets_packed * p.x_step * depth},
                 .stride = {kVoxelBytes, octet, line * kVoxelBytes, plane},
                 .box = {static_cast<int>(width), p.column_octets, p.lines, 1},
                 .step = {1, 1, p.line_at, 1}},
@@ -118,8 +117,11 @@ void run(WeightWgmma& p, WeightSum& sum, const View& x, View y, const ConvProble
   const int64_t of_x = plan.samples * input_bytes(problem, plan), of_y = lattice_bytes(problem, plan);
   const Workspace inputs_memory(launch, static_cast<size_t>(of_x)), packed(launch, static_cast<size_t>(of_y));
   const Workspace partial(launch, static_cast<size_t>(workspace_bytes(problem, plan) - of_x - of_y));
-  PackInputs inputs = packed_x(p, x);
-  if (kHalves) describe_packed_x(p, inputs, inputs_memory.as<void>(), plan.samples, 16 * plan.pairs);
+  PackInputs inputs{};
+  if constexpr (kHalves) {
+    inputs = packed_x(p, x);
+    describe_packed_x(p, inputs, inputs_memory.as<void>(), plan.samples, 16 * plan.pairs);
+  }
   p.y = packed.as<char>();
   sum.partial = p.partial = partial.as<float>();
   const int64_t of_sample = plan.pillars / problem.batch,

@@ -1,15 +1,16 @@
 // Tensor-core products of a warpgroup (wgmma, sm_90a): 64 rows x 8 * kN8 columns x 8 words, both operands in shared
 // memory. The accumulators of each of the four warps are those of its m16n8 products in mma.cuh: a warp holds 16 rows.
 //
-// An operand, 8 words of 64 rows or of kN8 * 8 columns, is a slab in one of two forms: swizzled, with
+// An operand, 8 words of 64 rows or of kN8 * 8 columns, is a slab in one of some forms: swizzled, with
 //
 //   word k of column n at  n * 8 + (k / 4 ^ n % 8 / 4) * 4 + k % 4,
 //
-// or made of core matrices, 4 words of 8 columns (n * 4 + k) each, at any multiple of 16 bytes. Both are read at the
-// same rate, of 128 bytes a clock; each product reads A and B anew. The products run by themselves: until
-// await_products() says that they are done, nobody may touch their registers or the slabs. Words come to a slab by
-// ordinary stores or copies: then the threads that wrote call publish_to_engines() before the barrier that ends their
-// writing; or by the copy engine (bulk_copy.cuh), which needs nothing.
+// or made of core matrices, 4 words of 8 columns (n * 4 + k) each, at any multiple of 16 bytes; of halves also of 8
+// halves k of 8 columns (k * 8 + n) each ("across"). All are read at the same rate, of 128 bytes a clock; each product
+// reads A and B anew. The products run by themselves: until await_products() says that they are done, nobody may touch
+// their registers or the slabs. Words come to a slab by ordinary stores or copies: then the threads that wrote call
+// publish_to_engines() before the barrier that ends their writing; or by the copy engine (bulk_copy.cuh), which needs
+// nothing.
 #pragma once
 
 #include <cstdint>

@@ -249,6 +249,8 @@ TEST_P(CudaConvModes, IsExactWithSlidingBoxes) {
       {1, 40, 9, {30, 9, 70}, {3, 1, 2}, {{1, 1, 2}, {0, 0, 0}, {1, 1, 1}, 2}},
       {1, 9, 20, {70, 40, 60}, {3, 2, 1}, {{1, 1, 1}, {2, 0, 0}, {1, 1, 1}, 1}},
   };
+  const Problem many{18, 5, 16, {9, 64, 80}, {3, 1, 1}, {{1, 1, 1}, {1, 0, 0}, {1, 1, 1}, 1}};
+  problems.push_back(many);  // more boxes than two for each multiprocessor
   for (const int64_t depth : {1, 2, 3, 4, 5, 7, 35, 36})
     for (const int64_t padding : {0, 1, 2})
       if (depth + 2 * padding >= 3)
@@ -257,8 +259,27 @@ TEST_P(CudaConvModes, IsExactWithSlidingBoxes) {
   for (const Problem& problem : problems) {
     SCOPED_TRACE(concat(GetParam(), ": ", problem));
     const Setting setting(GetParam().precision, {.slide = 2});
-    Comparison(problem, GetParam().dtype, random).check();
+    Comparison comparison(problem, GetParam().dtype, random);
+    comparison.check();
+    if (numel(problem.x_shape()) < numel(many.x_shape())) continue;
+    const Setting in_parts(GetParam().precision, {.slide = 2, .samples = 7});
+    comparison.check();
   }
+}
+
+/// What no tap reads reaches no gradient of a weight.
+TEST_P(CudaConvModes, LeavesAloneWhatNoTapReads) {
+  const Problem p{1, 20, 20, {7, 7, 7}, {2, 2, 2}, {{2, 2, 2}, {0, 0, 0}, {1, 1, 1}, 1}};
+  const Setting setting(GetParam().precision);
+  const auto options = TensorOptions{.device = Device::cuda()};
+  const auto values = [&](const Shape& shape) { return randn(shape, options).to(GetParam().dtype); };
+  const Tensor w = values(p.w_shape()), y = values(p.y_shape());
+  Tensor x = full(p.x_shape(), std::numeric_limits<double>::infinity(), options);
+  x.narrow(2, 0, 6).narrow(3, 0, 6).narrow(4, 0, 6).fill_(1);
+  x = x.to(GetParam().dtype);
+  const Tensor dw = empty_like(w);
+  cuda_kernels().conv_backward_weight(dw.view_out(), x.view_in(), y.view_in(), p.geometry);
+  EXPECT_TRUE(std::isfinite(sum(dw.to(f64)).item()));
 }
 
 /// <conv_transpose(y), x> = <y, conv(x)> = <weight, weight gradient>: no other implementation is needed.

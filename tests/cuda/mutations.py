@@ -36,6 +36,8 @@ MUTATIONS = {  # file, what stands there once, what is put in its place
                            "const int64_t d = 1 % kernel[0] + 0 * take_digit(element, kernel[0])"),
     "weight_shifts_the_halo": ("cuda/conv/weight_stage.cuh", "- p.padding + place.first_tap",
                                "- p.padding + 1 + place.first_tap"),
+    "weight_shifts_the_halo_of_halves": ("cuda/conv/weight_stage.cuh", "place.first_tap * p.dilation - p.padding;",
+                                         "place.first_tap * p.dilation - p.padding + 1;"),
     "weight_does_not_round": ("cuda/conv/weight_stage.cuh", "word[i][j] += 0x1000u;", ";"),
 }
 
