@@ -147,6 +147,23 @@ TEST(ConvPlan, SlidesAlongDepthWhereNeighboursReadNeighbours) {
   EXPECT_FALSE(slides(2));
 }
 
+TEST(ConvPlan, SlidesInMoreBoxesThanTwoAMultiprocessor) {  // in CudaConvModes.IsExactWithSlidingBoxes
+  for (const DType dtype : {f32, bf16, f16}) {
+    ConvProblem p = plain_problem(ConvDirection::forward, dtype);
+    p.precision = Float32Precision::high;
+    p.batch = 18;
+    p.in_channels = 5;
+    p.out_channels = 16;
+    p.in_size = p.out_size = {9, 64, 80};
+    p.kernel = {3, 1, 1};
+    p.geometry.padding = {1, 0, 0};
+    p.choice.slide = 2;
+    const auto plan = plan_gather(p);
+    ASSERT_TRUE(plan && plan->wgmma && plan->slide == kGatherSlide);
+    EXPECT_GT(plan->samples * plan->tiles[0] * plan->tiles[1] * plan->tiles[2], 2 * p.multiprocessors) << dtype;
+  }
+}
+
 TEST(ConvPlan, PacksNoLargeInputThatIsUsedLittle) {
   ConvProblem p = plain_problem(ConvDirection::forward, bf16);
   p.geometry.stride = {2};
