@@ -217,21 +217,15 @@ struct WeightWgmmaPlan {
 inline constexpr int kWeightCopiers = 192, kWeightFinishers = 64;
 /// Steps of 8 words in a box at most; planes of x in shared memory.
 inline constexpr int kMostSteps = 16, kMostWeightSlots = 12;
-/// How many products stand beside one another in a group of warps.
-inline constexpr int kWeightHeights[] = {1, 2, 3, 4, 5, 6, 8, 10};
-/// The most of them for which there are registers.
+/// How many products stand beside one another in a group of warps, at most: as many as there are registers for, and no
+/// more than pays (of narrow ones: a plan with wider ones has always been better).
 constexpr int most_heights(ConvArithmetic arithmetic, int columns) {
   const bool three = arithmetic == ConvArithmetic::tf32x3;  // one is summed beside the sums
-  const int room = three ? 320 / columns - 1 : 288 / columns;
-  int most = 0;
-  for (const int heights : kWeightHeights)
-    if (heights <= room && (heights <= 8 || arithmetic == ConvArithmetic::tf32)) most = heights;
-  return most;
+  const int room = three ? 320 / columns - 1 : 288 / columns, pays = columns <= 32 ? 3 : 5;
+  return room < pays ? room : pays;
 }
-/// Whether a plane may be given back when the next is being multiplied: for many products there are no registers.
-constexpr bool may_be_late(ConvArithmetic arithmetic, int heights) {
-  return arithmetic != ConvArithmetic::tf32x3 && heights <= 6;
-}
+/// Whether a plane may be given back when the next is being multiplied.
+constexpr bool may_be_late(ConvArithmetic arithmetic) { return arithmetic != ConvArithmetic::tf32x3; }
 /// Bytes of shared memory, of x and y: from 16 bytes of a channel (floats), or 8 voxels (halves), to the next along the
 /// width; from 8 channels to the next; of a slot, of all slots and what is read behind them.
 struct WeightMemory {

@@ -152,7 +152,7 @@ bool complete(const ConvProblem& p, WeightWgmmaPlan& plan) {
     else
       return false;
   }
-  plan.late = may_be_late(arithmetic_of(p), plan.heights) && plan.x_slots >= plan.depth.span + 2 * plan.depth.advance;
+  plan.late = may_be_late(arithmetic_of(p)) && plan.x_slots >= plan.depth.span + 2 * plan.depth.advance;
   plan.samples = 1;
   const int64_t sample = lattice_bytes(p, plan) + input_bytes(p, plan);
   if (sample > std::max(kMostPacked, sample_bytes(p))) return false;
@@ -216,10 +216,8 @@ void look_at_products(const ConvProblem& p, WeightWgmmaPlan plan, std::optional<
     for (const bool by_steps : {false, true}) {
       plan.by_steps = by_steps;
       const int wanted = by_steps ? all : divide_up(all, 2);
-      const int least = p.choice.heights > 0 ? std::max<int>(wanted, std::min<int>(p.choice.heights, most)) : wanted;
-      if (least > most || (!by_steps && all == 1)) continue;
-      plan.heights = *std::find_if(std::begin(kWeightHeights), std::end(kWeightHeights),
-                                   [&](int heights) { return heights >= least; });
+      if (wanted > most || (!by_steps && all == 1)) continue;
+      plan.heights = std::max<int>(wanted, std::min<int>(p.choice.heights, most));
       look_at_boxes(p, plan, best);
     }
   }

@@ -132,22 +132,29 @@ struct WeightBarriers {
 };
 
 /// Calls with_x(its slot, depth) for each plane of x of the block's pillars, and with_y(its slot, pillar, depth) for
-/// each of y, in the order in which they are multiplied. begin(pillar) before.
+/// each of y, in the order in which they are multiplied. begin(pillar) before. A plane of y comes before those of x
+/// with which it is multiplied, to be on its way while they are staged. With two slots it would wait for the last but
+/// one, and they with it: then it comes behind them.
 template <class Tile, class Begin, class X, class Y>
 __device__ void for_each_plane(const WeightWgmma& p, const WeightPlace& place, Begin begin, X with_x, Y with_y) {
   Ring of_x, of_y;
+  const bool y_first = p.of_y.slots > 2;
   const int64_t end = min((place.range + 1) * p.range, p.pillars);
   for (int64_t index = place.range * p.range; index < end; ++index) {
     const WeightPillar pillar = WeightPillar::at<typename Tile::Arithmetic>(p, index);
     begin(pillar);
     int d = pillar.depth * p.depth.in_stride - p.depth.padding + place.depth_tap * p.depth.dilation;
     for (int plane = 0; plane < pillar.planes; ++plane, d += p.depth.in_stride) {
+      const auto y_plane = [&] {
+        with_y(of_y, pillar, pillar.depth + plane);
+        of_y.next(p.of_y.slots);
+      };
+      if (y_first) y_plane();
       for (int row = p.depth.first_new_row(plane == 0); row < p.depth.span; ++row) {
         with_x(of_x, d + row * p.depth.in_step);
         of_x.next(p.of_x.slots);
       }
-      with_y(of_y, pillar, pillar.depth + plane);
-      of_y.next(p.of_y.slots);
+      if (!y_first) y_plane();
     }
   }
 }

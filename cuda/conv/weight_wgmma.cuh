@@ -38,7 +38,7 @@ struct WeightWgmmaTile {
   static constexpr int kColumns = kColumns_, kN8 = kColumns / 8, kHeights = kHeights_;
   static constexpr bool kThree = Arithmetic::kParts > 1;
   static constexpr int kSteps = 4;  // that are queued together, at most
-  static constexpr bool kLate = may_be_late(arithmetic_kind<Arithmetic>(), kHeights);
+  static constexpr bool kLate = may_be_late(arithmetic_kind<Arithmetic>());
   static constexpr bool kHalves = Arithmetic::kElements == 2;
   // Threads that multiply; copy x; round it, or take it apart. Of halves one copies.
   static constexpr int kCopiers = kHalves ? 128 : kWeightCopiers, kFinishers = kHalves ? 0 : kWeightFinishers;
@@ -294,14 +294,13 @@ void launch_wgmma_tile(const WeightWgmma& p, int64_t blocks, int shared_bytes, c
   launch_with_shared(weight_wgmma<Tile>, static_cast<unsigned>(blocks), Tile::kThreads, shared_bytes, stream, p);
 }
 
-/// The tile of so many products, of those that are compiled.
-template <class Arithmetic, int kColumns, size_t kIndex = 0>
+/// The tile of so many products.
+template <class Arithmetic, int kColumns, int kHeights = 1>
 void launch_wgmma_heights(const WeightWgmma& p, int heights, int64_t blocks, int shared_bytes, cudaStream_t stream) {
-  constexpr int kHeights = kWeightHeights[kIndex];
   if (heights == kHeights)
     return launch_wgmma_tile<WeightWgmmaTile<Arithmetic, kColumns, kHeights>>(p, blocks, shared_bytes, stream);
   if constexpr (kHeights < most_heights(arithmetic_kind<Arithmetic>(), kColumns))
-    launch_wgmma_heights<Arithmetic, kColumns, kIndex + 1>(p, heights, blocks, shared_bytes, stream);
+    launch_wgmma_heights<Arithmetic, kColumns, kHeights + 1>(p, heights, blocks, shared_bytes, stream);
 }
 
 }  // namespace voxgrad::cuda

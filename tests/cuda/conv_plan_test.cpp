@@ -250,7 +250,7 @@ void check_weight(const ConvProblem& p, const WeightWgmmaPlan& plan) {
   check_sliding(p, 1, plan.height);
   const auto widths = weight_widths(arithmetic_of(p), true);
   EXPECT_TRUE(compiled(widths, plan.columns)) << plan.columns;
-  EXPECT_TRUE(compiled(kWeightHeights, plan.heights)) << plan.heights;
+  EXPECT_GE(plan.heights, 1);
   EXPECT_LE(plan.heights, most_heights(arithmetic_of(p), plan.columns));
   EXPECT_LE(plan.height.box * plan.pairs, kMostSteps);
   EXPECT_TRUE(!plan.by_steps || plan.height.box * plan.pairs % 2 == 0);

@@ -148,9 +148,8 @@ TEST_P(CudaConvModes, IsExactWithEveryTile) {
           choices.push_back({.mma_sync = mma_sync, .slots = slots, .width = static_cast<int16_t>(width)});
     for (const int width : cuda::weight_widths(mode.arithmetic(), !mma_sync)) {
       choices.push_back({.mma_sync = mma_sync, .width = static_cast<int16_t>(width)});
-      for (const int heights : cuda::kWeightHeights)
-        if (!mma_sync && heights <= cuda::most_heights(mode.arithmetic(), width))
-          choices.push_back({.heights = static_cast<int8_t>(heights), .width = static_cast<int16_t>(width)});
+      for (int heights = 1; !mma_sync && heights <= cuda::most_heights(mode.arithmetic(), width); ++heights)
+        choices.push_back({.heights = static_cast<int8_t>(heights), .width = static_cast<int16_t>(width)});
     }
   }
   Random random(kFirstSeed);
