@@ -38,6 +38,8 @@ MUTATIONS = {  # file, what stands there once, what is put in its place
                                "- p.padding + 1 + place.first_tap"),
     "weight_shifts_the_halo_of_halves": ("cuda/conv/weight_stage.cuh", "place.first_tap * p.dilation - p.padding;",
                                          "place.first_tap * p.dilation - p.padding + 1;"),
+    "weight_reads_what_no_tap_reads": ("cuda/conv/weight_wgmma.cu", "std::clamp<int64_t>(last + 1, 1, x.size[a + 2])",
+                                       "x.size[a + 2] + 0 * last"),
     "weight_does_not_round": ("cuda/conv/weight_stage.cuh", "word[i][j] += 0x1000u;", ";"),
 }
 
