@@ -49,7 +49,7 @@ struct GatherWgmmaTile {
   static constexpr int kStages = gather_stages(kProductColumns, kThree, kSlide);
   static constexpr int kRing = kStages * kStepTaps * kTapWords;  // words
   static constexpr int kRegisters = 232, kFeederRegisters = 40;  // of 168 in the mean
-  static_assert(kRegisters * kGroups * kWarps * 32 + kFeederRegisters * kFeeders <= 65536);
+  static_assert(kRegisters * kGroups * kWarps * 32 + kFeederRegisters * kFeeders <= launch_registers(kThreads));
 
   /// Of the halo, in its parts.
   VG_HOST_DEVICE static int buffer_words(const GatherMma& p) {

@@ -218,7 +218,7 @@ inline constexpr int kWeightCopiers = 192, kWeightFinishers = 64;
 /// Steps of 8 words in a box at most; planes of x in shared memory.
 inline constexpr int kMostSteps = 16, kMostWeightSlots = 12;
 /// How many products stand beside one another in a group of warps, at most: as many as there are registers for, and no
-/// more than pays (of narrow ones: a plan with wider ones has always been better).
+/// more than pays: of 6633 problems, none had its best plan with more.
 constexpr int most_heights(ConvArithmetic arithmetic, int columns) {
   const bool three = arithmetic == ConvArithmetic::tf32x3;  // one is summed beside the sums
   const int room = three ? 320 / columns - 1 : 288 / columns, pays = columns <= 32 ? 3 : 5;

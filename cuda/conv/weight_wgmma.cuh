@@ -45,7 +45,7 @@ struct WeightWgmmaTile {
   static constexpr int kMultipliers = 256, kThreads = kMultipliers + kCopiers + kFinishers;
   static constexpr int kRegisters = kColumns * (kHeights + (kThree ? 1 : 0)) <= 288 ? 184 : 192;
   static constexpr int kFeederRegisters = 256 - kRegisters;
-  static_assert(kRegisters * kMultipliers + kFeederRegisters * (kCopiers + kFinishers) <= 65536);
+  static_assert(kRegisters * kMultipliers + kFeederRegisters * (kCopiers + kFinishers) <= launch_registers(kThreads));
 };
 
 /// The products of a group of four warps, and what they are of.

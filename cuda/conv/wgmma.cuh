@@ -25,6 +25,10 @@
 
 namespace voxgrad::cuda {
 
+/// Registers that a block of so many threads may have at its launch, if it is alone on a multiprocessor. setmaxnreg
+/// passes them on, no more: asked for more, it waits for ever.
+constexpr int launch_registers(int threads) { return 65536 / threads / 8 * 8 * threads; }
+
 /// What is the same in all lanes of a warp: told so, the compiler keeps it, and what follows from it, in uniform
 /// registers, of which the products take their operands.
 template <class T>
