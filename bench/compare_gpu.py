@@ -67,7 +67,7 @@ MODES = {
 PEAK = {"high": 402e12, "highest": 402e12 / 3, "bf16": 797e12, "f16": 797e12}  # the floor's arithmetic, FLOP/s
 COPY = 4.23e12  # bytes a second, read + write
 PARTS = ("forward", "data", "weight")
-PLAN = ("plain", "mma_sync", "narrow", "slide", "slots", "depth", "pairs", "width")  # of ConvChoice
+PLAN = ("plain", "mma_sync", "narrow", "slide", "slots", "depth", "pairs", "sets", "width")  # of ConvChoice
 
 
 def triple(v):

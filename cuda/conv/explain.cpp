@@ -42,8 +42,8 @@ std::string describe(const ConvProblem& p, const WeightPlan& plan) {
 
 std::string describe(const ConvProblem& p, const WeightWgmmaPlan& plan) {
   return concat("tensor cores, ", name(arithmetic_of(p)), " by wgmma: ", plan.versions, " taps x ", plan.row_octets * 8,
-                " channels by ", plan.depth.taps, " x ", plan.height.taps, " taps x ", plan.column_octets * 8,
-                " channels, ", plan.heights, " products of ", plan.columns,
+                " channels by ", plan.depth.taps, " x ", plan.height.taps, " x ", plan.sets, " taps x ",
+                plan.column_octets * 8, " channels, ", plan.heights, " products of ", plan.columns,
                 plan.by_steps ? " columns, of half the steps" : " columns", " a warpgroup, pillars of ", plan.depth.box,
                 " x ", plan.height.box, " x ", plan.pairs * 8 * (p.dtype == DType::f32 ? 1 : 2), ", ", plan.x_slots,
                 " planes, ", plan.ranges, " ranges of ", plan.range, " pillars, ", blocks_of(p, plan),

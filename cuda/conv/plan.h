@@ -26,11 +26,12 @@ struct ConvChoice {
   bool mma_sync : 1 = false;  // not wgmma
   bool narrow : 1 = false;    // kernels of few channels wherever they can be
   uint8_t slide : 2 = 0;      // of the gather by wgmma: 1: never, 2: wherever it can; 0: the planner's choice
-  int8_t slots = 0;           // of it too: 1 or 2; 0 likewise
+  uint8_t sets : 2 = 0;       // of the weight gradient by wgmma, of floats; 0 likewise
+  int8_t slots = 0;           // of the gather by wgmma: 1 or 2; 0 likewise
   int8_t depth = 0;           // of it too: chunks of channels of a step, if it divides them; 0 likewise
   int8_t samples = 0;         // of which it, or the weight gradient, packs inputs at a time; 0 likewise
   int8_t heights = 0;         // of the weight gradient by wgmma; 0 likewise
-  int8_t pairs = 0;           // of it too
+  int8_t pairs = 0;           // of it too; 0 likewise
   int16_t width = 0;          // of a tile: columns, or rows (weight by mma.sync; narrow gather); 0 likewise
   friend bool operator==(const ConvChoice&, const ConvChoice&) = default;
 };
@@ -201,6 +202,7 @@ struct WeightWgmmaPlan {
   // Along the width, taps that read the same residue of x are `tap_step` apart, and do so `shift` voxels later.
   int tap_step, shift;
   int versions, version_tiles;      // of those taps, as many as rows of A hold; tiles of them, of all taps
+  int sets, set_tiles;              // of those tiles, in a block (of floats): x stands there once for each; blocks
   int row_octets, row_tiles;        // of 8 channels of y, in a version; tiles of them
   int column_octets, column_tiles;  // of x likewise
   int pairs, width_tiles;           // of 4 words along the width, in a box; boxes
@@ -208,20 +210,20 @@ struct WeightWgmmaPlan {
   int plane_products;               // that hold (tap along height, channel of x)
   bool by_steps;                    // groups of warps share the steps of a plane, not the products
   int64_t samples;                  // that are packed at a time
-  int x_slots, y_slots;             // planes in shared memory
+  int x_slots, y_slots, raw_slots;  // planes in shared memory; raw: of x of floats, as they are copied
   bool late;                        // a plane is given back when the next is being multiplied
   int64_t pillars, range, ranges;   // boxes that slide; of them, in a range; ranges
   double cycles;
 };
-/// Threads that feed those that multiply, of floats: that copy x; that round it.
-inline constexpr int kWeightCopiers = 192, kWeightFinishers = 64;
-/// Steps of 8 words in a box at most; planes of x in shared memory.
-inline constexpr int kMostSteps = 16, kMostWeightSlots = 12;
+/// Threads that feed those that multiply, of floats: that copy x; that take it apart; and 32, of which one copies y.
+inline constexpr int kWeightCopiers = 160, kWeightFinishers = 192;
+/// Steps of 8 words in a box at most; planes of x in shared memory; sets.
+inline constexpr int kMostSteps = 16, kMostWeightSlots = 12, kMostSets = 3;
 /// How many products stand beside one another in a group of warps, at most: as many as there are registers for, and no
 /// more than pays: of 6633 problems, none had its best plan with more.
 constexpr int most_heights(ConvArithmetic arithmetic, int columns) {
   const bool three = arithmetic == ConvArithmetic::tf32x3;  // one is summed beside the sums
-  const int room = three ? 320 / columns - 1 : 288 / columns, pays = columns <= 32 ? 3 : 5;
+  const int room = (arithmetic == ConvArithmetic::tf32 ? 256 : 288) / columns - three, pays = columns <= 32 ? 3 : 5;
   return room < pays ? room : pays;
 }
 /// Whether a plane may be given back when the next is being multiplied.
@@ -230,15 +232,15 @@ constexpr bool may_be_late(ConvArithmetic arithmetic) { return arithmetic != Con
 /// width; from 8 channels to the next; of a slot, of all slots and what is read behind them.
 struct WeightMemory {
   int x_lines, x_pitch, x_octet, y_pitch, y_octet, x_slot, y_slot, total;
+  int raw_pitch, raw_slot;  // from a channel of a line to the next; of a plane of floats, as it is copied
 };
 WeightMemory memory_of(const ConvProblem& problem, const WeightWgmmaPlan& plan);
 /// Of y of so many samples, packed; of x of one, of halves.
 int64_t lattice_bytes(const ConvProblem& problem, const WeightWgmmaPlan& plan);
 int64_t input_bytes(const ConvProblem& problem, const WeightWgmmaPlan& plan);
 
-/// Of floats: warps that share channels of x, each with its lines of them: as few of all that copy as leave each
-/// something to do.
-int line_shares(const WeightWgmmaPlan& plan);
+/// Of floats: words of a line that a block reads for all its sets, at most.
+int line_words(const ConvProblem& problem, const WeightWgmmaPlan& plan);
 
 /// Nothing if mma.sync, or the plain kernel, has to take it.
 std::optional<WeightWgmmaPlan> plan_weight_wgmma(const ConvProblem& problem);

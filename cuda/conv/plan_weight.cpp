@@ -154,7 +154,7 @@ std::optional<WeightPlan> best_weight(const ConvProblem& p, WeightPlan plan) {
 }  // namespace
 
 std::span<const int> weight_widths(ConvArithmetic, bool wgmma) {
-  static constexpr int kWidths[] = {16, 32, 48, 64}, kWgmmaWidths[] = {8, 16, 24, 32, 48, 64, 72, 96, 128};
+  static constexpr int kWidths[] = {16, 32, 48, 64}, kWgmmaWidths[] = {8, 16, 24, 32, 48, 64, 72, 80, 96, 128};
   if (wgmma) return kWgmmaWidths;
   return kWidths;
 }

@@ -11,8 +11,9 @@ namespace {
 constexpr int kMostColumnOctets = 16, kMostLines = 1024, kMostTaps = 1024;  // lines: of a plane of x; taps: of an axis
 constexpr int kStatic = 2048;                            // bytes of shared memory: barriers, what the block sums
 constexpr double kReach = 1 << 28, kBytesAClock = 2000;  // positions of an axis; bytes of memory
-constexpr double kFromL2 = 40;                           // bytes a clock, of a multiprocessor
+constexpr double kFromL2 = 40, kOfLines = 21;            // bytes a clock, of a multiprocessor; by copies of 16 bytes
 constexpr int kMostBox = 256, kMostStep = 8;             // of the copy engine
+constexpr int kMostLineWords = 4 * kWeightCopiers - 3;   // each thread copies 4, that begin at a multiple of 4
 
 /// The axis for a block with so many taps of it.
 SlidingAxis sliding_axis(const ConvProblem& p, int a, int taps) {
@@ -42,25 +43,23 @@ std::vector<int> tap_counts(int64_t kernel) {
   return result;
 }
 
-/// Clocks in which a plane of x comes. Floats: in which its words are copied, then rounded, by warps of their own.
-/// Fitted to what profiles say: a copy costs its warp some instructions, or all of them the cache lines that are looked
+/// Clocks in which a plane of x comes. Of floats: in which its words are copied, then taken apart, by warps of their
+/// own. Fitted to measurements: a copy costs its warp some instructions, or all of them the cache lines that are looked
 /// up.
 struct StagingClocks {
   double copying, finishing;
 };
 StagingClocks staging_clocks(const ConvProblem& p, const WeightWgmmaPlan& plan) {
-  const int rows = plan.height.rows(plan.height.box);
+  const int rows = plan.height.rows(plan.height.box), channels = plan.column_octets * 8;
   if (elements_of(p) == 2) return {300 + rows * plan.column_octets * plan.pairs * 256 / kFromL2, 0};
-  const double words = 8 * plan.pairs;
-  const int warps = kWeightCopiers / 32;
-  const double stride = static_cast<double>(std::clamp<int64_t>(p.in_stride[2], 1, 32));
-  const double span = words * 4 * static_cast<double>(p.geometry.stride[2]) * stride;  // bytes
-  const double looked_up = 4.0 / plan.pairs * std::min(span / 128 + 1, words);
-  const double sectors = 4.0 / plan.pairs * std::min(span / 32 + 1, words);
-  const double line = std::max({40.0, warps * (5 + 2 * looked_up), warps * sectors * 32 / kFromL2});
-  const int shares = line_shares(plan), units = 2 * plan.pairs * plan.column_octets * shares;
-  const double copying = 600.0 + divide_up(units, warps) * (250 + divide_up(rows, shares) * line);
-  return {copying, 300 + 4.0 * plan.pairs * rows * plan.column_octets * 64 * (1 + parts(p)) / 40};
+  const int chunks = divide_up(line_words(p, plan) + 3, 4), quads = 2 * plan.pairs;
+  const int copied = std::min(kWeightCopiers / chunks, channels),
+            finished = std::min(kWeightFinishers / quads, channels);
+  const int copy_shares = std::min(kWeightCopiers / (chunks * copied), rows);
+  const int shares = std::min(kWeightFinishers / (quads * finished), rows);
+  const double copy = std::max(57.0, copied * copy_shares * chunks * 16 / kOfLines);
+  return {640 + divide_up(channels, copied) * divide_up(rows, copy_shares) * copy,
+          250 + divide_up(channels, finished) * divide_up(rows, shares) * (40 + plan.sets * 30.0 * parts(p))};
 }
 
 /// Fills in how the width and y's channels are cut.
@@ -74,6 +73,7 @@ void choose_rows(const ConvProblem& p, int versions, WeightWgmmaPlan& plan) {
   plan.version_tiles = 0;
   for (int tap = 0; tap < std::min(plan.tap_step, kernel); ++tap)
     plan.version_tiles += divide_up(divide_up(kernel - tap, plan.tap_step), versions);
+  plan.sets = 1;
   plan.row_tiles = divide_up(octets, 8 / versions);
   plan.row_octets = divide_up(octets, plan.row_tiles);
 }
@@ -87,7 +87,7 @@ int64_t ranges_of(const ConvProblem& p, const WeightWgmmaPlan& plan, int64_t ran
 /// The least clocks of a range and of all, for so many pillars of `pillar` clocks, by ranges whose blocks fill the GPU.
 void choose_ranges(const ConvProblem& p, WeightWgmmaPlan& plan, double pillar) {
   const int64_t tiles =
-      p.groups * plan.version_tiles * plan.row_tiles * plan.column_tiles * plan.depth.pieces * plan.height.pieces;
+      p.groups * plan.set_tiles * plan.row_tiles * plan.column_tiles * plan.depth.pieces * plan.height.pieces;
   const int64_t voxels = int64_t{plan.depth.box} * plan.height.box * plan.pairs * 8 * elements_of(p);
   const int64_t most = std::max<int64_t>(1, most_voxels(p) / voxels * (plan.by_steps ? 2 : 1));
   plan.ranges = 1;
@@ -123,29 +123,34 @@ void choose_ranges(const ConvProblem& p, WeightWgmmaPlan& plan, double pillar) {
   }
 }
 
-/// Whether boxes of x can be copied as they shall lie: lines on end, and of halves by the copy engine.
-bool can_stage(const ConvProblem& p, const SlidingAxis& height) {
+/// Whether boxes of x can be staged as they shall lie: lines on end, and of halves by the copy engine.
+bool can_stage(const ConvProblem& p, const WeightWgmmaPlan& plan) {
+  const SlidingAxis& height = plan.height;
   const int rows = height.rows(height.box);
   if (rows > kMostLines) return false;
   const bool apart = height.in_stride > height.span * height.in_step;  // voxels share no line
-  if (elements_of(p) == 1) return height.tap_step == 1 || !apart;      // lines of a residue are at equal distances
+  if (elements_of(p) == 1)                                             // lines of a residue are at equal distances
+    return (height.tap_step == 1 || !apart) && line_words(p, plan) <= kMostLineWords;
   const int step = height.tap_step * height.in_step, lines = divide_up(rows, height.tap_step);
   return !apart && step <= kMostStep && (lines - 1) * step < kMostBox && p.geometry.stride[2] <= kMostSplits;
 }
 
 /// Fills in the box and the cost; false if it does not fit.
 bool complete(const ConvProblem& p, WeightWgmmaPlan& plan) {
-  if (!can_stage(p, plan.height)) return false;
+  if (!can_stage(p, plan)) return false;
   plan.height.tiles = divide_up(plan.height.count, plan.height.box);
   plan.depth.tiles = divide_up(plan.depth.count, plan.depth.box);
   const int words = 8 * plan.pairs * elements_of(p);
   plan.width_tiles = divide_up(p.out_size[2] + (plan.versions - 1) * plan.shift, words);
   plan.pillars = p.batch * plan.depth.tiles * plan.height.tiles * plan.width_tiles;
+  if (static_cast<double>(plan.pillars) > kReach) return false;
   plan.x_slots = std::min(plan.depth.span + 2 * plan.depth.advance + 1, kMostWeightSlots);
-  plan.y_slots = 3;
+  plan.y_slots = plan.raw_slots = 3;
   if (plan.x_slots <= plan.depth.span) return false;  // one is being staged
   while (memory_of(p, plan).total > p.shared_limit - kStatic) {
-    if (plan.y_slots > 2)
+    if (plan.raw_slots > 2)
+      --plan.raw_slots;
+    else if (plan.y_slots > 2)
       --plan.y_slots;
     else if (plan.x_slots > plan.depth.span + 1)
       --plan.x_slots;
@@ -161,18 +166,19 @@ bool complete(const ConvProblem& p, WeightWgmmaPlan& plan) {
   const int steps = plan.height.box * plan.pairs;
   const double products =
       static_cast<double>(steps) * plan.heights * (plan.by_steps ? 1 : 2) * (three_products(p) ? 3 : 1);
-  const double loads_x = 2.0 * plan.pairs * plan.height.rows(plan.height.box) * plan.column_octets;  // of a plane
+  const double stores_x = 2.0 * plan.pairs * plan.height.rows(plan.height.box) * plan.sets * plan.column_octets;
   const double loads_y = 2.0 * plan.pairs * plan.height.box * plan.row_octets * plan.versions;
-  const auto [copying, finishing] = staging_clocks(p, plan);
-  const double stores = parts(p) * ((elements_of(p) == 1 ? 3 : 1) * plan.depth.advance * loads_x + loads_y);
+  const double stores = parts(p) * ((elements_of(p) == 1 ? 3 : 1) * plan.depth.advance * stores_x + loads_y);
   const double tensor = products * plan.columns / 2, shared = products * (16 + plan.columns / 4.0) + stores;
-  const double multiplying = std::max(tensor * 1.08, shared * 1.05) + 250 + (three_products(p) ? 60 * plan.heights : 0);
+  const double multiplying = std::max(tensor * 1.08, shared * (elements_of(p) == 1 ? 1.17 : 1.05)) + 250 +
+                             (three_products(p) ? 60 * plan.heights : 0);
   // As many planes as there are slots for are on their way, of which each voxel of y needs `advance`.
   const double advance = plan.depth.advance, ahead = plan.x_slots - plan.depth.span;
   const double copying_y = elements_of(p) == 2 ? memory_of(p, plan).y_slot / kFromL2 : 0;
-  const double staging = std::max(advance * std::max(copying, finishing) + copying_y,
-                                  (advance * copying + finishing + 1000) * advance / ahead);
-  const double both = elements_of(p) == 2 ? 0.1 : 0.3;  // they share memory
+  const auto [copying, finishing] = staging_clocks(p, plan);
+  const double staging =
+      std::max(advance * std::max(copying, finishing) + copying_y, (advance * finishing + 500) * advance / ahead);
+  const double both = elements_of(p) == 2 ? 0.1 : 0.5;  // they share memory
   const double plane = std::max(multiplying, staging) + both * std::min(multiplying, staging);
   const double begin = (plan.depth.span - advance) * copying;
   const double depth = static_cast<double>(plan.depth.count) / plan.depth.tiles;
@@ -198,7 +204,7 @@ void look_at_boxes(const ConvProblem& p, WeightWgmmaPlan plan, std::optional<Wei
         if (depth < 1 || (pieces > 1 && depth < 4)) break;
         plan.depth.box = depth;
         if (complete(p, plan) && (!best || plan.cycles < best->cycles)) best = plan;
-        if (plan.pillars * plan.version_tiles * plan.row_tiles * plan.column_tiles > 512) break;
+        if (plan.pillars * plan.set_tiles * plan.row_tiles * plan.column_tiles > 512) break;
       }
     }
   }
@@ -211,7 +217,7 @@ void look_at_products(const ConvProblem& p, WeightWgmmaPlan plan, std::optional<
   for (const int columns : widths) {
     if (asked && columns != *asked) continue;
     plan.columns = columns;
-    plan.plane_products = divide_up(plan.height.taps * plan.column_octets * 8, columns);
+    plan.plane_products = divide_up(plan.height.taps * plan.sets * plan.column_octets * 8, columns);
     const int all = plan.depth.taps * plan.plane_products, most = most_heights(arithmetic_of(p), columns);
     for (const bool by_steps : {false, true}) {
       plan.by_steps = by_steps;
@@ -225,16 +231,23 @@ void look_at_products(const ConvProblem& p, WeightWgmmaPlan plan, std::optional<
 
 }  // namespace
 
-int line_shares(const WeightWgmmaPlan& plan) {
-  constexpr int warps = kWeightCopiers / 32;
-  int shares = 1;
-  while (warps % shares != 0 || (2 * plan.column_octets * plan.pairs * shares < 2 * warps && shares < warps)) ++shares;
-  return shares;
+int line_words(const ConvProblem& p, const WeightWgmmaPlan& plan) {
+  const int kernel = static_cast<int>(p.kernel[2]);
+  int most = 0, tile = 0, first = 0, last = 0;  // taps of a block
+  for (int residue = 0; residue < std::min(plan.tap_step, kernel); ++residue)
+    for (int tap = residue; tap < kernel; tap += plan.versions * plan.tap_step, ++tile) {
+      first = tile % plan.sets == 0 ? tap : std::min(first, tap);
+      last = tile % plan.sets == 0 ? tap : std::max(last, tap);
+      most = std::max(most, last - first);
+    }
+  const auto step = static_cast<double>(p.geometry.stride[2]);
+  return static_cast<int>(
+      std::min(kReach, (8 * plan.pairs - 1) * step + most * static_cast<double>(p.geometry.dilation[2]) + 1));
 }
 
 WeightMemory memory_of(const ConvProblem& p, const WeightWgmmaPlan& plan) {
-  constexpr int kOctet = 128;         // bytes of 8 channels of a quad, or of 8 voxels
-  const int apart = 64 / plan.pairs;  // for which the quads that a warp stages at a time lie in all banks
+  constexpr int kOctet = 128;                                // bytes of 8 channels of a quad, or of 8 voxels
+  const int apart = plan.pairs <= 2 ? 64 / plan.pairs : 16;  // for which neighbours' words lie in different banks
   WeightMemory m{};
   const int lines = plan.height.rows(plan.height.box);
   m.x_lines = divide_up(lines, plan.height.tap_step) * plan.height.tap_step;
@@ -250,13 +263,16 @@ WeightMemory memory_of(const ConvProblem& p, const WeightWgmmaPlan& plan) {
     return m;
   }
   m.x_octet = m.y_octet = kOctet;
-  m.x_pitch = m.x_lines * plan.column_octets * kOctet + apart;
+  m.x_pitch = m.x_lines * plan.sets * plan.column_octets * kOctet + apart;
   m.y_pitch = plan.height.box * plan.row_octets * plan.versions * kOctet + apart;
   m.x_slot = parts(p) * 2 * plan.pairs * m.x_pitch;
   m.y_slot = parts(p) * 2 * plan.pairs * m.y_pitch;
   // Products read whole rows and columns, even of the last line. (Two quads of them: as if they were on end, as
   // compute-sanitizer seems to take them.)
   m.total = plan.x_slots * m.x_slot + plan.y_slots * m.y_slot + 2 * kOctet * std::max(8, plan.columns / 8);
+  m.raw_pitch = divide_up(line_words(p, plan) + 3, 4) * 16;
+  m.raw_slot = m.x_lines * plan.column_octets * 8 * m.raw_pitch;
+  m.total += plan.raw_slots * m.raw_slot;
   return m;
 }
 
@@ -290,9 +306,13 @@ std::optional<WeightWgmmaPlan> plan_weight_wgmma(const ConvProblem& p) {
         for (const int height_taps : tap_counts(p.kernel[1])) {
           plan.depth = sliding_axis(p, 0, depth_taps);
           plan.height = sliding_axis(p, 1, height_taps);
-          look_at_products(p, plan, best);
+          const int most = std::min(plan.version_tiles, elements_of(p) == 1 ? kMostSets : 1);
+          for (plan.sets = 1; plan.sets <= most; ++plan.sets) {
+            if (p.choice.sets > 0 && plan.sets != std::min<int>(p.choice.sets, most)) continue;
+            plan.set_tiles = divide_up(plan.version_tiles, plan.sets);
+            look_at_products(p, plan, best);
+          }
         }
-      if (best && plan.column_octets <= 2) break;
     }
   }
   if (best && static_cast<double>(blocks_of(p, *best)) >= 2147483647.0) return std::nullopt;
@@ -318,7 +338,7 @@ int64_t workspace_bytes(const ConvProblem& p, const WeightWgmmaPlan& plan) {
 }
 
 int64_t blocks_of(const ConvProblem& p, const WeightWgmmaPlan& plan) {
-  return plan.ranges * p.groups * plan.version_tiles * plan.row_tiles * plan.column_tiles * plan.depth.pieces *
+  return plan.ranges * p.groups * plan.set_tiles * plan.row_tiles * plan.column_tiles * plan.depth.pieces *
          plan.height.pieces;
 }
 

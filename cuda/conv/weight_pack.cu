@@ -92,22 +92,23 @@ __global__ void __launch_bounds__(kBlock) pack_planes(const __grid_constant__ Pa
 
 template <class Arithmetic>
 void pack_lattice(const WeightWgmma& p, const View& y, int shift, char* packed, cudaStream_t stream) {
-  PackPlanes pack{.y = y.as<char>(),
-                  .stride = {},
-                  .size = {},
-                  .channels = p.y_channels,
-                  .shift = shift,
-                  .slot = p.of_y,
-                  .samples = p.samples,
-                  .planes = p.groups * p.samples * p.row_tiles * p.depth.count * p.height.tiles * p.width_tiles,
-                  .row_tiles = p.row_tiles,
-                  .rows = p.row_octets * 8,
-                  .quads = Divisor(2 * p.pairs),
-                  .all_rows = Divisor(p.row_octets * 8 * p.versions),
-                  .tile_rows = Divisor(p.row_octets * 8),
-                  .lines = p.height.box,
-                  .height_tiles = p.height.tiles,
-                  .width_tiles = p.width_tiles};
+  PackPlanes pack{
+      .y = y.as<char>(),
+      .stride = {},
+      .size = {},
+      .channels = p.y_channels,
+      .shift = shift,
+      .slot = p.of_y,
+      .samples = p.samples,
+      .planes = int64_t{p.groups} * p.samples * p.row_tiles * p.depth.count * p.height.tiles * p.width_tiles,
+      .row_tiles = p.row_tiles,
+      .rows = p.row_octets * 8,
+      .quads = Divisor(2 * p.pairs),
+      .all_rows = Divisor(p.row_octets * 8 * p.versions),
+      .tile_rows = Divisor(p.row_octets * 8),
+      .lines = p.height.box,
+      .height_tiles = p.height.tiles,
+      .width_tiles = p.width_tiles};
   for (int a = 0; a < 5; ++a) pack.stride[a] = y.stride[a] * static_cast<int64_t>(item_size(y.dtype));
   for (int a = 0; a < 3; ++a) pack.size[a] = static_cast<int>(y.size[a + 2]);
   if constexpr (Arithmetic::kElements == 2) {

@@ -1,13 +1,16 @@
 // How the warps that feed those of weight_wgmma.cuh bring planes of x and y to shared memory. y was packed before
 // (weight_pack.cu), so that one copy brings a plane, and so was x of halves (pack.cu), of which boxes are copied.
-// Floats of x may begin anywhere, with voxels at any distance: they come by copies of 4 bytes in the background, and
-// are rounded where they lie by two warps of their own.
+//
+// Lines of x of floats may begin anywhere. Five warps copy them as they lie, by 16 bytes in the background: raw lines,
+// from a multiple of 16 bytes on. Six take planes that have come apart: for each set, quads of words of a channel,
+// whose voxels may be x_step words from each other, rounded (or split), and zero where a tap reads beside x.
 #pragma once
 
 #include <cuda.h>
 
 #include "cuda/conv/bulk_copy.cuh"
 #include "cuda/conv/instances.h"
+#include "cuda/conv/wgmma.cuh"
 #include "cuda/divisor.h"
 #include "cuda/launch.h"
 
@@ -22,8 +25,6 @@ struct WeightPlanes {
   int slots;
 };
 
-inline constexpr int kLeastCopies = 4, kMostCopies = 10;
-
 struct WeightWgmma {
   CUtensorMap packed_x;  // of halves: width, (channels / 8), height, (sample, group, channels / 8, residue, depth)
   int x_octets_packed;   // of a sample and group; likewise
@@ -36,14 +37,14 @@ struct WeightWgmma {
   int lines, residues;  // lines: of residue 0
   int full_residues;    // that have as many lines; the others have one less
   int residue_at, line_at, residue_to, line_to;
-  Divisor shares;      // warps that share channels, each with its lines
-  int units, many;     // of a residue; channels of a unit
-  int unit_step;       // warps that take units in turn
-  int unit_channels;   // from a unit to the next of a warp
-  int64_t unit_bytes;  // likewise
-  int lines_at_once;   // of floats, that are copied together
-  int64_t line_bytes;  // from a line to the next of its share; likewise
-  int line_step, line_slot;
+  // Raw planes: where they stand, how many, bytes of one, bytes from a channel of a line to the next (and 16 bytes).
+  int raw_at, raw_slots, raw_bytes, raw_pitch, chunks;
+  int64_t raw_line_at, raw_residue_at;    // bytes from a line of a residue, or a residue, to the next
+  int raw_line_to;                        // there
+  int copied, copy_shares;                // channels that are copied at a time, and threads that share the lines then
+  int finished, shares;                   // that are taken apart, likewise
+  int64_t copy_channel_at, copy_line_at;  // of a thread that copies: to its next channel, or line
+  int copy_line_to, copy_line_step;       // there; positions along height
   WeightPlanes of_x, of_y;
 
   const char* y;   // packed: (groups, row tiles, samples, depth, height tiles, width tiles) planes
@@ -52,54 +53,57 @@ struct WeightWgmma {
   SlidingAxis depth, height;
   int kernel[3], padding, dilation;  // padding, dilation: along the width
   int x_octets;
-  int groups, version_tiles, row_tiles, column_tiles;
-  int tap_step, versions, row_octets, column_octets;
+  int groups, set_tiles, row_tiles, column_tiles;
+  int sets;  // of version tiles, in a block
+  int tap_step, shift, versions, row_octets, column_octets;
   int pairs, width_tiles;
   int steps, plane_products;
   bool by_steps, late;
-  int64_t samples, pillars, range;
+  int samples, pillars, ranges;  // pillars: every `ranges`th is one block's, so that neighbours share what is in L2
   int x_step_at[kMostSteps], y_step_at[kMostSteps];  // 16 bytes: from a slot to the words of a step
 };
 
 /// What a block sums.
 struct WeightPlace {
   int group, row_tile, first_row, first_column;  // channels of y and x, of the group
-  int first_tap, versions;                       // along the width
+  int tap[kMostSets];                            // along the width, the first of each set; kernel[2]: none
   int depth_tap, height_tap;                     // the first ones
-  int64_t range;
+  int range;
 
   WeightPlace() = default;
   __device__ explicit WeightPlace(const WeightWgmma& p) {
     unsigned index = blockIdx.x;
-    int tile = static_cast<int>(take_digit(index, p.version_tiles));
+    const int first_set = static_cast<int>(take_digit(index, p.set_tiles)) * p.sets;
     row_tile = static_cast<int>(take_digit(index, p.row_tiles));
     first_row = row_tile * p.row_octets * 8;
     first_column = static_cast<int>(take_digit(index, p.column_tiles)) * p.column_octets * 8;
     height_tap = static_cast<int>(take_digit(index, p.height.pieces)) * p.height.taps;
     depth_tap = static_cast<int>(take_digit(index, p.depth.pieces)) * p.depth.taps;
     group = static_cast<int>(take_digit(index, p.groups));
-    range = index;
-    for (int residue = 0;; ++residue) {
+    range = static_cast<int>(index);
+    for (int set = 0; set < kMostSets; ++set) tap[set] = set < p.sets ? first_of(p, first_set + set) : p.kernel[2];
+  }
+
+ private:
+  /// The first tap of a tile of versions.
+  __device__ static int first_of(const WeightWgmma& p, int tile) {
+    for (int residue = 0; residue < min(p.tap_step, p.kernel[2]); ++residue) {
       const int taps = (p.kernel[2] - residue + p.tap_step - 1) / p.tap_step;
       const int tiles = (taps + p.versions - 1) / p.versions;
-      if (tile < tiles) {
-        first_tap = residue + tile * p.versions * p.tap_step;
-        versions = min(p.versions, taps - tile * p.versions);
-        return;
-      }
+      if (tile < tiles) return residue + tile * p.versions * p.tap_step;
       tile -= tiles;
     }
+    return p.kernel[2];
   }
 };
 
 /// A box of the lattice, with all of its planes.
 struct WeightPillar {
-  int64_t sample;
-  int height_tile, width_tile;
+  int sample, height_tile, width_tile;
   int depth, planes, height, width;  // its first voxel
 
   template <class Arithmetic>
-  __device__ static WeightPillar at(const WeightWgmma& p, int64_t index) {
+  __device__ static WeightPillar at(const WeightWgmma& p, unsigned index) {
     WeightPillar pillar;
     pillar.width_tile = static_cast<int>(take_digit(index, p.width_tiles));
     pillar.width = pillar.width_tile * p.pairs * 8 * Arithmetic::kElements;
@@ -107,26 +111,27 @@ struct WeightPillar {
     pillar.height = pillar.height_tile * p.height.box;
     pillar.depth = static_cast<int>(take_digit(index, p.depth.tiles)) * p.depth.box;
     pillar.planes = min(p.depth.box, p.depth.count - pillar.depth);
-    pillar.sample = index;
+    pillar.sample = static_cast<int>(index);
     return pillar;
   }
 };
 
-/// Slots of x whose copies have come (of floats); that are full; slots of y that are full; empty slots of x, of y.
+/// Raw planes of x (of floats) that have come, or may be overwritten; slots of x and y that are full; empty ones.
 struct WeightBarriers {
-  static constexpr int kOf = kMostWeightSlots, kCount = 5 * kOf;
+  static constexpr int kOf = kMostWeightSlots, kCount = 6 * kOf;
   uint32_t first;
-  __device__ uint32_t landed_x(int slot) const { return first + 8 * slot; }
-  __device__ uint32_t full_x(int slot) const { return landed_x(kOf + slot); }
-  __device__ uint32_t full_y(int slot) const { return landed_x(2 * kOf + slot); }
-  __device__ uint32_t empty_x(int slot) const { return landed_x(3 * kOf + slot); }
-  __device__ uint32_t empty_y(int slot) const { return landed_x(4 * kOf + slot); }
+  __device__ uint32_t full_raw(int slot) const { return first + 8 * slot; }
+  __device__ uint32_t empty_raw(int slot) const { return full_raw(kOf + slot); }
+  __device__ uint32_t full_x(int slot) const { return full_raw(2 * kOf + slot); }
+  __device__ uint32_t full_y(int slot) const { return full_raw(3 * kOf + slot); }
+  __device__ uint32_t empty_x(int slot) const { return full_raw(4 * kOf + slot); }
+  __device__ uint32_t empty_y(int slot) const { return full_raw(5 * kOf + slot); }
 
   /// By threads 0 to kCount.
   template <class Tile>
   __device__ void init(int thread) const {
-    const int arriving[] = {Tile::kCopiers, Tile::kHalves ? 1 : Tile::kFinishers / 32, 1, Tile::kMultipliers / 32,
-                            Tile::kMultipliers / 32};
+    constexpr int kMultiply = Tile::kMultipliers / 32, kFinish = kWeightFinishers / 32;
+    const int arriving[] = {kWeightCopiers, kFinish, Tile::kHalves ? 1 : kFinish, 1, kMultiply, kMultiply};
     init_barrier(first + 8 * thread, arriving[thread / kOf]);
   }
 };
@@ -139,8 +144,7 @@ template <class Tile, class Begin, class X, class Y>
 __device__ void for_each_plane(const WeightWgmma& p, const WeightPlace& place, Begin begin, X with_x, Y with_y) {
   Ring of_x, of_y;
   const bool y_first = p.of_y.slots > 2;
-  const int64_t end = min((place.range + 1) * p.range, p.pillars);
-  for (int64_t index = place.range * p.range; index < end; ++index) {
+  for (int index = place.range; index < p.pillars; index += p.ranges) {
     const WeightPillar pillar = WeightPillar::at<typename Tile::Arithmetic>(p, index);
     begin(pillar);
     int d = pillar.depth * p.depth.in_stride - p.depth.padding + place.depth_tap * p.depth.dilation;
@@ -171,110 +175,286 @@ __device__ void copy_y(const WeightWgmma& p, const WeightPlace& place, uint32_t 
             p.of_y.slot_bytes, barriers.full_y(ring.slot));
 }
 
-/// What a lane copies of the lines of x: 32 words of a channel, or 16 of two, or 8 of four, as wide as the box is.
-template <class Tile>
+/// Where a block's sets stand in a raw line, which holds all of their words, and those between them, on end.
+struct WeightSets {
+  int count, first;       // that exist; position of a line's first word, from that of the box on
+  int offset[kMostSets];  // words, of a set's first one
+  int later[kMostSets];   // voxels after the set before: 1, 2, or 4 if it shares no word with it, or many
+
+  __device__ WeightSets(const WeightWgmma& p, const WeightPlace& place) : count(0), first(INT_MAX) {
+#pragma unroll
+    for (int set = 0; set < kMostSets; ++set)
+      if (place.tap[set] < p.kernel[2]) ++count, first = min(first, place.tap[set] * p.dilation);
+    count = of_warp(count);
+    first = of_warp(first);
+#pragma unroll
+    for (int set = 0; set < kMostSets; ++set) {
+      offset[set] = of_warp(set < count ? place.tap[set] * p.dilation - first : 0);
+      const int words = set > 0 ? offset[set] - offset[set - 1] : 0;
+      later[set] = words == p.x_step ? 1 : words == 2 * p.x_step ? 2 : 4;
+    }
+  }
+};
+
+/// A line of x in a pillar, at depth 0, and its first word, `first` behind the box's.
+struct WeightLine {
+  const char* from;
+  int at, word;  // positions along height and width
+
+  __device__ WeightLine(const WeightWgmma& p, const WeightPlace& place, const WeightPillar& pillar, int first,
+                        int channel, int line)
+      : at(pillar.height * p.height.in_stride - p.height.padding + place.height_tap * p.height.dilation +
+           line * p.line_at),
+        word(pillar.width * p.x_step - p.padding + first) {
+    from = p.x + pillar.sample * p.x_stride[0] +
+           (int64_t{place.group} * p.x_channels + place.first_column + channel) * p.x_stride[1] + at * p.x_stride[3] +
+           int64_t{word} * 4;
+  }
+};
+
+/// What a thread copies of x, of floats: the same 16 bytes of every `copied`th channel, of every `copy_shares`th line.
+/// If any of them are of the line; they begin at a multiple of 16 bytes, so that the others can be read, whatever they
+/// are.
 struct WeightCopies {
   const WeightWgmma& p;
   const WeightPlace& place;
-  int share, first_unit;  // of this warp
-  int word, channel;      // of this lane, in the first unit
-  const char* from;       // its word of the first line, at depth 0
-  int at;                 // the first line
-  bool inside;            // along the width
+  int first;                  // of WeightSets
+  int chunk, channel, share;  // the first ones
+  const char* from;           // the first line's chunk, at depth 0, if that began at a multiple of 16 bytes
+  int at;                     // that line
+  unsigned last_byte;         // of that chunk, in the line
+  int there;                  // channels of x from the first on
 
   __device__ WeightCopies(const WeightWgmma& problem, const WeightPlace& at_place, int thread)
-      : p(problem), place(at_place), first_unit(thread / 32) {
-    share = p.shares.take(first_unit);
-    word = thread % 32 & (8 * p.pairs - 1);
-    channel = thread % 32 / (8 * p.pairs) + first_unit * p.many;
+      : p(problem), place(at_place), first(WeightSets(p, place).first) {
+    chunk = thread % p.chunks;
+    share = thread / p.chunks / p.copied;
+    channel = thread / p.chunks - share * p.copied;
+    there = p.x_channels - place.first_column - channel;
   }
   __device__ void begin(const WeightPillar& pillar) {
-    const int w = (pillar.width + word) * p.x_step - p.padding + place.first_tap * p.dilation;
-    at = pillar.height * p.height.in_stride - p.height.padding + place.height_tap * p.height.dilation;
-    from = p.x + pillar.sample * p.x_stride[0] +
-           (int64_t{place.group} * p.x_channels + place.first_column + channel) * p.x_stride[1] + at * p.x_stride[3] +
-           w * p.x_stride[4];
-    inside = static_cast<unsigned>(w) < static_cast<unsigned>(p.x_size[2]);
+    const WeightLine line(p, place, pillar, first, channel, share);
+    from = line.from + chunk * 16;
+    at = line.at;
+    last_byte = (line.word + chunk * 4 + 3) * 4;
   }
-  __device__ void plane(int depth, uint32_t slot) const {
+  __device__ void plane(int depth, uint32_t raw) const {
     const bool in_volume = static_cast<unsigned>(depth) < static_cast<unsigned>(p.x_size[0]);
-    const int channels = in_volume ? p.x_channels - place.first_column - channel : 0;  // from this lane's on
-    const char* const plane = from + depth * p.x_stride[2];
-    slot += word / 4 * p.of_x.pitch + channel * 16 + word % 4 * 4;
+    const char* residue_from = from + depth * p.x_stride[2];
+    raw += (share * p.raw_line_to + channel * p.raw_pitch) + chunk * 16;
     for (int residue = 0; residue < p.residues; ++residue) {
-      const int line = residue * p.residue_at + share * p.line_at;
-      int lines = p.lines - (residue >= p.full_residues) - share + p.shares.value - 1;  // of this share
-      p.shares.take(lines);
-      copy_units(plane + line * p.x_stride[3], slot + residue * p.residue_to + share * p.line_to, at + line, lines,
-                 channels);
+      const char* channel_from = residue_from;
+      uint32_t to = raw;
+      const int lines = p.lines - (residue >= p.full_residues), first_line = at + residue * p.residue_at;
+      for (int i = 0; i < p.column_octets * 8; i += p.copied) {
+        if (i + channel < p.column_octets * 8)
+          copy_lines(channel_from, to, first_line, lines, in_volume && i < there ? p.x_size[1] : 0);
+        channel_from += p.copy_channel_at;
+        to += p.copied * p.raw_pitch;
+      }
+      residue_from += p.raw_residue_at;
+      raw += p.lines * p.raw_line_to;
     }
   }
 
  private:
-  /// Lines from `at` on; `channels` there are, from this lane's first on.
-  __device__ void copy_units(const char* from, uint32_t to, int at, int lines, int channels) const {
-    const auto each = [&](auto copy_lines) {
-#pragma unroll 1
-      for (int unit = first_unit; unit < p.units; unit += p.unit_step) {
-        copy_lines(from, to, channels > 0);
-        from += p.unit_bytes;
-        to += p.unit_channels * 16;
-        channels -= p.unit_channels;
-      }
-    };
-    const int begin = inside ? at : INT_MIN;  // what is outside along another axis is so in all lines
-    with_batch<kMostCopies>([&]<int kMany>() {
-      each([&](const char* f, uint32_t t, bool exists) { copy_words<kMany>(f, t, exists ? begin : INT_MIN, lines); });
-    });
+  __device__ void copy_lines(const char* from, uint32_t to, int at, int lines, int height) const {
+    lines = (lines - share + p.copy_shares - 1) / p.copy_shares;
+    copy_many<4>(from, to, at, lines, height);
+    copy_many<1>(from, to, at, lines, height);
   }
-  /// The number of lines that are copied together, as the compiler wants it.
-  template <int kMany, class Copy>
-  __device__ void with_batch(Copy copy) const {
-    if constexpr (kMany > kLeastCopies)
-      if (p.lines_at_once != kMany) return with_batch<kMany - 1>(copy);
-    copy.template operator()<kMany>();
-  }
-  /// So many lines at a time, with addresses in registers of their own: a copy holds its address for long.
+  /// So many at a time, with addresses in registers of their own: a copy holds its address for long.
   template <int kMany>
-  __device__ void copy_words(const char* from, uint32_t to, int at, int lines) const {
-    const auto height = static_cast<unsigned>(p.x_size[1]);
+  __device__ void copy_many(const char*& from, uint32_t& to, int& at, int& lines, int height) const {
+    const unsigned end = (p.x_size[2] + 3) * 4;
 #pragma unroll 1
     for (; lines >= kMany; lines -= kMany) {
       const char* each[kMany];
 #pragma unroll
-      for (int i = 0; i < kMany; ++i, from += p.line_bytes) {
+      for (int i = 0; i < kMany; ++i, from += p.copy_line_at) {
+        asm volatile("" : "+l"(from));
         each[i] = from;
-        asm volatile("" : "+l"(each[i]));
       }
 #pragma unroll
-      for (int i = 0; i < kMany; ++i, to += p.line_slot, at += p.line_step)
-        copy_word_async(to, each[i], static_cast<unsigned>(at) < height);
+      for (int i = 0; i < kMany; ++i, to += p.copy_line_to, at += p.copy_line_step) {
+        const auto begins = static_cast<unsigned>(reinterpret_cast<uintptr_t>(each[i]) & 15);
+        const bool exists = last_byte - begins < end && static_cast<unsigned>(at) < static_cast<unsigned>(height);
+        copy_async(to, each[i] - begins, exists);
+      }
     }
-#pragma unroll 1
-    for (; lines > 0; --lines, from += p.line_bytes, to += p.line_slot, at += p.line_step)
-      copy_word_async(to, from, static_cast<unsigned>(at) < height);
   }
 };
 
-/// Copies all planes of x, of floats. By warps 0 to Tile::kCopiers / 32.
+/// Copies all planes of x, of floats. By warps 0 to kWeightCopiers / 32.
 template <class Tile>
-__device__ void copy_planes(const WeightWgmma& p, const WeightPlace& place, uint32_t shared, WeightBarriers barriers,
+__device__ void copy_planes(const WeightWgmma& p, const WeightPlace& place, uint32_t raw, WeightBarriers barriers,
                             int thread) {
-  WeightCopies<Tile> copies(p, place, thread);
+  WeightCopies copies(p, place, thread);
+  Ring slot;
   for_each_plane<Tile>(
       p, place, [&](const WeightPillar& pillar) { copies.begin(pillar); },
-      [&](const Ring& ring, int depth) {
-        if (ring.round > 0) await_round(barriers.empty_x(ring.slot), ring.round - 1);
-        copies.plane(depth, shared + ring.slot * p.of_x.slot_bytes);
-        arrive_with_copies(barriers.landed_x(ring.slot));
+      [&](const Ring&, int depth) {
+        if (slot.round > 0) await_round(barriers.empty_raw(slot.slot), slot.round - 1);
+        if (copies.share < p.copy_shares) copies.plane(depth, raw + slot.slot * p.raw_bytes);
+        arrive_with_copies(barriers.full_raw(slot.slot));
+        slot.next(p.raw_slots);
       },
       [](const Ring&, const WeightPillar&, int) {});
+}
+
+/// How a thread takes planes of x apart, of floats: a quad of every `finished`th channel, of every `shares`th line.
+template <class Tile>
+struct WeightQuads {
+  const WeightWgmma& p;
+  const WeightPlace& place;
+  const WeightSets sets;
+  int quad, channel, share;  // the first ones
+  uint32_t address;          // its last bits, of the first line at depth 0: how far from a multiple of 16 bytes
+  unsigned real;             // bit set * 4 + i: word i is one of x's line; elsewhere x is zero
+
+  __device__ WeightQuads(const WeightWgmma& problem, const WeightPlace& at_place, int thread)
+      : p(problem), place(at_place), sets(problem, at_place) {
+    // Neighbours are quads, then as many channels as fill 128 bytes, then lines, whose words lie in different banks.
+    const int quads = 2 * p.pairs, neighbours = max(1, 8 / quads), row = thread / quads;
+    quad = thread - row * quads;
+    share = row / neighbours % p.shares;
+    channel = row / neighbours / p.shares * neighbours + row % neighbours;
+  }
+  __device__ bool works() const { return channel < p.finished; }
+  __device__ void begin(const WeightPillar& pillar) {
+    const WeightLine line(p, place, pillar, sets.first, channel, share);
+    address = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(line.from));
+    real = 0;
+#pragma unroll
+    for (int set = 0; set < kMostSets; ++set)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int word = line.word + sets.offset[set] + (quad * 4 + i) * p.x_step;
+        if (static_cast<unsigned>(word) < static_cast<unsigned>(p.x_size[2])) real |= 1u << (set * 4 + i);
+      }
+  }
+  __device__ void plane(int depth, uint32_t raw, uint32_t slot) const {
+    if (p.x_step == 1)
+      take_plane<1>(depth, raw, slot);
+    else if (p.x_step == 2)
+      take_plane<2>(depth, raw, slot);
+    else
+      take_plane<0>(depth, raw, slot);
+  }
+
+ private:
+  /// kStep: x_step, if not 0.
+  template <int kStep>
+  __device__ void take_plane(int depth, uint32_t raw, uint32_t slot) const {
+    const int later = sets.later[1];
+    if (sets.count == 1) return take_lines<kStep, 4>(depth, raw, slot);
+    if constexpr (kStep > 0) {  // others seldom share words
+      const bool even = sets.later[2] == later;
+      if (later == 1 && sets.count == 2) return take_lines<kStep, 4, 1>(depth, raw, slot);
+      if (later == 2 && sets.count == 2) return take_lines<kStep, 4, 2>(depth, raw, slot);
+      if (later == 1)
+        return even ? take_lines<kStep, 4, 1, 1>(depth, raw, slot) : take_lines<kStep, 4, 1, 4>(depth, raw, slot);
+      if (later == 2 && even) return take_lines<kStep, 4, 2, 2>(depth, raw, slot);
+    }
+    sets.count == 2 ? take_lines<kStep, 4, 4>(depth, raw, slot) : take_lines<kStep, 4, 4, 4>(depth, raw, slot);
+  }
+  /// kLater: of each set, as in WeightSets.
+  template <int kStep, int... kLater>
+  __device__ void take_lines(int depth, uint32_t raw, uint32_t slot) const {
+    raw += channel * p.raw_pitch + quad * p.x_step * 16;
+    slot += quad * p.of_x.pitch + channel * 16;
+    const uint32_t plane_at = address + depth * static_cast<uint32_t>(p.x_stride[2]);
+    for (int residue = 0; residue < p.residues; ++residue) {
+      const int lines = p.lines - (residue >= p.full_residues);
+      uint32_t at = plane_at + residue * static_cast<uint32_t>(p.raw_residue_at);
+      for (int line = share; line < lines; line += p.shares) {
+        uint32_t from = raw + (residue * p.lines + line) * p.raw_line_to;
+        uint32_t to = slot + residue * p.residue_to + line * p.line_to, channel_at = at;
+        for (int i = channel; i < p.column_octets * 8; i += p.finished) {
+          take_apart<kStep, kLater...>(from + channel_at % 16, to);
+          from += p.finished * p.raw_pitch;
+          to += p.finished * 16;
+          channel_at += p.finished * static_cast<uint32_t>(p.x_stride[1]);
+        }
+        at += p.shares * static_cast<uint32_t>(p.raw_line_at);
+      }
+    }
+  }
+
+  /// Words of a raw line to quads at `to` and further on.
+  template <int kStep, int... kLater>
+  __device__ void take_apart(uint32_t from, uint32_t to) const {
+    constexpr int kSets = sizeof...(kLater), kNew[] = {kLater...};  // words that the set before does not have
+    unsigned exists = real;
+    asm volatile("" : "+r"(exists));  // not to be kept as a register for each bit
+    uint32_t word[kSets][4], high[4], low[4];
+    const auto load = [&](int set) {
+      const uint32_t first = from + sets.offset[set] * 4;
+#pragma unroll
+      for (int i = 4 - kNew[set]; i < 4; ++i) {
+        word[set][i] = 0;
+        if (exists & 1u << (set * 4 + i)) word[set][i] = load_shared(first + i * (kStep > 0 ? kStep : p.x_step) * 4);
+      }
+    };
+    if constexpr (!Tile::kThree)  // for which there are registers
+#pragma unroll
+      for (int set = 0; set < kSets; ++set) load(set);
+#pragma unroll
+    for (int set = 0; set < kSets; ++set) {
+      if constexpr (Tile::kThree) load(set);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (i < 4 - kNew[set])
+          high[i] = high[i + kNew[set]], low[i] = low[i + kNew[set]];
+        else if constexpr (Tile::kThree)
+          Tf32x3::split(word[set][i], high[i], low[i]);
+        else  // the nearest, once the hardware has truncated
+          high[i] = fabsf(__uint_as_float(word[set][i])) < INFINITY ? word[set][i] + 0x1000u : word[set][i];
+      }
+      const uint32_t at = to + set * p.column_octets * 128;
+      store_shared(at, high);
+      if constexpr (Tile::kThree) store_shared(at + p.of_x.part_bytes, low);
+    }
+  }
+};
+
+/// Takes all planes of x apart, of floats. By warps 0 to kWeightFinishers / 32.
+template <class Tile>
+__device__ void finish_planes(const WeightWgmma& p, const WeightPlace& place, uint32_t shared, uint32_t raw,
+                              WeightBarriers barriers, int thread) {
+  WeightQuads<Tile> quads(p, place, thread);
+  Ring from;
+  for_each_plane<Tile>(
+      p, place, [&](const WeightPillar& pillar) { quads.begin(pillar); },
+      [&](const Ring& ring, int depth) {
+        await_round(barriers.full_raw(from.slot), from.round);
+        if (ring.round > 0) await_round(barriers.empty_x(ring.slot), ring.round - 1);
+        if (quads.works()) quads.plane(depth, raw + from.slot * p.raw_bytes, shared + ring.slot * p.of_x.slot_bytes);
+        publish_to_engines();
+        __syncwarp();
+        if (thread % 32 == 0) {
+          arrive(barriers.full_x(ring.slot));
+          arrive(barriers.empty_raw(from.slot));
+        }
+        from.next(p.raw_slots);
+      },
+      [](const Ring&, const WeightPillar&, int) {});
+}
+
+/// Copies all planes of y. By one thread.
+template <class Tile>
+__device__ void copy_lattice(const WeightWgmma& p, const WeightPlace& place, uint32_t shared, WeightBarriers barriers) {
+  for_each_plane<Tile>(
+      p, place, [](const WeightPillar&) {}, [](const Ring&, int) {},
+      [&](const Ring& ring, const WeightPillar& pillar, int depth) {
+        copy_y<Tile>(p, place, shared, barriers, ring, pillar, depth);
+      });
 }
 
 /// Copies all planes of x and y, of halves. By one thread.
 template <class Tile>
 __device__ void copy_boxes(const WeightWgmma& p, const WeightPlace& place, uint32_t shared, WeightBarriers barriers) {
-  const int first = place.first_tap * p.dilation - p.padding;  // along the width, of voxel 0
+  const int first = place.tap[0] * p.dilation - p.padding;  // along the width, of voxel 0
   const int residue = (first % p.x_step + p.x_step) % p.x_step, offset = (first - residue) / p.x_step;
   int width, height, plane;  // of x: the first voxel that is copied; the plane of depth 0
   for_each_plane<Tile>(
@@ -296,50 +476,6 @@ __device__ void copy_boxes(const WeightWgmma& p, const WeightPlace& place, uint3
       },
       [&](const Ring& ring, const WeightPillar& pillar, int depth) {
         copy_y<Tile>(p, place, shared, barriers, ring, pillar, depth);
-      });
-}
-
-/// Rounds what has come of x, of floats, where it lies, or takes it apart, and copies y. By warps 0 to
-/// Tile::kFinishers / 32.
-template <class Tile>
-__device__ void finish_planes(const WeightWgmma& p, const WeightPlace& place, uint32_t shared, WeightBarriers barriers,
-                              int thread) {
-  const auto finish = [&](uint32_t slot) {
-    constexpr int kMany = Tile::kThree ? 4 : 8, kStep = Tile::kFinishers * 16;
-#pragma unroll 1
-    for (int first = thread * 16; first < p.of_x.part_bytes; first += kMany * kStep) {
-      uint32_t word[kMany][4];
-#pragma unroll
-      for (int i = 0; i < kMany; ++i)
-        if (first + i * kStep < p.of_x.part_bytes) load_shared(slot + first + i * kStep, word[i]);
-#pragma unroll
-      for (int i = 0; i < kMany; ++i) {
-        const uint32_t at = slot + first + i * kStep;
-        if (first + i * kStep >= p.of_x.part_bytes) break;
-        uint32_t low[4];
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          if constexpr (Tile::kThree)
-            Tf32x3::split(word[i][j], word[i][j], low[j]);
-          else if (fabsf(__uint_as_float(word[i][j])) < INFINITY)
-            word[i][j] += 0x1000u;  // the nearest, once the hardware has truncated
-        }
-        store_shared(at, word[i]);
-        if constexpr (Tile::kThree) store_shared(at + p.of_x.part_bytes, low);
-      }
-    }
-  };
-  for_each_plane<Tile>(
-      p, place, [](const WeightPillar&) {},
-      [&](const Ring& ring, int) {
-        await_round(barriers.landed_x(ring.slot), ring.round);
-        finish(shared + ring.slot * p.of_x.slot_bytes);
-        publish_to_engines();
-        __syncwarp();
-        if (thread % 32 == 0) arrive(barriers.full_x(ring.slot));
-      },
-      [&](const Ring& ring, const WeightPillar& pillar, int depth) {
-        if (thread == 0) copy_y<Tile>(p, place, shared, barriers, ring, pillar, depth);
       });
 }
 

@@ -8,6 +8,7 @@
 #include "cuda/conv/plan_common.h"
 #include "cuda/conv/tensor_map.h"
 #include "cuda/conv/weight_sum.cuh"
+#include "cuda/kernels.h"
 
 namespace voxgrad::cuda {
 namespace {
@@ -29,6 +30,12 @@ struct WeightSum {
   }
 };
 
+/// Where a staged line of x stands: lines of a residue of the taps along height on end.
+int slot_of(int row, const WeightWgmmaPlan& plan, const WeightMemory& memory) {
+  const int tap_step = plan.height.tap_step;
+  return row % tap_step * (memory.x_lines / tap_step) + row / tap_step;
+}
+
 /// x: positions that a voxel and a tap read, in the order of the rows that are staged.
 void describe_x(WeightWgmma& p, const View& x, const ConvProblem& problem, const WeightWgmmaPlan& plan,
                 const WeightMemory& memory) {
@@ -44,7 +51,8 @@ void describe_x(WeightWgmma& p, const View& x, const ConvProblem& problem, const
   p.x_octets = divide_up(p.x_channels, 8);
   p.x_step = static_cast<int>(problem.geometry.stride[2]);
   const SlidingAxis& axis = plan.height;
-  const int rows = axis.rows(axis.box), line = plan.column_octets * memory.x_octet;  // bytes
+  const int line = plan.sets * plan.column_octets * memory.x_octet;  // bytes
+  const int rows = axis.rows(axis.box);
   const bool apart = axis.in_stride > axis.span * axis.in_step;  // voxels share no line; taps are neighbours
   p.residues = apart ? axis.span : axis.tap_step;
   p.lines = divide_up(rows, p.residues);
@@ -53,20 +61,24 @@ void describe_x(WeightWgmma& p, const View& x, const ConvProblem& problem, const
   p.residue_to = apart ? line : p.lines * line;
   p.line_at = apart ? axis.in_stride : axis.tap_step * axis.in_step;
   p.line_to = apart ? axis.span * line : line;
-  p.many = 4 / plan.pairs;
-  p.shares = Divisor(line_shares(plan));
-  p.units = plan.column_octets * 8 / p.many;
-  p.unit_step = kWeightCopiers / 32 / p.shares.value;
-  p.unit_channels = p.unit_step * p.many;
-  p.unit_bytes = p.unit_channels * p.x_stride[1];
-  p.line_step = p.line_at * p.shares.value;
-  p.line_slot = p.line_to * p.shares.value;
-  p.line_bytes = p.line_step * p.x_stride[3];
-  const int lines = divide_up(p.lines, p.shares.value);
-  const auto left = [&](int batch) { return lines % batch * 3 + lines / batch; };  // copied one by one: slowly
-  p.lines_at_once = kMostCopies;
-  for (int batch = kMostCopies - 1; batch >= kLeastCopies; --batch)
-    if (left(batch) < left(p.lines_at_once)) p.lines_at_once = batch;
+  if (x.dtype != DType::f32) return;
+  const int channels = plan.column_octets * 8, quads = 2 * plan.pairs;
+  p.raw_at = memory.total - plan.raw_slots * memory.raw_slot;
+  p.raw_slots = plan.raw_slots;
+  p.raw_bytes = memory.raw_slot;
+  p.raw_pitch = memory.raw_pitch;
+  p.raw_line_at = p.line_at * p.x_stride[3];
+  p.raw_residue_at = p.residue_at * p.x_stride[3];
+  p.raw_line_to = channels * p.raw_pitch;
+  p.chunks = memory.raw_pitch / 16;
+  p.copied = std::min(kWeightCopiers / p.chunks, channels);
+  p.copy_shares = std::min(kWeightCopiers / (p.chunks * p.copied), p.lines);
+  p.copy_channel_at = p.copied * p.x_stride[1];
+  p.copy_line_at = p.copy_shares * p.raw_line_at;
+  p.copy_line_to = p.copy_shares * p.raw_line_to;
+  p.copy_line_step = p.copy_shares * p.line_at;
+  p.finished = std::min(kWeightFinishers / quads, channels);
+  p.shares = std::min(kWeightFinishers / (quads * p.finished), p.lines);
 }
 
 /// Of halves: how x is packed.
@@ -127,9 +139,9 @@ void run(WeightWgmma& p, WeightSum& sum, const View& x, View y, const ConvProble
   const int64_t of_sample = plan.pillars / problem.batch,
                 blocks = blocks_of(problem, plan) / plan.ranges;  // of a range
   for (int64_t done = 0; done < problem.batch; done += plan.samples) {
-    p.samples = std::min(plan.samples, problem.batch - done);
-    p.pillars = p.samples * of_sample;
-    const int64_t ranges = (p.pillars + p.range - 1) / p.range;
+    p.samples = static_cast<int>(std::min(plan.samples, problem.batch - done));
+    p.pillars = static_cast<int>(p.samples * of_sample);
+    p.ranges = static_cast<int>(divide_up(p.pillars, plan.range));
     if constexpr (kHalves) {
       inputs.batch = p.samples;
       pack_inputs<Arithmetic>(inputs, inputs_memory.as<void>(), launch.stream);
@@ -137,23 +149,31 @@ void run(WeightWgmma& p, WeightSum& sum, const View& x, View y, const ConvProble
       inputs.in = static_cast<const Element*>(inputs.in) + p.samples * inputs.stride[0];
     }
     pack_lattice<Arithmetic>(p, y, plan.shift, packed.as<char>(), launch.stream);
-    launch_weight_wgmma<Arithmetic>(p, plan.columns, plan.heights, ranges * blocks, memory.total, launch.stream);
+    launch_weight_wgmma<Arithmetic>(p, plan.columns, plan.heights, p.ranges * blocks, memory.total, launch.stream);
     check_launch("conv weight gradient");
     p.x += p.samples * p.x_stride[0];
     y.data = y.as<char>() + p.samples * y.stride[0] * static_cast<int64_t>(item_size(y.dtype));
-    p.partial += ranges * (plan.by_steps ? 2 : 1) * sum.elements;
+    p.partial += p.ranges * (plan.by_steps ? 2 : 1) * sum.elements;
   }
   sum_ranges<Element>(sum, launch.stream);
 }
 
 }  // namespace
 
-bool weight_by_wgmma(const View& w, const View& x, const View& y, const ConvGeometry& geometry, const Launch& launch) {
+bool weight_by_wgmma(const View& w, View x, const View& y, const ConvGeometry& geometry, const Launch& launch) {
   ConvProblem problem = conv_problem(ConvDirection::weight, x, y, w, geometry);
   describe_device(problem, launch);
   const auto plan = remembered<plan_weight_wgmma>(problem);
   if (!plan) return false;
   const WeightMemory memory = memory_of(problem, *plan);
+  const bool lies_across = x.dtype == DType::f32 && x.stride[4] != 1 && x.size[4] > 1;  // words are copied as they lie
+  const Workspace along(launch, lies_across ? static_cast<size_t>(x.numel()) * sizeof(float) : 0);
+  if (lies_across) {
+    const View from = x;
+    x.data = along.as<void>();
+    for (int a = 4; a >= 0; --a) x.stride[a] = a == 4 ? 1 : x.stride[a + 1] * x.size[a + 1];
+    kernel::copy(x, from);
+  }
 
   WeightWgmma p{};
   describe_x(p, x, problem, *plan, memory);
@@ -166,10 +186,12 @@ bool weight_by_wgmma(const View& w, const View& x, const View& y, const ConvGeom
   p.padding = static_cast<int>(geometry.padding[2]);
   p.dilation = static_cast<int>(geometry.dilation[2]);
   p.groups = static_cast<int>(problem.groups);
-  p.version_tiles = plan->version_tiles;
+  p.sets = plan->sets;
+  p.set_tiles = plan->set_tiles;
   p.row_tiles = plan->row_tiles;
   p.column_tiles = plan->column_tiles;
   p.tap_step = plan->tap_step;
+  p.shift = plan->shift;
   p.versions = plan->versions;
   p.row_octets = plan->row_octets;
   p.column_octets = plan->column_octets;
@@ -179,13 +201,11 @@ bool weight_by_wgmma(const View& w, const View& x, const View& y, const ConvGeom
   p.plane_products = plan->plane_products;
   p.by_steps = plan->by_steps;
   p.late = plan->late;
-  p.range = plan->range;
   for (int step = 0; step < p.steps; ++step) {
     const int pair = step % plan->pairs, line = step / plan->pairs;
-    const int row = line * plan->height.advance, tap_step = plan->height.tap_step;  // of x: the first that it reads
-    const int slot = row % tap_step * (memory.x_lines / tap_step) + row / tap_step;
+    const int slot = slot_of(line * plan->height.advance, *plan, memory);  // of x: the first line that it reads
     const int y_line = elements_of(problem) == 1 ? plan->row_octets * plan->versions * 128 : 256 * plan->pairs;
-    p.x_step_at[step] = (pair * 2 * memory.x_pitch + slot * plan->column_octets * memory.x_octet) / 16;
+    p.x_step_at[step] = (pair * 2 * memory.x_pitch + slot * plan->sets * plan->column_octets * memory.x_octet) / 16;
     p.y_step_at[step] = (pair * 2 * memory.y_pitch + line * y_line) / 16;
   }
 

@@ -1,15 +1,15 @@
 // The weight gradient of weight_mma.cuh on wgmma (wgmma.cuh), with both operands from shared memory,
 //
 //   A: 64 rows x 8 words of voxels; rows are channels of y,
-//   B: 8 words of voxels x kColumns columns; columns are (tap along height, channel of x).
+//   B: 8 words of voxels x kColumns columns; columns are (tap along height, set of taps along the width, channel of x).
 //
 // wgmma takes floats K-major only, and K is voxels along the width, which is how contiguous tensors lie in memory. Core
 // matrices are 8 channels x 4 words. They may begin at any multiple of 16 bytes, so that taps along depth and height,
-// which move by whole lines, are offsets; but taps along the width move by words. So a block takes one of these, or
-// some that read the same residue of x if y has few channels: A then holds y once for each, so much later. Halves may
-// lie across, as they are packed: core matrices are 8 voxels x 8 channels.
+// which move by whole lines, are offsets; but taps along the width move by words. So x stands in shared memory once for
+// each of the block's, its sets; or y does in A, so much later each, where it has few channels: versions, for taps that
+// read the same residue of x. Halves may lie across, as they are packed: core matrices are 8 voxels x 8 channels.
 //
-//   floats in shared memory: plane, quad of 4 words, line, 8 channels, channel, word;
+//   floats in shared memory: plane, quad of 4 words, line, set, 8 channels, channel, word;
 //   halves of x: plane, line, 8 channels, voxel, channel; of y: plane, 8 channels, line, voxel, channel.
 //
 // Lines of x lie on end, and so do taps along height: a product takes as many columns on end as its width, whatever tap
@@ -17,7 +17,7 @@
 //
 // A block slides along depth through pillars, boxes of the lattice, plane by plane: of x, planes that have not been
 // there yet are staged, of y one. Two groups of four warps multiply; they share a plane's products, or, where there are
-// few, its steps. Other warps feed them (weight_stage.cuh): eight, or one thread by the copy engine.
+// few, its steps. Other warps feed them (weight_stage.cuh): eleven and a thread, or one thread by the copy engine.
 //
 // Where y ends within a box it is zero, and x may be anything: what is not finite there reaches taps that do not read
 // it.
@@ -40,12 +40,17 @@ struct WeightWgmmaTile {
   static constexpr int kSteps = 4;  // that are queued together, at most
   static constexpr bool kLate = may_be_late(arithmetic_kind<Arithmetic>());
   static constexpr bool kHalves = Arithmetic::kElements == 2;
-  // Threads that multiply; copy x; round it, or take it apart. Of halves one copies.
-  static constexpr int kCopiers = kHalves ? 128 : kWeightCopiers, kFinishers = kHalves ? 0 : kWeightFinishers;
-  static constexpr int kMultipliers = 256, kThreads = kMultipliers + kCopiers + kFinishers;
-  static constexpr int kRegisters = kColumns * (kHeights + (kThree ? 1 : 0)) <= 288 ? 184 : 192;
-  static constexpr int kFeederRegisters = 256 - kRegisters;
-  static_assert(kRegisters * kMultipliers + kFeederRegisters * (kCopiers + kFinishers) <= launch_registers(kThreads));
+  // Threads that multiply; that feed them, of which one copies all, of halves.
+  static constexpr int kMultipliers = 256, kFeeders = kHalves ? 128 : kWeightCopiers + kWeightFinishers + 32;
+  static constexpr int kThreads = kMultipliers + kFeeders;
+  static constexpr int kRegisters = kHalves  ? 184
+                                    : kThree ? 176
+                                             : 160,
+                       kFeederRegisters = kHalves  ? 72
+                                          : kThree ? 40
+                                                   : 48;
+  static_assert(kFeeders % 128 == 0);
+  static_assert(kRegisters * kMultipliers + kFeederRegisters * kFeeders <= launch_registers(kThreads));
 };
 
 /// The products of a group of four warps, and what they are of.
@@ -158,38 +163,44 @@ struct WeightProducts {
 
   __device__ void write(const Sums& sum) const {
     const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
-    const int64_t range = p.by_steps ? place.range * 2 + group : place.range;
+    const int64_t range = p.by_steps ? int64_t{place.range} * 2 + group : place.range;
     const int columns = p.x_octets * 8;
     const int64_t of_width_tap = int64_t{p.kernel[0]} * p.kernel[1] * columns;
-    float* out[2];  // this lane's rows; null: not there
+    float* out[2];       // this lane's rows; null: not there
+    int version_tap[2];  // along the width, from a set's first on
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int octet = thread / 32 % 4 * 2 + half, version = octet / p.row_octets;
       const int row = place.first_row + (octet - version * p.row_octets) * 8 + lane / 4;
-      const bool real = version < place.versions && row < p.y_channels;
+      const bool real = version < p.versions && row < p.y_channels;
+      version_tap[half] = version * p.tap_step;
       out[half] = real ? p.partial +
                              ((range * p.groups + place.group) * p.y_channels + row) * p.kernel[2] * of_width_tap +
-                             (place.first_tap + version * p.tap_step) * of_width_tap + place.first_column + lane % 4 * 2
+                             version_tap[half] * of_width_tap + place.first_column + lane % 4 * 2
                        : nullptr;
     }
     const int height_taps = min(p.height.taps, p.kernel[1] - place.height_tap);
-    const int first_octet = place.first_column / 8;
+    const int first_octet = place.first_column / 8, line = p.sets * p.column_octets;
     int tap = first_tap, part = first_part;
 #pragma unroll
     for (int i = 0; i < kHeights; ++i) {
       const int depth = place.depth_tap + tap;
       const bool real = exists(i) && depth < p.kernel[0];
-      int height = part * kN8 / p.column_octets, octet = part * kN8 - height * p.column_octets;
+      int height = part * kN8 / line, octet = part * kN8 - height * line, set = octet / p.column_octets;
+      octet -= set * p.column_octets;
 #pragma unroll
       for (int n = 0; n < kN8; ++n) {
         if (real && height < height_taps && first_octet + octet < p.x_octets) {
-          const int64_t at = (int64_t{depth} * p.kernel[1] + place.height_tap + height) * columns + octet * 8;
+          const int width = place.tap[set];
+          const int64_t at =
+              width * of_width_tap + (int64_t{depth} * p.kernel[1] + place.height_tap + height) * columns + octet * 8;
 #pragma unroll
           for (int half = 0; half < 2; ++half)
-            if (out[half])
+            if (out[half] && width + version_tap[half] < p.kernel[2])
               *reinterpret_cast<float2*>(out[half] + at) = make_float2(sum[i][n][2 * half], sum[i][n][2 * half + 1]);
         }
-        if (++octet == p.column_octets) octet = 0, ++height;
+        if (++octet == p.column_octets) octet = 0, ++set;
+        if (set == p.sets) set = 0, ++height;
       }
       if (++part == p.plane_products) part = 0, ++tap;
     }
@@ -220,9 +231,8 @@ __device__ void multiply_planes(const WeightWgmma& p, const WeightPlace& place, 
     for (int i = 0; i < Tile::kHeights; ++i)
       for (int n = 0; n < Tile::kN8; ++n)
         for (int j = 0; j < 4; ++j) sum[i][n][j] = 0;
-  const int64_t end = min((place.range + 1) * p.range, p.pillars);
   bool adds = false;
-  int64_t index = place.range * p.range;
+  int index = of_warp(place.range);
   do {
     const int planes = WeightPillar::at<typename Tile::Arithmetic>(p, index).planes;
     int plane = 0;
@@ -245,7 +255,7 @@ __device__ void multiply_planes(const WeightWgmma& p, const WeightPlace& place, 
         give_back();
       }
     } while (++plane < planes);
-  } while (++index < end);
+  } while ((index += p.ranges) < p.pillars);
   await_products<0>();  // done long since, which the compiler does not know
   products.write(sum);
 }
@@ -259,22 +269,29 @@ __global__ void __launch_bounds__(Tile::kThreads, 1) weight_wgmma(const __grid_c
   const uint32_t shared = shared_address(dynamic_shared);
   const int thread = static_cast<int>(threadIdx.x);
   if (thread < WeightBarriers::kCount) barriers.init<Tile>(thread);
-  __shared__ WeightPlace place;
-  if (thread == 0) place = WeightPlace(p);
+  __shared__ WeightPlace shared_place;
+  if (thread == 0) shared_place = WeightPlace(p);
   publish_barriers();
   __syncthreads();
-  if (thread < Tile::kMultipliers) {
+  const int warp = of_warp(thread / 32);  // so that what follows is known to be the same in all lanes
+  if (warp < Tile::kMultipliers / 32) {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Tile::kRegisters));
-    multiply_planes<Tile>(p, WeightPlace(p), of_warp(shared), {of_warp(barriers.first)}, of_warp(thread / 128));
+    multiply_planes<Tile>(p, shared_place, of_warp(shared), {of_warp(barriers.first)}, warp / 4);
   } else {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Tile::kFeederRegisters));
-    const int feeder = thread - Tile::kMultipliers;
+    const int feeder = warp - Tile::kMultipliers / 32;
     if constexpr (Tile::kHalves) {
-      if (feeder == 0) copy_boxes<Tile>(p, place, shared, barriers);
-    } else if (feeder < Tile::kCopiers) {
-      copy_planes<Tile>(p, place, shared, barriers, feeder);
+      if (feeder == 0 && is_leader()) copy_boxes<Tile>(p, shared_place, shared, barriers);
     } else {
-      finish_planes<Tile>(p, place, shared, barriers, feeder - Tile::kCopiers);
+      const uint32_t raw = of_warp(shared) + p.raw_at;
+      const WeightBarriers all{of_warp(barriers.first)};
+      const int of_role = thread - Tile::kMultipliers;
+      if (feeder < kWeightCopiers / 32)
+        copy_planes<Tile>(p, shared_place, raw, all, of_role);
+      else if (feeder < (kWeightCopiers + kWeightFinishers) / 32)
+        finish_planes<Tile>(p, shared_place, of_warp(shared), raw, all, of_role - kWeightCopiers);
+      else if (is_leader())
+        copy_lattice<Tile>(p, shared_place, shared, barriers);
     }
   }
 #endif

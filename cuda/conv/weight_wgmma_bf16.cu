@@ -21,6 +21,8 @@ void launch_weight_wgmma<Bf16>(const WeightWgmma& p, int columns, int heights, i
       return launch_wgmma_heights<Bf16, 64>(p, heights, blocks, shared_bytes, stream);
     case 72:
       return launch_wgmma_heights<Bf16, 72>(p, heights, blocks, shared_bytes, stream);
+    case 80:
+      return launch_wgmma_heights<Bf16, 80>(p, heights, blocks, shared_bytes, stream);
     case 96:
       return launch_wgmma_heights<Bf16, 96>(p, heights, blocks, shared_bytes, stream);
     case 128:

@@ -21,6 +21,8 @@ void launch_weight_wgmma<Tf32>(const WeightWgmma& p, int columns, int heights, i
       return launch_wgmma_heights<Tf32, 64>(p, heights, blocks, shared_bytes, stream);
     case 72:
       return launch_wgmma_heights<Tf32, 72>(p, heights, blocks, shared_bytes, stream);
+    case 80:
+      return launch_wgmma_heights<Tf32, 80>(p, heights, blocks, shared_bytes, stream);
     case 96:
       return launch_wgmma_heights<Tf32, 96>(p, heights, blocks, shared_bytes, stream);
     case 128:

@@ -21,6 +21,8 @@ void launch_weight_wgmma<Tf32x3>(const WeightWgmma& p, int columns, int heights,
       return launch_wgmma_heights<Tf32x3, 64>(p, heights, blocks, shared_bytes, stream);
     case 72:
       return launch_wgmma_heights<Tf32x3, 72>(p, heights, blocks, shared_bytes, stream);
+    case 80:
+      return launch_wgmma_heights<Tf32x3, 80>(p, heights, blocks, shared_bytes, stream);
     case 96:
       return launch_wgmma_heights<Tf32x3, 96>(p, heights, blocks, shared_bytes, stream);
     case 128:

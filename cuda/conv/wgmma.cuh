@@ -82,7 +82,8 @@ __device__ inline void publish_to_engines() { asm volatile("fence.proxy.async.sh
 #define VG_D24 VG_D16 ", %16, %17, %18, %19, %20, %21, %22, %23"
 #define VG_D32 VG_D24 ", %24, %25, %26, %27, %28, %29, %30, %31"
 #define VG_D36 VG_D32 ", %32, %33, %34, %35"
-#define VG_D48 VG_D36 ", %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define VG_D40 VG_D36 ", %36, %37, %38, %39"
+#define VG_D48 VG_D40 ", %40, %41, %42, %43, %44, %45, %46, %47"
 #define VG_D64                                                                         \
   VG_D32                                                                               \
   ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
@@ -97,6 +98,7 @@ __device__ inline void publish_to_engines() { asm volatile("fence.proxy.async.sh
   form(type, k, tail, 48, VG_D24, "%24", "%25", "%26", "%27", "%28", "%29", VG_C16(0), VG_C8(4));  \
   form(type, k, tail, 64, VG_D32, "%32", "%33", "%34", "%35", "%36", "%37", VG_C32(0));            \
   form(type, k, tail, 72, VG_D36, "%36", "%37", "%38", "%39", "%40", "%41", VG_C32(0), VG_C4(8));  \
+  form(type, k, tail, 80, VG_D40, "%40", "%41", "%42", "%43", "%44", "%45", VG_C32(0), VG_C8(8));  \
   form(type, k, tail, 96, VG_D48, "%48", "%49", "%50", "%51", "%52", "%53", VG_C32(0), VG_C16(8)); \
   form(type, k, tail, 128, VG_D64, "%64", "%65", "%66", "%67", "%68", "%69", VG_C32(0), VG_C32(8));
 #define VG_EACH_TYPE(form, halves_tail)                     \
@@ -119,7 +121,7 @@ __device__ inline void publish_to_engines() { asm volatile("fence.proxy.async.sh
 
 /// Whether there is an instruction for kN8 blocks of 8 columns.
 constexpr bool is_wgmma_width(int n8) {
-  return (n8 >= 1 && n8 <= 6 && n8 != 5) || n8 == 8 || n8 == 9 || n8 == 12 || n8 == 16;
+  return (n8 >= 1 && n8 <= 6 && n8 != 5) || (n8 >= 8 && n8 <= 10) || n8 == 12 || n8 == 16;
 }
 
 /// Queues c += A * B, A a slab of 64 rows, B one of kN8 blocks of 8 columns; c = A * B unless `adds`. To be rounded
@@ -149,6 +151,7 @@ __device__ void multiply_async(Accumulator (&c)[kN8], uint64_t a, uint64_t b, bo
 #undef VG_D24
 #undef VG_D32
 #undef VG_D36
+#undef VG_D40
 #undef VG_D48
 #undef VG_D64
 

@@ -51,6 +51,7 @@ ConvProblem random_problem(Random& random) {
   p.choice.slots = static_cast<int8_t>(random.integer(0, 2));
   p.choice.depth = static_cast<int8_t>(random.integer(0, 4));
   p.choice.pairs = random.chance(0.8) ? int8_t{0} : static_cast<int8_t>(1 << random.integer(0, 2));
+  p.choice.sets = random.chance(0.7) ? uint8_t{0} : static_cast<uint8_t>(random.integer(1, 3));
   p.choice.heights = random.chance(0.8) ? int8_t{0} : static_cast<int8_t>(random.integer(1, 10));
   p.choice.width = random.chance(0.5) ? 0 : static_cast<int>(random.integer(1, 16)) * 8;
   return p;
@@ -259,7 +260,7 @@ void check_weight(const ConvProblem& p, const WeightWgmmaPlan& plan) {
   EXPECT_GE(plan.row_octets * 8 * plan.row_tiles, p.out_channels);
   EXPECT_TRUE(plan.versions == 1 || plan.row_tiles == 1);
   EXPECT_GE(plan.column_octets * 8 * plan.column_tiles, p.in_channels);
-  EXPECT_GE(plan.plane_products * plan.columns, plan.height.taps * plan.column_octets * 8);
+  EXPECT_GE(plan.plane_products * plan.columns, plan.height.taps * plan.sets * plan.column_octets * 8);
   EXPECT_GE(plan.heights * (plan.by_steps ? 1 : 2), plan.depth.taps * plan.plane_products);
   // taps of a residue along the width
   EXPECT_EQ(plan.tap_step * p.geometry.dilation[2], plan.shift * p.geometry.stride[2]);
@@ -269,6 +270,8 @@ void check_weight(const ConvProblem& p, const WeightWgmmaPlan& plan) {
     tiles += (taps + plan.versions - 1) / plan.versions;
   }
   EXPECT_EQ(plan.version_tiles, tiles);
+  EXPECT_TRUE(plan.sets >= 1 && plan.sets <= (elements == 1 ? kMostSets : 1));
+  expect_tiled(plan.version_tiles, plan.sets, plan.set_tiles, "sets");
   expect_tiled(p.out_size[2] + (plan.versions - 1) * int64_t{plan.shift}, plan.pairs * 8 * elements, plan.width_tiles,
                "width");
   EXPECT_EQ(plan.pillars, p.batch * plan.depth.tiles * plan.height.tiles * plan.width_tiles);
@@ -286,6 +289,12 @@ void check_weight(const ConvProblem& p, const WeightWgmmaPlan& plan) {
   EXPECT_EQ(memory.x_pitch % 16 + memory.y_pitch % 16, 0);
   EXPECT_TRUE(elements == 1 || memory.x_slot % 128 + memory.y_slot % 128 == 0);  // the copy engine's
   EXPECT_GE(memory.x_lines, plan.height.rows(plan.height.box));
+  if (elements == 1) {  // as it is copied
+    const int words = line_words(p, plan);
+    EXPECT_TRUE(words >= 8 * plan.pairs && words + 3 <= memory.raw_pitch / 4 && memory.raw_pitch % 16 == 0) << words;
+    EXPECT_GE(memory.raw_slot, memory.x_lines * plan.column_octets * 8 * memory.raw_pitch);
+    EXPECT_TRUE(plan.raw_slots >= 2 && plan.raw_slots <= kMostWeightSlots);
+  }
   // What accumulators truncate is not seen: 16384 voxels an accumulator (8192: three products), where that many sums
   // can be kept.
   const int64_t voxels = int64_t{plan.depth.box} * plan.height.box * plan.pairs * 8 * elements;

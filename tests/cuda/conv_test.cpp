@@ -140,6 +140,8 @@ TEST_P(CudaConvModes, IsExactWithEveryTile) {
                                         {.pairs = 1},
                                         {.pairs = 2},
                                         {.pairs = 4}};
+  if (mode.dtype == DType::f32)
+    for (const uint8_t sets : {1, 2, 3}) choices.push_back({.sets = sets});
   for (const int16_t width : {16, 24, 32}) choices.push_back({.slide = 2, .width = width});
   for (const bool mma_sync : {true, false}) {
     for (const int width : cuda::gather_widths(mode.arithmetic(), !mma_sync))
@@ -158,8 +160,8 @@ TEST_P(CudaConvModes, IsExactWithEveryTile) {
     for (const cuda::ConvChoice& choice : choices) {
       SCOPED_TRACE(concat(mode, ", width ", choice.width, ", slots ", int{choice.slots}, ", depth ", int{choice.depth},
                           ", slide ", int{choice.slide}, ", samples ", int{choice.samples}, ", heights ",
-                          int{choice.heights}, ", pairs ", int{choice.pairs}, choice.plain ? ", plain" : "",
-                          choice.mma_sync ? ", mma.sync: " : ": ", problem));
+                          int{choice.heights}, ", pairs ", int{choice.pairs}, ", sets ", int{choice.sets},
+                          choice.plain ? ", plain" : "", choice.mma_sync ? ", mma.sync: " : ": ", problem));
       const Setting setting(mode.precision, choice);
       comparison.check();
       if (HasFailure()) return;
@@ -370,7 +372,7 @@ TEST_F(CudaConv, RunsOnTwoThreadsAtOnce) {
       return true;
     }
   };
-  const Work narrow(52), wide(62);
+  const Work narrow(46), wide(70);
   EXPECT_EQ(narrow.plan()[0], wide.plan()[0]);
   EXPECT_EQ(narrow.plan()[1], wide.plan()[1]);
   EXPECT_NE(narrow.plan()[2], wide.plan()[2]);

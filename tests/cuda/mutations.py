@@ -34,13 +34,18 @@ MUTATIONS = {  # file, what stands there once, what is put in its place
                     "bits = __float_as_uint(value);"),
     "weight_drops_a_tap": ("cuda/conv/weight_wgmma.cu", "const int64_t d = take_digit(element, kernel[0])",
                            "const int64_t d = 1 % kernel[0] + 0 * take_digit(element, kernel[0])"),
-    "weight_shifts_the_halo": ("cuda/conv/weight_stage.cuh", "- p.padding + place.first_tap",
-                               "- p.padding + 1 + place.first_tap"),
-    "weight_shifts_the_halo_of_halves": ("cuda/conv/weight_stage.cuh", "place.first_tap * p.dilation - p.padding;",
-                                         "place.first_tap * p.dilation - p.padding + 1;"),
+    "weight_shifts_the_halo": ("cuda/conv/weight_stage.cuh", "- p.padding + first) {",
+                               "- p.padding + 1 + first) {"),
+    "weight_shifts_the_halo_of_halves": ("cuda/conv/weight_stage.cuh", "place.tap[0] * p.dilation - p.padding;",
+                                         "place.tap[0] * p.dilation - p.padding + 1;"),
     "weight_reads_what_no_tap_reads": ("cuda/conv/weight_wgmma.cu", "std::clamp<int64_t>(last + 1, 1, x.size[a + 2])",
                                        "x.size[a + 2] + 0 * last"),
-    "weight_does_not_round": ("cuda/conv/weight_stage.cuh", "word[i][j] += 0x1000u;", ";"),
+    "weight_does_not_round": ("cuda/conv/weight_stage.cuh", "? word[set][i] + 0x1000u :", "? word[set][i] :"),
+    "weight_takes_a_line_as_aligned": ("cuda/conv/weight_stage.cuh", "(from + channel_at % 16, to)", "(from, to)"),
+    "weight_reads_beside_a_line": ("cuda/conv/weight_stage.cuh",
+                                   "if (static_cast<unsigned>(word) < static_cast<unsigned>(p.x_size[2])) real |=",
+                                   "real |="),
+    "weight_forgets_a_set": ("cuda/conv/weight_stage.cuh", "set < p.sets ? first_of", "set < 2 ? first_of"),
 }
 
 
