@@ -44,7 +44,7 @@ MUTATIONS = {  # file, what stands there once, what is put in its place
     "weight_takes_a_line_as_aligned": ("cuda/conv/weight_stage.cuh", "(from + channel_at % 16, to)", "(from, to)"),
     "weight_reads_beside_a_line": ("cuda/conv/weight_stage.cuh",
                                    "if (static_cast<unsigned>(word) < static_cast<unsigned>(p.x_size[2])) real |=",
-                                   "real |="),
+                                   "if (word != INT_MIN) real |="),
     "weight_forgets_a_set": ("cuda/conv/weight_stage.cuh", "set < p.sets ? first_of", "set < 2 ? first_of"),
 }
 
