@@ -38,7 +38,7 @@ __device__ inline void init_barrier(uint32_t barrier, int threads) {
 __device__ inline void arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-/// Arrives when all copies (copy_word_async() and the like) that this thread has queued have come.
+/// Arrives when all copies (copy_async() and the like) that this thread has queued have come.
 __device__ inline void arrive_with_copies(uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }

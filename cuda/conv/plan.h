@@ -206,13 +206,14 @@ struct WeightWgmmaPlan {
   int row_octets, row_tiles;        // of 8 channels of y, in a version; tiles of them
   int column_octets, column_tiles;  // of x likewise
   int pairs, width_tiles;           // of 4 words along the width, in a box; boxes
+  int line_words;                   // of x of floats, that a block reads for all its sets, at most
   int columns, heights;             // of a product; products of a group of warps beside one another
-  int plane_products;               // that hold (tap along height, channel of x)
+  int plane_products;               // that hold (tap along height, set, channel of x)
   bool by_steps;                    // groups of warps share the steps of a plane, not the products
   int64_t samples;                  // that are packed at a time
   int x_slots, y_slots, raw_slots;  // planes in shared memory; raw: of x of floats, as they are copied
   bool late;                        // a plane is given back when the next is being multiplied
-  int64_t pillars, range, ranges;   // boxes that slide; of them, in a range; ranges
+  int64_t pillars, range, ranges;   // boxes that slide; of them, in a range at most; ranges
   double cycles;
 };
 /// Threads that feed those that multiply, of floats: that copy x; that take it apart; and 32, of which one copies y.
@@ -238,9 +239,6 @@ WeightMemory memory_of(const ConvProblem& problem, const WeightWgmmaPlan& plan);
 /// Of y of so many samples, packed; of x of one, of halves.
 int64_t lattice_bytes(const ConvProblem& problem, const WeightWgmmaPlan& plan);
 int64_t input_bytes(const ConvProblem& problem, const WeightWgmmaPlan& plan);
-
-/// Of floats: words of a line that a block reads for all its sets, at most.
-int line_words(const ConvProblem& problem, const WeightWgmmaPlan& plan);
 
 /// Nothing if mma.sync, or the plain kernel, has to take it.
 std::optional<WeightWgmmaPlan> plan_weight_wgmma(const ConvProblem& problem);

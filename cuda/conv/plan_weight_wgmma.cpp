@@ -52,7 +52,7 @@ struct StagingClocks {
 StagingClocks staging_clocks(const ConvProblem& p, const WeightWgmmaPlan& plan) {
   const int rows = plan.height.rows(plan.height.box), channels = plan.column_octets * 8;
   if (elements_of(p) == 2) return {300 + rows * plan.column_octets * plan.pairs * 256 / kFromL2, 0};
-  const int chunks = divide_up(line_words(p, plan) + 3, 4), quads = 2 * plan.pairs;
+  const int chunks = divide_up(plan.line_words + 3, 4), quads = 2 * plan.pairs;
   const int copied = std::min(kWeightCopiers / chunks, channels),
             finished = std::min(kWeightFinishers / quads, channels);
   const int copy_shares = std::min(kWeightCopiers / (chunks * copied), rows);
@@ -84,10 +84,19 @@ int64_t ranges_of(const ConvProblem& p, const WeightWgmmaPlan& plan, int64_t ran
   return p.batch / plan.samples * divide_up(plan.samples * of_sample, range) + divide_up(rest * of_sample, range);
 }
 
+/// Blocks of a range.
+int64_t tiles_of(const ConvProblem& p, const WeightWgmmaPlan& plan) {
+  return p.groups * plan.set_tiles * plan.row_tiles * plan.column_tiles * plan.depth.pieces * plan.height.pieces;
+}
+
+/// Clocks of a block's tensor cores for the products of a step.
+double tensor_clocks(const ConvProblem& p, const WeightWgmmaPlan& plan) {
+  return 1.08 * plan.heights * (plan.by_steps ? 1 : 2) * (three_products(p) ? 3 : 1) * plan.columns / 2;
+}
+
 /// The least clocks of a range and of all, for so many pillars of `pillar` clocks, by ranges whose blocks fill the GPU.
 void choose_ranges(const ConvProblem& p, WeightWgmmaPlan& plan, double pillar) {
-  const int64_t tiles =
-      p.groups * plan.set_tiles * plan.row_tiles * plan.column_tiles * plan.depth.pieces * plan.height.pieces;
+  const int64_t tiles = tiles_of(p, plan);
   const int64_t voxels = int64_t{plan.depth.box} * plan.height.box * plan.pairs * 8 * elements_of(p);
   const int64_t most = std::max<int64_t>(1, most_voxels(p) / voxels * (plan.by_steps ? 2 : 1));
   plan.ranges = 1;
@@ -130,7 +139,8 @@ bool can_stage(const ConvProblem& p, const WeightWgmmaPlan& plan) {
   if (rows > kMostLines) return false;
   const bool apart = height.in_stride > height.span * height.in_step;  // voxels share no line
   if (elements_of(p) == 1)                                             // lines of a residue are at equal distances
-    return (height.tap_step == 1 || !apart) && line_words(p, plan) <= kMostLineWords;
+    return (height.tap_step == 1 || !apart) && plan.line_words <= kMostLineWords &&
+           int64_t{rows} * plan.column_octets * 8 * plan.line_words * 4 <= p.shared_limit;
   const int step = height.tap_step * height.in_step, lines = divide_up(rows, height.tap_step);
   return !apart && step <= kMostStep && (lines - 1) * step < kMostBox && p.geometry.stride[2] <= kMostSplits;
 }
@@ -145,7 +155,8 @@ bool complete(const ConvProblem& p, WeightWgmmaPlan& plan) {
   plan.pillars = p.batch * plan.depth.tiles * plan.height.tiles * plan.width_tiles;
   if (static_cast<double>(plan.pillars) > kReach) return false;
   plan.x_slots = std::min(plan.depth.span + 2 * plan.depth.advance + 1, kMostWeightSlots);
-  plan.y_slots = plan.raw_slots = 3;
+  plan.y_slots = 3;
+  plan.raw_slots = elements_of(p) == 1 ? 3 : 0;
   if (plan.x_slots <= plan.depth.span) return false;  // one is being staged
   while (memory_of(p, plan).total > p.shared_limit - kStatic) {
     if (plan.raw_slots > 2)
@@ -169,8 +180,8 @@ bool complete(const ConvProblem& p, WeightWgmmaPlan& plan) {
   const double stores_x = 2.0 * plan.pairs * plan.height.rows(plan.height.box) * plan.sets * plan.column_octets;
   const double loads_y = 2.0 * plan.pairs * plan.height.box * plan.row_octets * plan.versions;
   const double stores = parts(p) * ((elements_of(p) == 1 ? 3 : 1) * plan.depth.advance * stores_x + loads_y);
-  const double tensor = products * plan.columns / 2, shared = products * (16 + plan.columns / 4.0) + stores;
-  const double multiplying = std::max(tensor * 1.08, shared * (elements_of(p) == 1 ? 1.17 : 1.05)) + 250 +
+  const double tensor = steps * tensor_clocks(p, plan), shared = products * (16 + plan.columns / 4.0) + stores;
+  const double multiplying = std::max(tensor, shared * (elements_of(p) == 1 ? 1.17 : 1.05)) + 250 +
                              (three_products(p) ? 60 * plan.heights : 0);
   // As many planes as there are slots for are on their way, of which each voxel of y needs `advance`.
   const double advance = plan.depth.advance, ahead = plan.x_slots - plan.depth.span;
@@ -186,6 +197,21 @@ bool complete(const ConvProblem& p, WeightWgmmaPlan& plan) {
   return true;
 }
 
+/// Words of a line that a block reads for all its sets, at most.
+int line_words(const ConvProblem& p, const WeightWgmmaPlan& plan) {
+  const int kernel = static_cast<int>(p.kernel[2]);
+  int most = 0, tile = 0, first = 0, last = 0;  // taps of a block
+  for (int residue = 0; residue < std::min(plan.tap_step, kernel); ++residue)
+    for (int tap = residue; tap < kernel; tap += plan.versions * plan.tap_step, ++tile) {
+      first = tile % plan.sets == 0 ? tap : std::min(first, tap);
+      last = tile % plan.sets == 0 ? tap : std::max(last, tap);
+      most = std::max(most, last - first);
+    }
+  const auto step = static_cast<double>(p.geometry.stride[2]);
+  return static_cast<int>(
+      std::min(kReach, (8 * plan.pairs - 1) * step + most * static_cast<double>(p.geometry.dilation[2]) + 1));
+}
+
 /// Looks at all boxes.
 void look_at_boxes(const ConvProblem& p, WeightWgmmaPlan plan, std::optional<WeightWgmmaPlan>& best) {
   const int elements = elements_of(p);
@@ -193,6 +219,7 @@ void look_at_boxes(const ConvProblem& p, WeightWgmmaPlan plan, std::optional<Wei
     if (p.choice.pairs > 0 ? plan.pairs != p.choice.pairs
                            : plan.pairs > 1 && p.out_size[2] <= 4 * plan.pairs * elements)
       continue;
+    plan.line_words = elements == 1 ? line_words(p, plan) : 0;
     for (plan.height.box = 1; plan.height.box * plan.pairs <= kMostSteps; plan.height.box *= 2) {
       if (plan.height.box >= 2 * plan.height.count && plan.height.box > 2) break;
       if (plan.by_steps && plan.height.box * plan.pairs % 2) continue;
@@ -210,6 +237,14 @@ void look_at_boxes(const ConvProblem& p, WeightWgmmaPlan plan, std::optional<Wei
   }
 }
 
+/// The clocks of the products, whatever the box.
+double least_cycles(const ConvProblem& p, const WeightWgmmaPlan& plan) {
+  const auto blocks = static_cast<double>(tiles_of(p, plan));
+  const double steps = static_cast<double>(p.batch * p.out_size[0] * p.out_size[1]) *
+                       static_cast<double>(p.out_size[2]) / (8 * elements_of(p));
+  return steps * tensor_clocks(p, plan) * blocks / kMultiprocessors;
+}
+
 /// Looks at all products for a block with these taps and channels.
 void look_at_products(const ConvProblem& p, WeightWgmmaPlan plan, std::optional<WeightWgmmaPlan>& best) {
   const auto widths = weight_widths(arithmetic_of(p), true);
@@ -224,26 +259,12 @@ void look_at_products(const ConvProblem& p, WeightWgmmaPlan plan, std::optional<
       const int wanted = by_steps ? all : divide_up(all, 2);
       if (wanted > most || (!by_steps && all == 1)) continue;
       plan.heights = std::max<int>(wanted, std::min<int>(p.choice.heights, most));
-      look_at_boxes(p, plan, best);
+      if (!best || least_cycles(p, plan) < best->cycles) look_at_boxes(p, plan, best);
     }
   }
 }
 
 }  // namespace
-
-int line_words(const ConvProblem& p, const WeightWgmmaPlan& plan) {
-  const int kernel = static_cast<int>(p.kernel[2]);
-  int most = 0, tile = 0, first = 0, last = 0;  // taps of a block
-  for (int residue = 0; residue < std::min(plan.tap_step, kernel); ++residue)
-    for (int tap = residue; tap < kernel; tap += plan.versions * plan.tap_step, ++tile) {
-      first = tile % plan.sets == 0 ? tap : std::min(first, tap);
-      last = tile % plan.sets == 0 ? tap : std::max(last, tap);
-      most = std::max(most, last - first);
-    }
-  const auto step = static_cast<double>(p.geometry.stride[2]);
-  return static_cast<int>(
-      std::min(kReach, (8 * plan.pairs - 1) * step + most * static_cast<double>(p.geometry.dilation[2]) + 1));
-}
 
 WeightMemory memory_of(const ConvProblem& p, const WeightWgmmaPlan& plan) {
   constexpr int kOctet = 128;                                // bytes of 8 channels of a quad, or of 8 voxels
@@ -270,7 +291,7 @@ WeightMemory memory_of(const ConvProblem& p, const WeightWgmmaPlan& plan) {
   // Products read whole rows and columns, even of the last line. (Two quads of them: as if they were on end, as
   // compute-sanitizer seems to take them.)
   m.total = plan.x_slots * m.x_slot + plan.y_slots * m.y_slot + 2 * kOctet * std::max(8, plan.columns / 8);
-  m.raw_pitch = divide_up(line_words(p, plan) + 3, 4) * 16;
+  m.raw_pitch = divide_up(plan.line_words + 3, 4) * 16;
   m.raw_slot = m.x_lines * plan.column_octets * 8 * m.raw_pitch;
   m.total += plan.raw_slots * m.raw_slot;
   return m;
@@ -337,9 +358,6 @@ int64_t workspace_bytes(const ConvProblem& p, const WeightWgmmaPlan& plan) {
              static_cast<int64_t>(sizeof(float));
 }
 
-int64_t blocks_of(const ConvProblem& p, const WeightWgmmaPlan& plan) {
-  return plan.ranges * p.groups * plan.set_tiles * plan.row_tiles * plan.column_tiles * plan.depth.pieces *
-         plan.height.pieces;
-}
+int64_t blocks_of(const ConvProblem& p, const WeightWgmmaPlan& plan) { return plan.ranges * tiles_of(p, plan); }
 
 }  // namespace voxgrad::cuda

@@ -91,13 +91,13 @@ __global__ void __launch_bounds__(kBlock) pack_planes(const __grid_constant__ Pa
 }  // namespace
 
 template <class Arithmetic>
-void pack_lattice(const WeightWgmma& p, const View& y, int shift, char* packed, cudaStream_t stream) {
+void pack_lattice(const WeightWgmma& p, const View& y, char* packed, cudaStream_t stream) {
   PackPlanes pack{
       .y = y.as<char>(),
       .stride = {},
       .size = {},
       .channels = p.y_channels,
-      .shift = shift,
+      .shift = p.shift,
       .slot = p.of_y,
       .samples = p.samples,
       .planes = int64_t{p.groups} * p.samples * p.row_tiles * p.depth.count * p.height.tiles * p.width_tiles,
@@ -122,9 +122,9 @@ void pack_lattice(const WeightWgmma& p, const View& y, int shift, char* packed, 
   check_launch("conv weight gradient: packing");
 }
 
-template void pack_lattice<Tf32>(const WeightWgmma&, const View&, int, char*, cudaStream_t);
-template void pack_lattice<Tf32x3>(const WeightWgmma&, const View&, int, char*, cudaStream_t);
-template void pack_lattice<Bf16>(const WeightWgmma&, const View&, int, char*, cudaStream_t);
-template void pack_lattice<F16>(const WeightWgmma&, const View&, int, char*, cudaStream_t);
+template void pack_lattice<Tf32>(const WeightWgmma&, const View&, char*, cudaStream_t);
+template void pack_lattice<Tf32x3>(const WeightWgmma&, const View&, char*, cudaStream_t);
+template void pack_lattice<Bf16>(const WeightWgmma&, const View&, char*, cudaStream_t);
+template void pack_lattice<F16>(const WeightWgmma&, const View&, char*, cudaStream_t);
 
 }  // namespace voxgrad::cuda

@@ -17,8 +17,9 @@
 namespace voxgrad::cuda {
 
 /// A plane in shared memory is made of core matrices of 128 bytes. Of floats: of quads, 4 words along the width; a quad
-/// of lines; a line of rows of 16 bytes: x's channels, or y's, these once for each version. Of halves: of 8 channels,
-/// 16 bytes a voxel; of y, lines on end of 8 channels after the other; of x, 8 channels after the other of a line.
+/// of lines; a line of rows of 16 bytes: x's channels once for each set, or y's for each version. Of halves: of 8
+/// channels, 16 bytes a voxel; of y, lines on end of 8 channels after the other; of x, 8 channels after the other of a
+/// line.
 struct WeightPlanes {
   int pitch, octet;  // bytes, as in WeightMemory
   int part_bytes, slot_bytes;
@@ -138,8 +139,8 @@ struct WeightBarriers {
 
 /// Calls with_x(its slot, depth) for each plane of x of the block's pillars, and with_y(its slot, pillar, depth) for
 /// each of y, in the order in which they are multiplied. begin(pillar) before. A plane of y comes before those of x
-/// with which it is multiplied, to be on its way while they are staged. With two slots it would wait for the last but
-/// one, and they with it: then it comes behind them.
+/// with which it is multiplied, to be on its way while they are staged (by whom stages both: of halves). With two slots
+/// it would wait for the last but one, and they with it: then it comes behind them.
 template <class Tile, class Begin, class X, class Y>
 __device__ void for_each_plane(const WeightWgmma& p, const WeightPlace& place, Begin begin, X with_x, Y with_y) {
   Ring of_x, of_y;

@@ -148,7 +148,7 @@ void run(WeightWgmma& p, WeightSum& sum, const View& x, View y, const ConvProble
       check_launch("conv weight gradient: packing");
       inputs.in = static_cast<const Element*>(inputs.in) + p.samples * inputs.stride[0];
     }
-    pack_lattice<Arithmetic>(p, y, plan.shift, packed.as<char>(), launch.stream);
+    pack_lattice<Arithmetic>(p, y, packed.as<char>(), launch.stream);
     launch_weight_wgmma<Arithmetic>(p, plan.columns, plan.heights, p.ranges * blocks, memory.total, launch.stream);
     check_launch("conv weight gradient");
     p.x += p.samples * p.x_stride[0];

@@ -22,9 +22,9 @@
 // Where y ends within a box it is zero, and x may be anything: what is not finite there reaches taps that do not read
 // it.
 //
-// Voxels are summed in fixed ranges of pillars (from shapes and strides alone), which weight_sum() adds up in order.
-// For float32 accuracy three products, one after the other for a plane, start from zero and are added in float32, as
-// tensor cores truncate what they add.
+// Voxels are summed in ranges of pillars, every n-th of them, which follow from shapes alone; weight_sum() adds these
+// up in order. For float32 accuracy three products, one after the other for a plane, start from zero and are added in
+// float32, as tensor cores truncate what they add.
 #pragma once
 
 #include "cuda/conv/weight_stage.cuh"
@@ -299,7 +299,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1) weight_wgmma(const __grid_c
 
 /// Queues a kernel that packs p.samples of y, whose versions are so many voxels apart.
 template <class Arithmetic>
-void pack_lattice(const WeightWgmma& p, const View& y, int shift, char* packed, cudaStream_t stream);
+void pack_lattice(const WeightWgmma& p, const View& y, char* packed, cudaStream_t stream);
 /// Queues the kernel.
 template <class Arithmetic>
 void launch_weight_wgmma(const WeightWgmma& p, int columns, int heights, int64_t blocks, int shared_bytes,

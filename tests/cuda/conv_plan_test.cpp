@@ -290,7 +290,7 @@ void check_weight(const ConvProblem& p, const WeightWgmmaPlan& plan) {
   EXPECT_TRUE(elements == 1 || memory.x_slot % 128 + memory.y_slot % 128 == 0);  // the copy engine's
   EXPECT_GE(memory.x_lines, plan.height.rows(plan.height.box));
   if (elements == 1) {  // as it is copied
-    const int words = line_words(p, plan);
+    const int words = plan.line_words;
     EXPECT_TRUE(words >= 8 * plan.pairs && words + 3 <= memory.raw_pitch / 4 && memory.raw_pitch % 16 == 0) << words;
     EXPECT_GE(memory.raw_slot, memory.x_lines * plan.column_octets * 8 * memory.raw_pitch);
     EXPECT_TRUE(plan.raw_slots >= 2 && plan.raw_slots <= kMostWeightSlots);
