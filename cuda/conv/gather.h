@@ -21,7 +21,7 @@ void describe_device(ConvProblem& problem, const Launch& launch);
 /// The same as the gathers, for the weight gradient: of few channels, or by one instruction or the other.
 bool weight_of_few_channels(const View& w, const View& x, const View& y, const ConvGeometry& geometry,
                             const Launch& launch);
-bool weight_by_wgmma(const View& w, View x, const View& y, const ConvGeometry& geometry, const Launch& launch);
+bool weight_by_wgmma(const View& w, const View& x, const View& y, const ConvGeometry& geometry, const Launch& launch);
 bool weight_by_mma(const View& w, const View& x, const View& y, const ConvGeometry& geometry, const Launch& launch);
 
 }  // namespace voxgrad::cuda

@@ -236,7 +236,7 @@ struct WeightMemory {
   int raw_pitch, raw_slot;  // from a channel of a line to the next; of a plane of floats, as it is copied
 };
 WeightMemory memory_of(const ConvProblem& problem, const WeightWgmmaPlan& plan);
-/// Of y of so many samples, packed; of x of one, of halves.
+/// Of y of so many samples, packed; of x of one, packed (halves), or if its lines do not lie along the width (floats).
 int64_t lattice_bytes(const ConvProblem& problem, const WeightWgmmaPlan& plan);
 int64_t input_bytes(const ConvProblem& problem, const WeightWgmmaPlan& plan);
 

@@ -11,7 +11,7 @@ namespace {
 constexpr int kMostColumnOctets = 16, kMostLines = 1024, kMostTaps = 1024;  // lines: of a plane of x; taps: of an axis
 constexpr int kStatic = 2048;                            // bytes of shared memory: barriers, what the block sums
 constexpr double kReach = 1 << 28, kBytesAClock = 2000;  // positions of an axis; bytes of memory
-constexpr double kFromL2 = 40, kOfLines = 21;            // bytes a clock, of a multiprocessor; by copies of 16 bytes
+constexpr double kFromL2 = 40;                           // bytes a clock, of a multiprocessor
 constexpr int kMostBox = 256, kMostStep = 8;             // of the copy engine
 constexpr int kMostLineWords = 4 * kWeightCopiers - 3;   // each thread copies 4, that begin at a multiple of 4
 
@@ -56,9 +56,9 @@ StagingClocks staging_clocks(const ConvProblem& p, const WeightWgmmaPlan& plan) 
             finished = std::min(kWeightFinishers / quads, channels);
   const int copy_shares = std::min(kWeightCopiers / (chunks * copied), rows);
   const int shares = std::min(kWeightFinishers / (quads * finished), rows);
-  const double copy = std::max(57.0, copied * copy_shares * chunks * 16 / kOfLines);
-  return {640 + divide_up(channels, copied) * divide_up(rows, copy_shares) * copy,
-          250 + divide_up(channels, finished) * divide_up(rows, shares) * (40 + plan.sets * 30.0 * parts(p))};
+  const double copy = std::max(43.0, copied * copy_shares * chunks * 16 / kFromL2);
+  return {1370 + divide_up(channels, copied) * divide_up(rows, copy_shares) * copy,
+          200 + divide_up(channels, finished) * divide_up(rows, shares) * plan.sets * 66.0 * parts(p)};
 }
 
 /// Fills in how the width and y's channels are cut.
@@ -188,7 +188,7 @@ bool complete(const ConvProblem& p, WeightWgmmaPlan& plan) {
   const auto [copying, finishing] = staging_clocks(p, plan);
   const double staging =
       std::max(advance * std::max(copying, finishing) + copying_y, (advance * finishing + 500) * advance / ahead);
-  const double both = elements_of(p) == 2 ? 0.1 : 0.5;  // they share memory
+  const double both = elements_of(p) == 2 ? 0.1 : three_products(p) ? 0.5 : 0.35;  // they share memory
   const double plane = std::max(multiplying, staging) + both * std::min(multiplying, staging);
   const double begin = (plan.depth.span - advance) * copying;
   const double depth = static_cast<double>(plan.depth.count) / plan.depth.tiles;
@@ -345,7 +345,10 @@ int64_t lattice_bytes(const ConvProblem& p, const WeightWgmmaPlan& plan) {
 }
 
 int64_t input_bytes(const ConvProblem& p, const WeightWgmmaPlan&) {
-  if (elements_of(p) == 1) return 0;
+  if (elements_of(p) == 1)  // lines of words are copied as they lie along the width; others are made to
+    return p.in_stride[2] == 1 || p.in_size[2] == 1
+               ? 0
+               : p.groups * p.in_channels * p.in_size[0] * p.in_size[1] * p.in_size[2] * int64_t{sizeof(float)};
   const int64_t stride = p.geometry.stride[2], line = divide_up(p.in_size[2], stride) * stride;
   return p.groups * divide_up(p.in_channels, 16) * 2 * kVoxelBytes * p.in_size[0] * p.in_size[1] * line;
 }

@@ -348,16 +348,19 @@ struct WeightQuads {
   template <int kStep>
   __device__ void take_plane(int depth, uint32_t raw, uint32_t slot) const {
     const int later = sets.later[1];
+    const bool even = sets.count < 3 || sets.later[2] == later;
     if (sets.count == 1) return take_lines<kStep, 4>(depth, raw, slot);
-    if constexpr (kStep > 0) {  // others seldom share words
-      const bool even = sets.later[2] == later;
-      if (later == 1 && sets.count == 2) return take_lines<kStep, 4, 1>(depth, raw, slot);
-      if (later == 2 && sets.count == 2) return take_lines<kStep, 4, 2>(depth, raw, slot);
-      if (later == 1)
-        return even ? take_lines<kStep, 4, 1, 1>(depth, raw, slot) : take_lines<kStep, 4, 1, 4>(depth, raw, slot);
-      if (later == 2 && even) return take_lines<kStep, 4, 2, 2>(depth, raw, slot);
-    }
-    sets.count == 2 ? take_lines<kStep, 4, 4>(depth, raw, slot) : take_lines<kStep, 4, 4, 4>(depth, raw, slot);
+    if constexpr (kStep > 0)  // others seldom share words
+      if (even && later == 1)
+        return sets.count == 2 ? take_lines<kStep, 4, 1>(depth, raw, slot)
+                               : take_lines<kStep, 4, 1, 1>(depth, raw, slot);
+    if constexpr (kStep == 1)
+      if (even && later == 2)
+        return sets.count == 2 ? take_lines<kStep, 4, 2>(depth, raw, slot)
+                               : take_lines<kStep, 4, 2, 2>(depth, raw, slot);
+    if constexpr (kStep == 2)
+      if (!even && later == 1) return take_lines<kStep, 4, 1, 4>(depth, raw, slot);
+    sets.count == 2 ? take_lines<0, 4, 4>(depth, raw, slot) : take_lines<0, 4, 4, 4>(depth, raw, slot);
   }
   /// kLater: of each set, as in WeightSets.
   template <int kStep, int... kLater>

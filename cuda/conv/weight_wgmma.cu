@@ -36,10 +36,16 @@ int slot_of(int row, const WeightWgmmaPlan& plan, const WeightMemory& memory) {
   return row % tap_step * (memory.x_lines / tap_step) + row / tap_step;
 }
 
+/// x with one line after the other, at another place.
+View on_end(View x, void* data) {
+  x.data = data;
+  for (int a = 4; a >= 0; --a) x.stride[a] = a == 4 ? 1 : x.stride[a + 1] * x.size[a + 1];
+  return x;
+}
+
 /// x: positions that a voxel and a tap read, in the order of the rows that are staged.
 void describe_x(WeightWgmma& p, const View& x, const ConvProblem& problem, const WeightWgmmaPlan& plan,
                 const WeightMemory& memory) {
-  p.x = x.as<char>();
   for (int a = 0; a < 5; ++a) p.x_stride[a] = x.stride[a] * static_cast<int64_t>(item_size(x.dtype));
   for (int a = 0; a < 3; ++a) {  // beyond lies what no tap of a real voxel reads
     const ConvGeometry& g = problem.geometry;
@@ -121,7 +127,7 @@ void describe_packed_x(WeightWgmma& p, const PackInputs& inputs, void* packed, i
 }
 
 template <class Arithmetic>
-void run(WeightWgmma& p, WeightSum& sum, const View& x, View y, const ConvProblem& problem, const WeightWgmmaPlan& plan,
+void run(WeightWgmma& p, WeightSum& sum, View x, View y, const ConvProblem& problem, const WeightWgmmaPlan& plan,
          const WeightMemory& memory, const Launch& launch) {
   using Element = typename Arithmetic::Element;
   constexpr bool kHalves = Arithmetic::kElements == 2;
@@ -147,12 +153,20 @@ void run(WeightWgmma& p, WeightSum& sum, const View& x, View y, const ConvProble
       pack_inputs<Arithmetic>(inputs, inputs_memory.as<void>(), launch.stream);
       check_launch("conv weight gradient: packing");
       inputs.in = static_cast<const Element*>(inputs.in) + p.samples * inputs.stride[0];
+    } else {
+      p.x = x.as<char>();
+      if (of_x > 0) {
+        View part = x;
+        part.size[0] = p.samples;
+        kernel::copy(on_end(part, inputs_memory.as<void>()), part);
+        p.x = inputs_memory.as<char>();
+      }
     }
     pack_lattice<Arithmetic>(p, y, packed.as<char>(), launch.stream);
     launch_weight_wgmma<Arithmetic>(p, plan.columns, plan.heights, p.ranges * blocks, memory.total, launch.stream);
     check_launch("conv weight gradient");
-    p.x += p.samples * p.x_stride[0];
-    y.data = y.as<char>() + p.samples * y.stride[0] * static_cast<int64_t>(item_size(y.dtype));
+    for (View* view : {&x, &y})
+      view->data = view->as<char>() + p.samples * view->stride[0] * static_cast<int64_t>(item_size(view->dtype));
     p.partial += p.ranges * (plan.by_steps ? 2 : 1) * sum.elements;
   }
   sum_ranges<Element>(sum, launch.stream);
@@ -160,23 +174,15 @@ void run(WeightWgmma& p, WeightSum& sum, const View& x, View y, const ConvProble
 
 }  // namespace
 
-bool weight_by_wgmma(const View& w, View x, const View& y, const ConvGeometry& geometry, const Launch& launch) {
+bool weight_by_wgmma(const View& w, const View& x, const View& y, const ConvGeometry& geometry, const Launch& launch) {
   ConvProblem problem = conv_problem(ConvDirection::weight, x, y, w, geometry);
   describe_device(problem, launch);
   const auto plan = remembered<plan_weight_wgmma>(problem);
   if (!plan) return false;
   const WeightMemory memory = memory_of(problem, *plan);
-  const bool lies_across = x.dtype == DType::f32 && x.stride[4] != 1 && x.size[4] > 1;  // words are copied as they lie
-  const Workspace along(launch, lies_across ? static_cast<size_t>(x.numel()) * sizeof(float) : 0);
-  if (lies_across) {
-    const View from = x;
-    x.data = along.as<void>();
-    for (int a = 4; a >= 0; --a) x.stride[a] = a == 4 ? 1 : x.stride[a + 1] * x.size[a + 1];
-    kernel::copy(x, from);
-  }
 
   WeightWgmma p{};
-  describe_x(p, x, problem, *plan, memory);
+  describe_x(p, input_bytes(problem, *plan) > 0 ? on_end(x, nullptr) : x, problem, *plan, memory);
   p.of_x = {memory.x_pitch, memory.x_octet, 0, memory.x_slot, plan->x_slots};
   p.of_y = {memory.y_pitch, memory.y_octet, 0, memory.y_slot, plan->y_slots};
   p.y_channels = static_cast<int>(problem.out_channels);
