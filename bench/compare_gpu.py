@@ -6,6 +6,7 @@
 LIBRARY is the built libconv_peers.so. Each figure is the median of CUDA-event times; the two sides take turns run by
 run. The last timed results are compared: exits with 1 if they differ by more than rounding explains, or if a figure
 is above what the hardware can do. --alone leaves PyTorch's timings out (its float64 result still checks ours).
+Forward + backward of ours is the forward and one call for both gradients, which has to give the bits of the two alone.
 """
 
 import argparse
@@ -67,6 +68,7 @@ MODES = {
 PEAK = {"high": 402e12, "highest": 402e12 / 3, "bf16": 797e12, "f16": 797e12}  # the floor's arithmetic, FLOP/s
 COPY = 4.23e12  # bytes a second, read + write
 PARTS = ("forward", "data", "weight")
+BACKWARD = "backward"  # data and weight gradient by one call: ours
 PLAN = ("plain", "mma_sync", "narrow", "slide", "slots", "depth", "pairs", "sets", "width")  # of ConvChoice
 
 
@@ -112,9 +114,11 @@ class Ours:
     def run(self, case, mode, part, result):
         _, dtype, high, *_ = MODES[mode]
         x, w, g = case.x, case.w, case.g
-        operands = {"forward": (x, w, result), "data": (result, w, g), "weight": (x, result, g)}[part]
+        operands = {"forward": (x, w, result), "data": (result, w, g), "weight": (x, result, g)}.get(part, (x, w, g))
+        gradients = [t.data_ptr() for t in result] if part == BACKWARD else (None, None)
         longs = lambda v: (ctypes.c_int64 * len(v))(*v)
-        error = self.call(PARTS.index(part), dtype, high, 0, *(ctypes.c_void_p(t.data_ptr()) for t in operands),
+        error = self.call((*PARTS, BACKWARD).index(part), dtype, high, 0,
+                          *(ctypes.c_void_p(t.data_ptr()) for t in operands), *map(ctypes.c_void_p, gradients),
                           *(longs(t.shape) for t in operands), longs(case.stride), longs(case.padding),
                           longs(case.dilation), ctypes.c_int64(case.groups))
         if error:
@@ -152,10 +156,12 @@ def measure(ours, name, mode, options):
            "floor": max(case.flop / PEAK[mode], case.bytes / COPY) * 1e3}
     if not options.alone:
         last = [t.to(memory_format=torch.channels_last_3d) for t in (case.x, case.w, case.g)]
-    for part in PARTS:
-        result = torch.full_like({"forward": case.g, "data": case.x, "weight": case.w}[part], float("nan"))
+    poisoned = lambda t: torch.full_like(t, float("nan"))
+    results = {"forward": poisoned(case.g), "data": poisoned(case.x), "weight": poisoned(case.w),
+               BACKWARD: (poisoned(case.x), poisoned(case.w))}
+    for part, result in results.items():
         sides = {"ours": lambda: ours.run(case, mode, part, result)}
-        if not options.alone:
+        if part != BACKWARD and not options.alone:
             sides["torch"] = lambda: case.torch_part(part, case.x, case.w, case.g)
             sides["torch_cl"] = lambda: case.torch_part(part, *last)
         times = {side: [] for side in sides}
@@ -168,10 +174,13 @@ def measure(ours, name, mode, options):
                 times[side].append(timed(function))
         for side in sides:
             row[f"{part}_{side}"] = statistics.median(times[side])
-        achieved = case.flop / row[f"{part}_ours"] / 1e9
+        achieved = case.flop * (2 if part == BACKWARD else 1) / row[f"{part}_ours"] / 1e9
         if achieved > ceiling or case.bytes / row[f"{part}_ours"] / 1e6 > 4900:
             sys.exit(f"{name} {mode} {part}: {achieved:.0f} TFLOP/s is more than the hardware can do")
-        if not options.unchecked:
+        if part == BACKWARD:
+            if not all(torch.equal(t, results[alone]) for t, alone in zip(result, ("data", "weight"))):
+                row["wrong"] = True
+        elif not options.unchecked:
             row[f"{part}_error"] = error = reference_error(case, part, result)
             if not error < (weight_limit if part == "weight" else limit):
                 row["wrong"] = True
@@ -179,7 +188,7 @@ def measure(ours, name, mode, options):
 
 
 def table(rows, mode, alone):
-    total = lambda r, side: sum(r[f"{p}_{side}"] for p in PARTS)
+    total = lambda r, side: sum(r[f"{p}_{side}"] for p in (("forward", BACKWARD) if side == "ours" else PARTS))
     lines = [f"### {mode}", ""]
     lines.append("| shape | floor fwd | ours fwd | data | weight | % of floor f/d/w | TFLOP/s f/d/w | error f/d/w" +
                  ("" if alone else " | PyTorch fwd | cl | ratio fwd | ours f+b | PyTorch | cl | ratio f+b") + " |")

@@ -105,12 +105,12 @@ void voxgrad_force_conv(int plain, int mma_sync, int narrow, int slide, int slot
 }
 
 /// One kernel of a transposed convolution x (N, Cin, ...) -> y (N, Cout, ...) with weight (Cin, Cout / groups, ...):
-/// what = 0: y from x and w, 1: x from y and w (the data gradient), 2: w from x and y. dtype: 0 f32, 2 bf16, 3 f16.
-/// Returns null or a message.
+/// what = 0: y from x and w, 1: x from y and w (the data gradient), 2: w from x and y, 3: both gradients, dx from y and
+/// w, dw from x and y. dtype: 0 f32, 2 bf16, 3 f16. Returns null or a message.
 const char* voxgrad_conv_transpose(int what, int dtype, int high, int channels_last, void* x, void* w, void* y,
-                                   const int64_t* x_size, const int64_t* w_size, const int64_t* y_size,
-                                   const int64_t* stride, const int64_t* padding, const int64_t* dilation,
-                                   int64_t groups) {
+                                   void* dx, void* dw, const int64_t* x_size, const int64_t* w_size,
+                                   const int64_t* y_size, const int64_t* stride, const int64_t* padding,
+                                   const int64_t* dilation, int64_t groups) {
   return run_caught([&] {
     set_float32_precision(high ? Float32Precision::high : Float32Precision::highest);
     const auto type = static_cast<DType>(dtype);
@@ -127,6 +127,9 @@ const char* voxgrad_conv_transpose(int what, int dtype, int high, int channels_l
     if (what == 0) kernel.conv_backward_data(ys, xs, ws, nullptr, geometry);
     if (what == 1) kernel.conv_forward(xs, ys, ws, nullptr, geometry);
     if (what == 2) kernel.conv_backward_weight(ws, ys, xs, geometry);
+    if (what != 3) return;
+    const View dxs = view_of(dx, type, x_size, channels_last), dws = view_of(dw, type, w_size, false);
+    kernel.conv_transpose_backward(dxs, dws, ys, xs, ws, geometry);
   });
 }
 

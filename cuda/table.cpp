@@ -20,6 +20,7 @@ const Kernels& cuda_kernels() {
       .conv_forward = kernel::conv_forward,
       .conv_backward_data = kernel::conv_backward_data,
       .conv_backward_weight = kernel::conv_backward_weight,
+      .conv_transpose_backward = kernel::conv_transpose_backward,
       .explain_conv = kernel::explain_conv,
       .group_norm = kernel::group_norm,
       .group_norm_backward = kernel::group_norm_backward,

@@ -32,6 +32,10 @@ Tensor sum_over_voxels(const Tensor& grad) {
   return is_half(grad.dtype()) ? sum(grad.to(f32), axes).to(grad.dtype()) : sum(grad, axes);
 }
 
+Tensor empty_weight(const Tensor& x, const Tensor& y, const Triple& size, const ConvGeometry& geometry) {
+  return empty({y.size(1), x.size(1) / geometry.groups, size[0], size[1], size[2]}, x.options());
+}
+
 // With `relu` the result is rectified (ops/rectified.h): the bias, then, is no input of the operation.
 Tensor convolve(const Tensor& x, const Tensor& weight, const Tensor& bias, const Triple& size,
                 const ConvGeometry& geometry, bool relu = false);
@@ -64,15 +68,23 @@ Tensor convolve_transposed(const Tensor& y, const Tensor& weight, const Tensor& 
   return record("conv_transpose", x, {y, weight, relu ? Tensor() : bias},
                 [=, y_saved = saved_if(dw, y), w_saved = saved_if(dy, weight), y_size = spatial_size(y),
                  w_size = spatial_size(weight)](const Tensor& grad) {
+                  const Tensor bias_grad = db ? sum_over_voxels(grad) : Tensor();
+                  if (dy && dw && !grad_enabled()) {  // nothing to record: in one call
+                    Tensor y_grad = empty_volume(grad, y_saved().size(1), y_size, grad.dtype());
+                    Tensor weight_grad = empty_weight(grad, y_saved(), w_size, geometry);
+                    kernels(grad.device())
+                        .conv_transpose_backward(y_grad.view_out(), weight_grad.view_out(), grad.view_in(),
+                                                 y_saved().view_in(), w_saved().view_in(), geometry);
+                    return Tensors{y_grad, weight_grad, bias_grad};
+                  }
                   return Tensors{dy ? convolve(grad, w_saved(), {}, y_size, geometry) : Tensor(),
-                                 dw ? convolve_weight(grad, y_saved(), w_size, geometry) : Tensor(),
-                                 db ? sum_over_voxels(grad) : Tensor()};
+                                 dw ? convolve_weight(grad, y_saved(), w_size, geometry) : Tensor(), bias_grad};
                 });
 }
 
 /// The weight (y's channels, x's channels / groups, size...) for which <convolve(x, weight), y> grows fastest.
 Tensor convolve_weight(const Tensor& x, const Tensor& y, const Triple& size, const ConvGeometry& geometry) {
-  Tensor weight = empty({y.size(1), x.size(1) / geometry.groups, size[0], size[1], size[2]}, x.options());
+  Tensor weight = empty_weight(x, y, size, geometry);
   kernels(x.device()).conv_backward_weight(weight.view_out(), x.view_in(), y.view_in(), geometry);
   const bool dx = wants_grad(x), dy = wants_grad(y);
   return record("conv_weight", weight, {x, y},

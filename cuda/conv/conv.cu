@@ -274,5 +274,12 @@ void conv_backward_data(const View& x, const View& y, const View& w, const ConvE
   convolve("conv_transpose", x, y, w, epilogue, geometry, true);
 }
 
+void conv_transpose_backward(const View& dy, const View& dw, const View& dx, const View& y, const View& w,
+                             const ConvGeometry& geometry) {
+  if (gather_with_weight_gradient(dy, dw, dx, y, w, geometry, Launch(dx))) return;
+  conv_forward(dy, dx, w, {}, geometry);
+  conv_backward_weight(dw, dx, y, geometry);
+}
+
 }  // namespace kernel
 }  // namespace voxgrad::cuda

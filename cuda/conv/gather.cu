@@ -6,51 +6,75 @@
 #include "cuda/conv/gather_wgmma.cuh"
 #include "cuda/conv/pack.h"
 #include "cuda/conv/plan_cache.h"
+#include "cuda/conv/plan_narrow.h"
 #include "cuda/conv/tensor_map.h"
 #include "cuda/kernels.h"
+#include "ops/halves.h"
 
 namespace voxgrad::cuda {
 namespace {
 
+/// A gather with what it needs beside its operands. Inputs: by wgmma, those of the samples to come.
+struct Gather {
+  GatherMma p;
+  PackWeights weights;
+  PackInputs inputs;
+};
+
 /// Tells the copy engine how `planes` planes of packed inputs lie, and how large a halo is. Its axes: width, height,
-/// depth, (plane, residues).
+/// depth, (plane, residue along the width).
 CUtensorMap describe_planes(const GatherMma& p, const PackInputs& inputs, void* packed, int64_t planes) {
-  const int64_t residues = int64_t{inputs.splits[0].value} * inputs.splits[1].value * inputs.splits[2].value;
-  const int64_t depth = inputs.split_size[0], height = inputs.split_size[1], width = inputs.split_size[2];
+  const int64_t depth = inputs.size[0], height = inputs.size[1], width = inputs.run;
   return describe(
       {.data = packed,
-       .size = {width, height, depth, planes * residues},
+       .size = {width, height, depth, planes * inputs.step[2].value},
        .stride = {kVoxelBytes, width * kVoxelBytes, width * height * kVoxelBytes, width * height * depth * kVoxelBytes},
        .box = {p.line_positions.value, p.extent[1].value, p.extent[0].value, 1},
-       .step = {1, 1, 1, 1}},
+       .step = {1, p.axis[1].in_step, p.axis[0].in_step, 1}},
       "conv");
 }
 
-/// By wgmma inputs are packed, too, as many samples at a time as the plan has memory for.
+/// Weights, packed, and the counter of boxes.
 template <class Arithmetic>
-void run(GatherMma& p, const PackWeights& weights, PackInputs& inputs, int64_t samples, const Launch& launch) {
-  const Workspace packed(launch, packed_bytes<Arithmetic>(weights));
-  pack_weights<Arithmetic>(weights, packed.as<void>(), launch.stream);
-  check_launch("conv: packing of weights");
-  p.weights = packed.as<uint4>();
-  if (!weights.wgmma) {
-    launch_gather_mma<Arithmetic>(p, weights.columns, launch.stream);
+class GatherMemory {
+ public:
+  GatherMemory(Gather& g, const Launch& launch)
+      : weights_(launch, packed_bytes<Arithmetic>(g.weights)), counter_(launch, sizeof(unsigned)) {
+    pack_weights<Arithmetic>(g.weights, weights_.as<void>(), launch.stream);
+    check_launch("conv: packing of weights");
+    g.p.weights = weights_.as<uint4>();
+    g.p.next_box = g.inputs.counter = counter_.as<unsigned>();
+  }
+
+ private:
+  Workspace weights_, counter_;
+};
+
+/// The next samples by wgmma, by way of `planes`, where their inputs are packed.
+template <class Arithmetic>
+void run_samples(Gather& g, void* planes, int64_t samples, const Launch& launch) {
+  using Element = typename Arithmetic::Element;
+  g.p.batch = g.inputs.batch = samples;
+  g.p.packed = describe_planes(g.p, g.inputs, planes, samples * g.p.groups * g.p.chunks * 2 * Arithmetic::kParts);
+  pack_inputs<Arithmetic>(g.inputs, planes, launch.stream);
+  check_launch("conv: packing of inputs");
+  launch_gather_wgmma<Arithmetic>(g.p, g.weights.columns, launch.stream);
+  check_launch("conv");
+  g.inputs.in = static_cast<const Element*>(g.inputs.in) + samples * g.inputs.stride[0];
+  g.p.out = static_cast<Element*>(g.p.out) + samples * g.p.out_stride[0];
+}
+
+/// By wgmma as many samples at a time as the plan has memory for.
+template <class Arithmetic>
+void run(Gather& g, int64_t samples, const Launch& launch) {
+  const GatherMemory<Arithmetic> memory(g, launch);
+  if (!g.weights.wgmma) {
+    launch_gather_mma<Arithmetic>(g.p, g.weights.columns, launch.stream);
     return check_launch("conv");
   }
-  using Element = typename Arithmetic::Element;
-  const Workspace planes(launch, static_cast<size_t>(samples) * packed_bytes<Arithmetic>(inputs));
-  const Workspace counter(launch, sizeof(unsigned));
-  p.packed = describe_planes(p, inputs, planes.as<void>(), samples * p.groups * p.chunks * 2 * Arithmetic::kParts);
-  p.next_box = inputs.counter = counter.as<unsigned>();
-  for (int64_t left = p.batch; left > 0; left -= samples) {
-    p.batch = inputs.batch = std::min(left, samples);
-    pack_inputs<Arithmetic>(inputs, planes.as<void>(), launch.stream);
-    check_launch("conv: packing of inputs");
-    launch_gather_wgmma<Arithmetic>(p, weights.columns, launch.stream);
-    check_launch("conv");
-    inputs.in = static_cast<const Element*>(inputs.in) + p.batch * inputs.stride[0];
-    p.out = static_cast<Element*>(p.out) + p.batch * p.out_stride[0];
-  }
+  const Workspace planes(launch, static_cast<size_t>(samples) * packed_bytes<Arithmetic>(g.inputs));
+  for (int64_t left = g.p.batch; left > 0; left -= samples)
+    run_samples<Arithmetic>(g, planes.as<void>(), std::min(left, samples), launch);
 }
 
 int attribute(int device, cudaDeviceAttr which) {
@@ -109,6 +133,84 @@ void fill_bias(const View& out, const ConvEpilogue& epilogue, const Launch& laun
   kernel::copy(out, broadcast);
 }
 
+GatherMma gather_of(const View& out, const View& in, const ConvEpilogue& epilogue, const ConvProblem& problem,
+                    const GatherPlan& plan) {
+  GatherMma p{};
+  p.in = in.data;
+  p.bias = epilogue.bias ? epilogue.bias->data : nullptr;
+  p.bias_stride = epilogue.bias ? epilogue.bias->stride[0] : 0;
+  p.relu = epilogue.relu;
+  p.out = out.data;
+  std::copy_n(in.stride, 5, p.in_stride);
+  std::copy_n(out.stride, 5, p.out_stride);
+  p.in_channels = static_cast<int>(problem.in_channels);
+  p.out_channels = static_cast<int>(problem.out_channels);
+  p.groups = static_cast<int>(problem.groups);
+  p.column_tiles = plan.column_tiles;
+  p.chunks = plan.chunks;
+  p.depth = plan.depth;
+  p.class_steps = plan.chunks / plan.depth;
+  p.transposed = problem.direction == ConvDirection::transposed;
+  p.halo_voxels = plan.halo_voxels;
+  p.line = plan.line;
+  p.pitch = plan.pitch;
+  p.rows = plan.rows;
+  p.classes = plan.classes;
+  p.slots = plan.slots;
+  p.slide = plan.slide;
+  p.range = plan.range;
+  p.merged = plan.merged;
+  p.buffers = plan.buffers;
+  p.buffer_count = Divisor(plan.buffers);
+  p.batch = problem.batch;
+  p.multiprocessors = problem.multiprocessors;
+  p.box_voxels = 1;
+  for (int a = 0; a < 3; ++a) {
+    p.axis[a] = plan.axis[a];
+    p.box[a] = Divisor(plan.box[a]);
+    p.extent[a] = Divisor(plan.extent[a]);
+    p.tiles[a] = plan.tiles[a];
+    p.box_voxels *= plan.box[a];
+  }
+  p.line_positions = Divisor(plan.extent[2] / plan.axis[2].fold);
+  p.residue_positions = plan.residue_positions;
+  list_taps(p, plan.wgmma, plan.rows.positions * (arithmetic_of(problem) == ConvArithmetic::tf32x3 ? 4 : 2));
+  return p;
+}
+
+Gather prepare(const View& out, const View& in, const View& w, const ConvEpilogue& epilogue, const ConvProblem& problem,
+               const GatherPlan& plan) {
+  const GatherMma p = gather_of(out, in, epilogue, problem, plan);
+  const int in_axis = p.transposed ? 0 : 1;  // of the weight
+  PackWeights weights{w.data,
+                      w.size[0] / problem.groups * w.stride[0],
+                      w.stride[in_axis],
+                      w.stride[1 - in_axis],
+                      {w.stride[2], w.stride[3], w.stride[4]},
+                      p.groups,
+                      p.in_channels,
+                      p.out_channels,
+                      plan.columns,
+                      plan.column_tiles,
+                      plan.chunks,
+                      p.class_begin[p.classes] / plan.depth,
+                      plan.slide,
+                      plan.depth,
+                      plan.slots,
+                      plan.wgmma,
+                      {}};
+  std::copy_n(plan.axis, 3, weights.axis);
+  return {p, weights, plan.wgmma ? pack_inputs_of(problem, in) : PackInputs{}};
+}
+
+/// Whether tensor cores take both by wgmma, which reads the same packed inputs: of halves.
+bool share_inputs(const ConvProblem& data, const ConvProblem& weight) {
+  if (!is_half(data.dtype)) return false;
+  if (remembered<plan_gather_narrow>(data) || remembered<plan_weight_narrow>(weight)) return false;
+  const auto gather = remembered<plan_gather>(data);
+  return gather && gather->wgmma && remembered<plan_weight_wgmma>(weight);
+}
+
 }  // namespace
 
 void describe_device(ConvProblem& problem, const Launch& launch) {
@@ -128,95 +230,32 @@ bool has_wgmma(int device) {
 
 bool gather_on_tensor_cores(const View& out, const View& in, const View& w, const ConvEpilogue& epilogue,
                             const ConvGeometry& geometry, bool transposed, const Launch& launch) {
-  const int in_axis = transposed ? 0 : 1;  // of the weight
   ConvProblem problem =
       conv_problem(transposed ? ConvDirection::transposed : ConvDirection::forward, in, out, w, geometry);
   describe_device(problem, launch);
   const auto plan = remembered<plan_gather>(problem);
   if (!plan) return false;
+  if (!std::all_of(plan->axis, plan->axis + 3, [](const AxisParts& axis) { return axis.complete; }))
+    fill_bias(out, epilogue, launch);
+  Gather gather = prepare(out, in, w, epilogue, problem, *plan);
+  with_arithmetic(arithmetic_of(problem), [&]<class Arithmetic>() { run<Arithmetic>(gather, plan->samples, launch); });
+  return true;
+}
 
-  GatherMma p{};
-  p.in = in.data;
-  p.bias = epilogue.bias ? epilogue.bias->data : nullptr;
-  p.bias_stride = epilogue.bias ? epilogue.bias->stride[0] : 0;
-  p.relu = epilogue.relu;
-  p.out = out.data;
-  std::copy_n(in.stride, 5, p.in_stride);
-  std::copy_n(out.stride, 5, p.out_stride);
-  p.in_channels = static_cast<int>(problem.in_channels);
-  p.out_channels = static_cast<int>(problem.out_channels);
-  p.groups = static_cast<int>(geometry.groups);
-  p.column_tiles = plan->column_tiles;
-  p.chunks = plan->chunks;
-  p.depth = plan->depth;
-  p.class_steps = plan->chunks / plan->depth;
-  p.transposed = transposed;
-  p.halo_voxels = plan->halo_voxels;
-  p.line = plan->line;
-  p.pitch = plan->pitch;
-  p.rows = plan->rows;
-  p.classes = plan->classes;
-  p.slots = plan->slots;
-  p.slide = plan->slide;
-  p.range = plan->range;
-  p.merged = plan->merged;
-  p.buffers = plan->buffers;
-  p.buffer_count = Divisor(plan->buffers);
-  p.batch = problem.batch;
-  p.multiprocessors = problem.multiprocessors;
-  bool complete = true;
-  p.box_voxels = 1;
-  for (int a = 0; a < 3; ++a) {
-    p.axis[a] = plan->axis[a];
-    p.box[a] = Divisor(plan->box[a]);
-    p.extent[a] = Divisor(plan->extent[a]);
-    p.tiles[a] = plan->tiles[a];
-    p.box_voxels *= plan->box[a];
-    complete &= plan->axis[a].complete;
-  }
-  p.line_positions = Divisor(plan->extent[2] / plan->axis[2].fold);
-  p.residue_positions = plan->residue_positions;
-  list_taps(p, plan->wgmma, plan->rows.positions * (arithmetic_of(problem) == ConvArithmetic::tf32x3 ? 4 : 2));
-  if (!complete) fill_bias(out, epilogue, launch);
-
-  PackWeights pack{w.data,
-                   w.size[0] / geometry.groups * w.stride[0],
-                   w.stride[in_axis],
-                   w.stride[1 - in_axis],
-                   {w.stride[2], w.stride[3], w.stride[4]},
-                   p.groups,
-                   p.in_channels,
-                   p.out_channels,
-                   plan->columns,
-                   plan->column_tiles,
-                   plan->chunks,
-                   p.class_begin[p.classes] / plan->depth,
-                   plan->slide,
-                   plan->depth,
-                   plan->slots,
-                   plan->wgmma,
-                   {}};
-  std::copy_n(plan->axis, 3, pack.axis);
-  PackInputs inputs{};
-  inputs.in = in.data;
-  inputs.groups = p.groups;
-  inputs.channels = p.in_channels;
-  inputs.chunks = p.chunks;
-  std::copy_n(in.stride, 5, inputs.stride);
-  if (plan->wgmma) {
-    for (int a = 0; a < 3; ++a) {
-      inputs.size[a] = static_cast<int>(in.size[a + 2]);
-      const AxisParts& axis = plan->axis[a];
-      const int splits = splits_of(axis);
-      inputs.splits[a] = Divisor(splits);
-      inputs.split_size[a] = (inputs.size[a] + splits - 1) / splits;
-      for (int i = 0; i < axis.parts; ++i) inputs.is_read[a] |= axis.fold > 1 ? ~0u : 1u << axis.part[i].residue;
-    }
-    inputs.lines = Divisor(inputs.split_size[1] * inputs.splits[1].value);
-    inputs.line = Divisor(inputs.split_size[2] * inputs.splits[2].value);
-  }
-  with_arithmetic(arithmetic_of(problem),
-                  [&]<class Arithmetic>() { run<Arithmetic>(p, pack, inputs, plan->samples, launch); });
+bool gather_with_weight_gradient(const View& y, const View& dw, const View& x, const View& dy, const View& w,
+                                 const ConvGeometry& geometry, const Launch& launch) {
+  ConvProblem data = conv_problem(ConvDirection::forward, x, y, w, geometry);
+  ConvProblem weight = conv_problem(ConvDirection::weight, x, dy, dw, geometry);
+  describe_device(data, launch);
+  describe_device(weight, launch);
+  if (!share_inputs(data, weight)) return false;
+  Gather gather = prepare(y, x, w, {}, data, *remembered<plan_gather>(data));
+  const auto both = [&]<class Arithmetic>() {
+    const GatherMemory<Arithmetic> memory(gather, launch);
+    weight_by_wgmma(dw, x, dy, geometry, launch,
+                    [&](void* packed, int64_t samples) { run_samples<Arithmetic>(gather, packed, samples, launch); });
+  };
+  data.dtype == DType::bf16 ? both.template operator()<Bf16>() : both.template operator()<F16>();
   return true;
 }
 

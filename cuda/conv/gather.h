@@ -1,6 +1,8 @@
 // Convolutions on tensor cores: forward, transposed, weight gradient.
 #pragma once
 
+#include <functional>
+
 #include "cuda/conv/plan.h"
 #include "cuda/launch.h"
 #include "ops/kernels.h"
@@ -18,10 +20,18 @@ bool gather_few_channels(const View& out, const View& in, const View& w, const C
 /// What a plan has to know of the GPU that the problem goes to.
 void describe_device(ConvProblem& problem, const Launch& launch);
 
+/// Packs x of so many samples, the next ones, in place of the weight gradient.
+using PackNext = std::function<void(void* packed, int64_t samples)>;
+
 /// The same as the gathers, for the weight gradient: of few channels, or by one instruction or the other.
 bool weight_of_few_channels(const View& w, const View& x, const View& y, const ConvGeometry& geometry,
                             const Launch& launch);
-bool weight_by_wgmma(const View& w, const View& x, const View& y, const ConvGeometry& geometry, const Launch& launch);
+bool weight_by_wgmma(const View& w, const View& x, const View& y, const ConvGeometry& geometry, const Launch& launch,
+                     const PackNext& pack_x = {});
 bool weight_by_mma(const View& w, const View& x, const View& y, const ConvGeometry& geometry, const Launch& launch);
+
+/// y from x and w, and dw from x and dy, of halves by wgmma, for which x is packed once. False likewise.
+bool gather_with_weight_gradient(const View& y, const View& dw, const View& x, const View& dy, const View& w,
+                                 const ConvGeometry& geometry, const Launch& launch);
 
 }  // namespace voxgrad::cuda

@@ -207,27 +207,25 @@ template <class Tile>
 __device__ void copy_inputs(const GatherMma& p, GatherBoxes<Tile> box, uint32_t ring, GatherBarriers<Tile> barriers) {
   constexpr int kPlanes = 2 * Tile::Arithmetic::kParts;  // of a chunk
   const int planes = p.depth * kPlanes, residues = p.axis[2].fold;
-  const int splits[3] = {p.axis[0].in_step, p.axis[1].in_step, residues};
   for (Ring at; box.next(); __syncwarp()) {
     if (!is_leader()) continue;
     const GatherPlace& place = box.place;
     for (int c = box.first_class; c < box.last_class; c += Tile::kSlots) {
       int part[3], first[3];
       class_parts(p, c, part);
-      for (int a = 0; a < 3; ++a) first[a] = place.q[a] + p.axis[a].part[part[a]].low;
+      for (int a = 0; a < 3; ++a) {
+        const AxisPart& at_part = p.axis[a].part[part[a]];
+        first[a] = (place.q[a] + at_part.low) * p.axis[a].in_step + at_part.residue;
+      }
       int plane = (place.sample * p.groups + place.group) * p.chunks * kPlanes;
       for (int step = 0; step < p.class_steps; ++step) {
         if (at.round > 0) await_round(barriers.empty_a(at.slot), at.round - 1);
         expect_bytes(barriers.full_a(at.slot), p.halo_voxels * planes * kVoxelBytes);
         uint32_t to = ring + at.slot * (4 * Tile::buffer_words(p));
-        for (int i = 0; i < planes; ++i, ++plane, to += p.rows.positions * kVoxelBytes) {
-          int split = plane;
-          for (int a = 0; a < 2; ++a) split = split * splits[a] + p.axis[a].part[part[a]].residue;
-          split *= residues;
+        for (int i = 0; i < planes; ++i, ++plane, to += p.rows.positions * kVoxelBytes)
           for (int residue = 0; residue < residues; ++residue)
             copy_box(to + residue * p.residue_positions * kVoxelBytes, p.packed, first[2] * 2, first[1], first[0],
-                     split + residue, barriers.full_a(at.slot));
-        }
+                     plane * residues + residue, barriers.full_a(at.slot));
         at.next(p.buffers);
       }
     }

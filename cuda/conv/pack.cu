@@ -8,10 +8,12 @@
 // Channels beyond the last are zero.
 //
 // Inputs, for gather_wgmma.cuh and, of halves, weight_wgmma.cuh, rounded or split into parts, as
-//   (sample, group, chunk of 8 words of channels, part, half of the chunk, residue along each axis, voxel, 4 words).
+//   (sample, group, chunk of 8 words of channels, part, half of the chunk, residue along the width, voxel, 4 words).
 #include "cuda/conv/pack.h"
 
 #include <algorithm>
+
+#include "cuda/conv/plan_common.h"
 
 namespace voxgrad::cuda {
 namespace {
@@ -88,9 +90,9 @@ __global__ void __launch_bounds__(kBlock) pack_inputs_kernel(const __grid_consta
   if (p.counter && blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) *p.counter = 0;
   using Element = typename Arithmetic::Element;
   constexpr int kElements = Arithmetic::kElements, kParts = Arithmetic::kParts;
-  const int voxels = p.split_size[0] * p.splits[0].value * p.lines.value * p.line.value;
+  const int rows = p.size[0] * p.size[1], voxels = rows * p.line.value;
   const int64_t planes = p.batch * p.groups * p.chunks * 2;
-  const bool whole = p.splits[0].value * p.splits[1].value * p.splits[2].value == 1;
+  const bool whole = p.step[0].value * p.step[1].value * p.step[2].value == 1;
   const bool dense = p.stride[4] == 1 && p.stride[3] == p.size[2] && p.stride[2] == int64_t{p.size[2]} * p.size[1];
   for (int64_t plane = blockIdx.y; plane < planes; plane += gridDim.y) {
     const int64_t of_sample = plane / 2 / p.chunks;
@@ -113,22 +115,19 @@ __global__ void __launch_bounds__(kBlock) pack_inputs_kernel(const __grid_consta
         bool inside = wanted[j];
         int64_t offset = v;
         if (!whole || !dense) {
-          int index = v, position[3];
-          position[2] = p.line.take(index);
-          position[1] = p.lines.take(index);
-          position[0] = index;
+          int row = v, position[3], residue[3];
+          position[2] = p.line.take(row);
+          position[0] = row;
+          position[1] = p.lines.take(position[0]);
+          inside &= position[2] < p.size[2];
           offset = 0;
-          int residue = 0, of_residue = 0;
           for (int a = 0; a < 3; ++a) {
-            inside &= position[a] < p.size[a];
             offset += position[a] * p.stride[a + 2];
-            const int of_axis = p.splits[a].take(position[a]);
-            wanted[j] &= (p.is_read[a] >> of_axis & 1) != 0;
-            residue = residue * p.splits[a].value + of_axis;
-            of_residue = of_residue * p.split_size[a] + position[a];
+            residue[a] = p.step[a].take(position[a]);
+            wanted[j] &= (p.is_read[a] >> residue[a] & 1) != 0;
           }
           inside &= wanted[j];
-          at[j] = residue * p.split_size[0] * p.split_size[1] * p.split_size[2] + of_residue;
+          at[j] = (residue[2] * rows + row) * p.run + position[2];
         }
 #pragma unroll
         for (int c = 0; c < 4 * kElements; ++c)
@@ -168,11 +167,30 @@ void pack_weights(const PackWeights& p, void* packed, cudaStream_t stream) {
   pack_kernel<Arithmetic><<<grid_size(fragments), kBlock, 0, stream>>>(p, static_cast<uint32_t*>(packed), fragments);
 }
 
-int64_t packed_voxels(const PackInputs& p) {
-  int64_t voxels = 1;
-  for (int a = 0; a < 3; ++a) voxels *= int64_t{p.splits[a].value} * p.split_size[a];
-  return voxels;
+PackInputs pack_inputs_of(const ConvProblem& problem, const View& in) {
+  const ConvGeometry& g = problem.geometry;
+  PackInputs p{};
+  p.in = in.data;
+  std::copy_n(in.stride, 5, p.stride);
+  p.batch = problem.batch;
+  p.groups = static_cast<int>(problem.groups);
+  p.channels = static_cast<int>(problem.in_channels);
+  p.chunks = divide_up(p.channels, 8 * elements_of(problem));
+  for (int a = 0; a < 3; ++a) {
+    p.size[a] = static_cast<int>(read_size(problem, a));
+    const int64_t stride = read_step(problem, a), step = stride <= kMostSplits ? stride : 1;  // the mask has 32 bits
+    p.step[a] = Divisor(static_cast<int>(step));
+    for (int64_t tap = 0; tap < problem.kernel[a]; ++tap)
+      p.is_read[a] |= 1u << ((tap * g.dilation[a] - g.padding[a]) % step + step) % step;
+  }
+  p.run = divide_up(p.size[2], p.step[2].value);
+  p.lines = Divisor(p.size[1]);
+  p.line = Divisor(p.run * p.step[2].value);
+  return p;
 }
+
+/// Of a plane, in all residues.
+static int64_t packed_voxels(const PackInputs& p) { return int64_t{p.size[0]} * p.lines.value * p.line.value; }
 
 template <class Arithmetic>
 size_t packed_bytes(const PackInputs& p) {

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cuda/conv/mma.cuh"
-#include "cuda/conv/parts.h"
+#include "cuda/conv/plan.h"
 #include "cuda/divisor.h"
 #include "cuda/launch.h"
 
@@ -31,15 +31,15 @@ struct PackInputs {
   int64_t batch;
   int groups, channels, chunks;  // channels of a group; chunks of 8 words of them
   int size[3];
-  Divisor splits[3];    // residues of an axis that are packed apart
-  int split_size[3];    // voxels of each, zero beyond the last
+  Divisor step[3];      // residues of an axis; those of the width are packed apart
+  int run;              // voxels of each, zero beyond the last
   Divisor lines, line;  // of a plane, and voxels of one, in all residues
-  uint32_t is_read[3];  // bits: residues of the axis, at most 32, that a part reads; others are left out
+  uint32_t is_read[3];  // bits: residues that a tap reads; others are left out
   unsigned* counter;    // or null; set to 0: of the boxes that the gather has taken (gather_feed.cuh)
 };
 
-/// Of a plane, in all residues.
-int64_t packed_voxels(const PackInputs& p);
+/// As the gather and, of halves, the weight gradient of this problem read its inputs, all samples.
+PackInputs pack_inputs_of(const ConvProblem& problem, const View& in);
 /// Of one sample.
 template <class Arithmetic>
 size_t packed_bytes(const PackInputs& p);

@@ -9,8 +9,8 @@
 // A transposed convolution has a part for each phase of its *results*. A forward one has a part for each residue of
 // its *inputs* modulo the stride: the result is the sum over the parts, in each of which the inputs residue,
 // residue + stride, ... are a dense row of their own. On the innermost axis the residues are staged together instead
-// ("folded"), so that what mma.sync reads from memory stays contiguous; in shared memory they lie apart again. What is
-// packed for wgmma lies apart in memory, too.
+// ("folded"), so that what mma.sync reads from memory stays contiguous; in shared memory they lie apart again, and so
+// they do in memory in what is packed for wgmma.
 #pragma once
 
 #include <cstdint>
@@ -49,8 +49,6 @@ std::optional<AxisParts> forward_parts(int64_t in_size, int64_t out_size, int64_
                                        int64_t padding, int64_t dilation, bool fold);
 std::optional<AxisParts> transposed_parts(int64_t in_size, int64_t out_size, int64_t kernel, int64_t stride,
                                           int64_t padding, int64_t dilation);
-/// Residues of the axis's inputs that are read apart.
-constexpr int splits_of(const AxisParts& axis) { return axis.in_step * axis.fold; }
 /// Gives all parts the halo of all of them.
 void merge_halos(AxisParts& axis);
 

@@ -1,7 +1,7 @@
-#include "cuda/conv/plan.h"
-
 #include <algorithm>
 #include <atomic>
+
+#include "cuda/conv/plan_common.h"
 
 namespace voxgrad::cuda {
 namespace {
@@ -164,14 +164,23 @@ std::optional<GatherPlan> plan_gather(const ConvProblem& p) {
   return plan_gather_mma(p, plan);
 }
 
-int64_t input_bytes(const ConvProblem& p, const GatherPlan& plan) {
-  const int64_t planes = p.groups * plan.chunks * 2 * (arithmetic_of(p) == ConvArithmetic::tf32x3 ? 2 : 1);
-  int64_t voxels = 1;
-  for (int a = 0; a < 3; ++a) {
-    const int64_t splits = splits_of(plan.axis[a]);
-    voxels *= (p.in_size[a] + splits - 1) / splits * splits;
-  }
-  return planes * kVoxelBytes * voxels;
+int64_t read_step(const ConvProblem& p, int axis) {
+  return p.direction == ConvDirection::transposed ? 1 : p.geometry.stride[axis];
+}
+
+int64_t read_size(const ConvProblem& p, int axis) {
+  const ConvGeometry& g = p.geometry;
+  const int64_t in_size = p.in_size[axis];
+  if (p.direction == ConvDirection::transposed) return in_size;
+  const int64_t last =
+      (p.out_size[axis] - 1) * g.stride[axis] - g.padding[axis] + (p.kernel[axis] - 1) * g.dilation[axis];
+  return std::min(std::max<int64_t>(last + 1, 1), in_size);
+}
+
+int64_t input_bytes(const ConvProblem& p) {
+  const int64_t planes = p.groups * divide_up(p.in_channels, chunk_channels(p)) * 2 * parts(p);
+  const int64_t step = read_step(p, 2), line = divide_up(read_size(p, 2), step) * step;
+  return planes * kVoxelBytes * read_size(p, 0) * read_size(p, 1) * line;
 }
 
 int64_t workspace_bytes(const ConvProblem& p, const GatherPlan& plan) {
@@ -182,7 +191,7 @@ int64_t workspace_bytes(const ConvProblem& p, const GatherPlan& plan) {
     words *= taps;
   }
   return words * (arithmetic_of(p) == ConvArithmetic::tf32x3 ? 2 : 1) * static_cast<int64_t>(sizeof(uint32_t)) +
-         (plan.wgmma ? plan.samples * input_bytes(p, plan) : 0);
+         (plan.wgmma ? plan.samples * input_bytes(p) : 0);
 }
 
 }  // namespace voxgrad::cuda

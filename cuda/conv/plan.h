@@ -151,12 +151,18 @@ std::vector<int> box_widths(int count, int most);
 /// Fills in what follows from the box; false if that leaves the range of the kernels.
 bool finish(const ConvProblem& problem, GatherPlan& plan);
 
-/// Residues of an axis's inputs that may be packed apart.
+/// Inputs as they are packed for wgmma: positions from one that a result's tap reads to the next result's; positions of
+/// an axis, up to the last that is read.
+int64_t read_step(const ConvProblem& problem, int axis);
+int64_t read_size(const ConvProblem& problem, int axis);
+/// Of a sample.
+int64_t input_bytes(const ConvProblem& problem);
+/// Residues along the width that may be packed apart.
 inline constexpr int kMostSplits = 32;
+/// Of the copy engine: positions of a box's axis; from one that is copied to the next.
+inline constexpr int kMostBox = 256, kMostStep = 8;
 /// Of the packed weights and inputs.
 int64_t workspace_bytes(const ConvProblem& problem, const GatherPlan& plan);
-/// Of the packed inputs of a sample.
-int64_t input_bytes(const ConvProblem& problem, const GatherPlan& plan);
 
 /// A tile of the weight gradient by mma.sync (weight_mma.cuh). A class is a part of each axis.
 struct WeightPlan {

@@ -10,9 +10,9 @@
 namespace voxgrad::cuda {
 namespace {
 
-constexpr int kMaxExtent = 256, kMaxLine = 128;  // of a halo, for the copy engine: lines; voxels of a residue
-constexpr int kAligned = 128 / kVoxelBytes;      // positions: where it copies to
-constexpr int kStatic = 1024;                    // bytes of shared memory that the kernel has beside
+constexpr int kMaxLine = kMostBox / 2;       // voxels of a residue, of a halo
+constexpr int kAligned = 128 / kVoxelBytes;  // positions: where it copies to
+constexpr int kStatic = 1024;                // bytes of shared memory that the kernel has beside
 constexpr int kChunkWords = 8, kMostDepth = 8, kMaxTaps = 1024;
 
 /// Whose inputs are packed at a time: as many in each launch, as far as that goes.
@@ -47,7 +47,7 @@ bool lay_out(const ConvProblem& p, GatherPlan& plan) {
   for (int a = 0; a < 3; ++a) {
     const AxisParts& axis = plan.axis[a];
     plan.extent[a] = (plan.box[a] - 1 + axis.max_span) * axis.fold;
-    if (plan.extent[a] > (a == 2 ? kMaxLine * plan.axis[a].fold : kMaxExtent)) return false;
+    if (a == 2 ? plan.extent[a] > kMaxLine * axis.fold : (plan.extent[a] - 1) * axis.in_step >= kMostBox) return false;
     if (plan.extent[a] > p.shared_limit / (2 * kVoxelBytes) / positions) return false;
     positions *= plan.extent[a];
   }
@@ -228,9 +228,9 @@ std::optional<RowTiles> cover_box(const int (&box)[3], int lines, int line, int 
 }
 
 std::optional<GatherPlan> plan_gather_wgmma(const ConvProblem& p, const GatherPlan& axes) {
-  for (const AxisParts& axis : axes.axis)
-    if (splits_of(axis) > kMostSplits) return std::nullopt;
-  const int64_t of_sample = input_bytes(p, axes);
+  if (axes.axis[2].fold > kMostSplits) return std::nullopt;
+  if (std::max(axes.axis[0].in_step, axes.axis[1].in_step) > kMostStep) return std::nullopt;
+  const int64_t of_sample = input_bytes(p);
   // More only for one sample, if that is no more than its input and its result.
   if (of_sample > std::max(kMostPacked, sample_bytes(p))) return std::nullopt;
   if (of_sample >= (int64_t{1} << 34) * axes.chunks * p.groups) return std::nullopt;  // 2^29 voxels

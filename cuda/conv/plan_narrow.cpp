@@ -161,7 +161,7 @@ bool is_better_by_wgmma(const ConvProblem& p, double clocks) {
   if (p.choice.narrow) return false;
   const auto plan = plan_gather(p);
   if (!plan || !plan->wgmma) return false;
-  const double packing = 2.0 * static_cast<double>(p.batch * input_bytes(p, *plan)) / 2350;  // bytes; a clock
+  const double packing = 2.0 * static_cast<double>(p.batch * input_bytes(p)) / 2350;  // bytes; a clock
   return 1.5 * (plan->cycles / p.multiprocessors + packing) < clocks;
 }
 

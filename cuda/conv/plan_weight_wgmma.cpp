@@ -12,7 +12,6 @@ constexpr int kMostColumnOctets = 16, kMostLines = 1024, kMostTaps = 1024;  // l
 constexpr int kStatic = 2048;                            // bytes of shared memory: barriers, what the block sums
 constexpr double kReach = 1 << 28, kBytesAClock = 2000;  // positions of an axis; bytes of memory
 constexpr double kFromL2 = 40;                           // bytes a clock, of a multiprocessor
-constexpr int kMostBox = 256, kMostStep = 8;             // of the copy engine
 constexpr int kMostLineWords = 4 * kWeightCopiers - 3;   // each thread copies 4, that begin at a multiple of 4
 
 /// The axis for a block with so many taps of it.
@@ -349,8 +348,7 @@ int64_t input_bytes(const ConvProblem& p, const WeightWgmmaPlan&) {
     return p.in_stride[2] == 1 || p.in_size[2] == 1
                ? 0
                : p.groups * p.in_channels * p.in_size[0] * p.in_size[1] * p.in_size[2] * int64_t{sizeof(float)};
-  const int64_t stride = p.geometry.stride[2], line = divide_up(p.in_size[2], stride) * stride;
-  return p.groups * divide_up(p.in_channels, 16) * 2 * kVoxelBytes * p.in_size[0] * p.in_size[1] * line;
+  return input_bytes(p);
 }
 
 int64_t workspace_bytes(const ConvProblem& p, const WeightWgmmaPlan& plan) {

@@ -47,12 +47,7 @@ View on_end(View x, void* data) {
 void describe_x(WeightWgmma& p, const View& x, const ConvProblem& problem, const WeightWgmmaPlan& plan,
                 const WeightMemory& memory) {
   for (int a = 0; a < 5; ++a) p.x_stride[a] = x.stride[a] * static_cast<int64_t>(item_size(x.dtype));
-  for (int a = 0; a < 3; ++a) {  // beyond lies what no tap of a real voxel reads
-    const ConvGeometry& g = problem.geometry;
-    const int64_t last =
-        (problem.out_size[a] - 1) * g.stride[a] - g.padding[a] + (problem.kernel[a] - 1) * g.dilation[a];
-    p.x_size[a] = static_cast<int>(std::clamp<int64_t>(last + 1, 1, x.size[a + 2]));
-  }
+  for (int a = 0; a < 3; ++a) p.x_size[a] = static_cast<int>(read_size(problem, a));
   p.x_channels = static_cast<int>(problem.in_channels);
   p.x_octets = divide_up(p.x_channels, 8);
   p.x_step = static_cast<int>(problem.geometry.stride[2]);
@@ -87,35 +82,11 @@ void describe_x(WeightWgmma& p, const View& x, const ConvProblem& problem, const
   p.shares = std::min(kWeightFinishers / (quads * p.finished), p.lines);
 }
 
-/// Of halves: how x is packed.
-PackInputs packed_x(const WeightWgmma& p, const View& x) {
-  PackInputs inputs{};
-  inputs.in = x.data;
-  std::copy_n(x.stride, 5, inputs.stride);
-  inputs.groups = p.groups;
-  inputs.channels = p.x_channels;
-  inputs.chunks = divide_up(p.x_channels, 16);
-  for (int a = 0; a < 3; ++a) {
-    const int splits = a == 2 ? p.x_step : 1;
-    inputs.size[a] = p.x_size[a];
-    inputs.splits[a] = Divisor(splits);
-    inputs.split_size[a] = divide_up(inputs.size[a], splits);
-    inputs.is_read[a] = a < 2;
-  }
-  for (int tap = 0; tap < p.kernel[2]; ++tap) {
-    const int first = tap * p.dilation - p.padding;
-    inputs.is_read[2] |= 1u << (first % p.x_step + p.x_step) % p.x_step;
-  }
-  inputs.lines = Divisor(inputs.split_size[1]);
-  inputs.line = Divisor(inputs.split_size[2] * p.x_step);
-  return inputs;
-}
-
-/// Tells the copy engine of it, and how large a plane of a box is. Lines come after channels, whose stride is larger,
-/// as they shall lie in shared memory.
+/// Tells the copy engine of packed x, and how large a plane of a box is. Lines come after channels, whose stride is
+/// larger, as they shall lie in shared memory.
 void describe_packed_x(WeightWgmma& p, const PackInputs& inputs, void* packed, int64_t samples, int64_t width) {
   p.x_octets_packed = 2 * inputs.chunks;
-  const int64_t line = inputs.split_size[2], height = inputs.split_size[1], depth = inputs.split_size[0];
+  const int64_t line = inputs.run, height = inputs.size[1], depth = inputs.size[0];
   const int64_t plane = line * height * kVoxelBytes, octet = plane * depth * p.x_step;
   p.packed_x =
       describe({.data = packed,
@@ -128,7 +99,7 @@ void describe_packed_x(WeightWgmma& p, const PackInputs& inputs, void* packed, i
 
 template <class Arithmetic>
 void run(WeightWgmma& p, WeightSum& sum, View x, View y, const ConvProblem& problem, const WeightWgmmaPlan& plan,
-         const WeightMemory& memory, const Launch& launch) {
+         const WeightMemory& memory, const Launch& launch, const PackNext& pack_x) {
   using Element = typename Arithmetic::Element;
   constexpr bool kHalves = Arithmetic::kElements == 2;
   for (WeightPlanes* planes : {&p.of_x, &p.of_y}) planes->part_bytes = planes->slot_bytes / Arithmetic::kParts;
@@ -137,7 +108,7 @@ void run(WeightWgmma& p, WeightSum& sum, View x, View y, const ConvProblem& prob
   const Workspace partial(launch, static_cast<size_t>(workspace_bytes(problem, plan) - of_x - of_y));
   PackInputs inputs{};
   if constexpr (kHalves) {
-    inputs = packed_x(p, x);
+    inputs = pack_inputs_of(problem, x);
     describe_packed_x(p, inputs, inputs_memory.as<void>(), plan.samples, 16 * plan.pairs);
   }
   p.y = packed.as<char>();
@@ -148,7 +119,9 @@ void run(WeightWgmma& p, WeightSum& sum, View x, View y, const ConvProblem& prob
     p.samples = static_cast<int>(std::min(plan.samples, problem.batch - done));
     p.pillars = static_cast<int>(p.samples * of_sample);
     p.ranges = static_cast<int>(divide_up(p.pillars, plan.range));
-    if constexpr (kHalves) {
+    if (pack_x) {
+      pack_x(inputs_memory.as<void>(), p.samples);
+    } else if constexpr (kHalves) {
       inputs.batch = p.samples;
       pack_inputs<Arithmetic>(inputs, inputs_memory.as<void>(), launch.stream);
       check_launch("conv weight gradient: packing");
@@ -174,7 +147,8 @@ void run(WeightWgmma& p, WeightSum& sum, View x, View y, const ConvProblem& prob
 
 }  // namespace
 
-bool weight_by_wgmma(const View& w, const View& x, const View& y, const ConvGeometry& geometry, const Launch& launch) {
+bool weight_by_wgmma(const View& w, const View& x, const View& y, const ConvGeometry& geometry, const Launch& launch,
+                     const PackNext& pack_x) {
   ConvProblem problem = conv_problem(ConvDirection::weight, x, y, w, geometry);
   describe_device(problem, launch);
   const auto plan = remembered<plan_weight_wgmma>(problem);
@@ -227,7 +201,7 @@ bool weight_by_wgmma(const View& w, const View& x, const View& y, const ConvGeom
                 .ranges = plan->ranges * (plan->by_steps ? 2 : 1)};
   sum.elements = w.size[0] * sum.columns * p.kernel[0] * p.kernel[1] * p.kernel[2];
   with_arithmetic(arithmetic_of(problem),
-                  [&]<class Arithmetic>() { run<Arithmetic>(p, sum, x, y, problem, *plan, memory, launch); });
+                  [&]<class Arithmetic>() { run<Arithmetic>(p, sum, x, y, problem, *plan, memory, launch, pack_x); });
   return true;
 }
 

@@ -19,6 +19,7 @@ const Kernels& cpu_kernels() {
       .conv_forward = cpu::conv_forward,
       .conv_backward_data = cpu::conv_backward_data,
       .conv_backward_weight = cpu::conv_backward_weight,
+      .conv_transpose_backward = cpu::conv_transpose_backward,
       .explain_conv = cpu::explain_conv,
       .group_norm = cpu::group_norm,
       .group_norm_backward = cpu::group_norm_backward,

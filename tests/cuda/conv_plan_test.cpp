@@ -93,7 +93,11 @@ void check_rows(const GatherPlan& plan, int tiles) {
   EXPECT_GE(plan.residue_positions, plane * plan.extent[0]);
   // The copy engine's.
   EXPECT_TRUE(plan.rows.positions % 8 == 0 && plan.residue_positions % 8 == 0);
-  EXPECT_TRUE(line <= 128 && plan.extent[1] <= 256 && plan.extent[0] <= 256);
+  EXPECT_LE(line, 128);
+  for (int a = 0; a < 2; ++a) {
+    EXPECT_LE(plan.axis[a].in_step, 8);
+    EXPECT_LE((plan.extent[a] - 1) * plan.axis[a].in_step + 1, 256);
+  }
 }
 
 void check_gather(const ConvProblem& p, const GatherPlan& plan) {
@@ -158,7 +162,7 @@ void check_gather(const ConvProblem& p, const GatherPlan& plan) {
   expect_tiled(p.in_channels, 8 * elements, plan.chunks, "channels");
   // Not more than the weights, filled up to whole tiles, in two parts.
   const int64_t filled = p.groups * (p.out_channels + plan.columns) * (p.in_channels + 8 * elements) * taps;
-  const int64_t inputs = plan.wgmma ? plan.samples * input_bytes(p, plan) : 0;
+  const int64_t inputs = plan.wgmma ? plan.samples * input_bytes(p) : 0;
   EXPECT_LE(workspace_bytes(p, plan) - inputs, 8 * filled);
   if (plan.wgmma) {
     EXPECT_TRUE(plan.samples >= 1 && plan.samples <= std::max<int64_t>(1, p.batch));

@@ -63,6 +63,20 @@ struct Comparison {
     EXPECT_TRUE(out.same(0)) << "forward";
     EXPECT_TRUE(dx.same(0)) << "data gradient";
     EXPECT_TRUE(dw.same(0)) << "weight gradient";
+    check_both();
+  }
+
+ private:
+  /// The gradients of the transposed convolution: by one call they have the bits of the two.
+  void check_both() {
+    const Device device = Device::cuda();
+    cuda_kernels().conv_forward(out.on(device), x.on(device), w.on(device), nullptr, p.geometry);
+    const Tensor data = out.gpu, weight = dw.gpu;
+    for (RandomView* output : {&out, &dw}) output->poison_again();
+    cuda_kernels().conv_transpose_backward(out.on(device), dw.on(device), x.on(device), y.on(device), w.on(device),
+                                           p.geometry);
+    EXPECT_TRUE(out.gpu.to_vector<double>() == data.to_vector<double>()) << "data gradient, of both";
+    EXPECT_TRUE(dw.gpu.to_vector<double>() == weight.to_vector<double>()) << "weight gradient, of both";
   }
 };
 

@@ -153,6 +153,12 @@ class Family {
     w.poison();
     table.conv_backward_weight(w.view, x_.view, y_.view, c_.geometry);
     expect_equal("conv_backward_weight", w, expected_w_, nullptr);
+    Block<T> y(shape_y(), layout);
+    y.poison();
+    w.poison();
+    table.conv_transpose_backward(y.view, w.view, x_.view, y_.view, w_.view, c_.geometry);
+    expect_equal("conv_transpose_backward", y, expected_y_, nullptr);
+    expect_equal("conv_transpose_backward", w, expected_w_, nullptr);
   }
 
  private:

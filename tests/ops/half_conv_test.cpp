@@ -31,6 +31,7 @@ const Case kCases[] = {
     {"dilated_grouped", false, {2, 16, 7, 8, 9}, {24, 8, 3, 3, 2}, {1}, {2, 1, 0}, {2, 1, 3}, 2},
     {"transposed", true, {2, 7, 4, 5, 6}, {7, 33, 3, 3, 3}, {1}, {1}},
     {"transposed_strided", true, {1, 24, 5, 6, 4}, {24, 8, 3, 4, 3}, {2}, {1}, {1}, 1, {1, 0, 1}},
+    {"transposed_wide", true, {3, 40, 4, 5, 6}, {40, 33, 3, 4, 3}, {2, 2, 3}, {1}},
     {"phases_without_taps", true, {1, 3, 3, 2, 4}, {3, 4, 1, 2, 1}, {3, 4, 2}, {0}, {1}, 1, {2, 0, 1}},
     {"depthwise", true, {1, 6, 6, 6, 6}, {6, 1, 3, 3, 3}, {2}, {1}, {1}, 6},
     // Beyond what the tensor cores take on an axis.
@@ -105,6 +106,22 @@ TEST_P(HalfConv, AReluInTheKernelIsOneBehindIt) {
       negative += plain[i] < 0;
     }
     EXPECT_GT(negative, 0u);
+  }
+}
+
+TEST_P(HalfConv, HasTheSameGradientsRecordedOrNot) {
+  const auto& [c, dtype, type] = GetParam();
+  if (type == DeviceType::cuda && !cuda::is_available()) GTEST_SKIP() << "no CUDA device";
+  manual_seed(3);
+  const auto numbers = [&, half = dtype, device = Device{type, 0}](const Shape& shape) {
+    return affine(rand(shape), 2, -1).to(device, half);
+  };
+  const Tensor x = numbers(c.x).requires_grad_(), w = numbers(c.w).requires_grad_(), y = apply(c, x, w, {});
+  const Tensor g = numbers(y.shape());
+  const Tensors recorded = grad({y}, {x, w}, {g}, true, true), got = grad({y}, {x, w}, {g});
+  for (size_t i = 0; i < got.size(); ++i) {
+    EXPECT_EQ(got[i].shape(), recorded[i].shape());
+    EXPECT_EQ(got[i].to_vector<double>(), recorded[i].to_vector<double>()) << "gradient " << i;
   }
 }
 
