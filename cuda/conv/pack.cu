@@ -153,6 +153,9 @@ __global__ void __launch_bounds__(kBlock) pack_inputs_kernel(const __grid_consta
   }
 }
 
+/// Of a plane, in all residues.
+int64_t packed_voxels(const PackInputs& p) { return int64_t{p.size[0]} * p.lines.value * p.line.value; }
+
 }  // namespace
 
 template <class Arithmetic>
@@ -188,9 +191,6 @@ PackInputs pack_inputs_of(const ConvProblem& problem, const View& in) {
   p.line = Divisor(p.run * p.step[2].value);
   return p;
 }
-
-/// Of a plane, in all residues.
-static int64_t packed_voxels(const PackInputs& p) { return int64_t{p.size[0]} * p.lines.value * p.line.value; }
 
 template <class Arithmetic>
 size_t packed_bytes(const PackInputs& p) {

@@ -345,6 +345,24 @@ TEST(ConvPlan, HoldsWhateverTheProblem) {
   EXPECT_GT(by_wgmma, 1000);
 }
 
+TEST(ConvPlan, PacksUpToTheLastPositionThatIsRead) {
+  for (unsigned seed = kFirstSeed; seed < kFirstSeed + 200 && !HasFailure(); ++seed) {
+    Random random(seed);
+    const ConvProblem p = random_problem(random);
+    if (p.direction == ConvDirection::transposed) continue;
+    for (int a = 0; a < 3; ++a) {
+      int64_t end = 1;
+      for (int64_t tap = 0; tap < p.kernel[a]; ++tap) {
+        const int64_t first = tap * p.geometry.dilation[a] - p.geometry.padding[a];
+        for (int64_t at = first; at < first + p.out_size[a] * p.geometry.stride[a]; at += p.geometry.stride[a])
+          if (at < p.in_size[a]) end = std::max(end, at + 1);
+      }
+      EXPECT_TRUE(read_size(p, a) >= end && read_size(p, a) <= p.in_size[a]) << "seed " << seed << ", axis " << a;
+      EXPECT_EQ(read_step(p, a), p.geometry.stride[a]);
+    }
+  }
+}
+
 TEST(ConvPlan, HoldsAtTheMostTaps) {
   for (const Triple& kernel : {Triple(16, 8, 8), Triple(1, 1, 1023), Triple(31, 33, 1), Triple(4, 16, 16), Triple(10)})
     for (const DType dtype : {f32, bf16})

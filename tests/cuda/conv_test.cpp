@@ -142,6 +142,7 @@ TEST_P(CudaConvModes, IsExactWithEveryTile) {
       {2, 96, 96, {5, 6, 9}, {3, 1, 4}, {{2, 1, 2}, {1, 0, 1}, {1, 1, 1}, 1}},
       {1, 9, 17, {70, 9, 9}, {2, 1, 2}, {{31, 3, 2}, {1, 0, 1}, {1, 1, 1}, 1}},   // residues that no tap reads
       {1, 20, 12, {9, 10, 22}, {3, 2, 3}, {{1, 2, 3}, {1, 1, 1}, {1, 2, 3}, 1}},  // or reaches
+      {2, 33, 18, {20, 19, 9}, {2, 3, 2}, {{8, 7, 3}, {1, 0, 1}, {1, 2, 1}, 1}},
   };
   std::vector<cuda::ConvChoice> choices{{.plain = true},
                                         {.samples = 1, .width = 24},
