@@ -230,7 +230,7 @@ double copy_rate(vg::Device device, const vg::Shape& shape, int calls) {
 void add_bound_by_memory(vg::Device device) {
   const vg::Shape shape = device.is_cuda() ? vg::Shape{16, 128, 34, 34, 34} : vg::Shape{2, 64, 34, 34, 34};
   const int calls = device.is_cuda() ? 8 : 1;
-  const auto simple = [&](const char* name, int tensors_moved, std::function<vg::Tensor(const vg::Tensor&)> op) {
+  const auto simple = [&](const char* name, double tensors_moved, std::function<vg::Tensor(const vg::Tensor&)> op) {
     add(std::string(name), device, [=] {
       const vg::Tensor x = vg::rand(shape, {.device = device});
       const auto work = [=] {
@@ -246,6 +246,10 @@ void add_bound_by_memory(vg::Device device) {
   simple("mul_scalar", 2, [](const vg::Tensor& x) { return x * 1.5; });
   simple("add_bias", 2,
          [bias = vg::rand({shape[1], 1, 1, 1}, {.device = device})](const vg::Tensor& x) { return x + bias; });
+  simple("cat", 4, [](const vg::Tensor& x) { return vg::cat({x, x}, 1); });  // two, by channels
+  simple("crop", 2 * 32. / 34, [](const vg::Tensor& x) {                     // a voxel at each end of the width
+    return x.narrow(4, 1, x.size(4) - 2).contiguous();
+  });
   simple("sum", 1, [](const vg::Tensor& x) { return x.sum(); });
   simple("sum_rows", 1, [](const vg::Tensor& x) { return x.sum({4}); });
   simple("sum_volumes", 1, [](const vg::Tensor& x) { return x.sum({2, 3, 4}); });

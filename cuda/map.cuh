@@ -1,7 +1,7 @@
 // Loops over views of one shape on the GPU: out[i] = f(in[i]...). The host orders and merges the axes, so that most
-// calls end as one contiguous row, which is read and written 16 bytes at a time; so are the rows of two operands of
-// which one is broadcast. What remains strided turns its index into offsets with 32-bit arithmetic. No launch covers
-// 2^31 strided elements: the host cuts larger views.
+// calls end as one contiguous row, which is read and written 16 bytes at a time; so are long rows of copies and fills,
+// and of two operands of which one may be broadcast. What remains strided turns its index into offsets with 32-bit
+// arithmetic. No launch covers 2^31 strided elements: the host cuts larger views.
 #pragma once
 
 #include <algorithm>
@@ -178,7 +178,7 @@ __global__ void __launch_bounds__(kBlock)
   }
 }
 
-/// For operands of one floating type and rows that are contiguous in the output: in an input, a row is contiguous too
+/// For operands of one type and rows that are contiguous in the output: in an input, a row is contiguous too
 /// or one element, as of a bias that is broadcast over a volume.
 template <size_t N>
 struct Rows {
@@ -201,7 +201,7 @@ struct Rows {
     for (size_t k = 0; k < N; ++k) one_element[k] = nest.stride[0][k] == 0;
   }
   static bool suit(const Nest<N>& nest) {
-    constexpr int64_t kShortest = 64;
+    constexpr int64_t kShortest = 32;
     return nest.size[0] >= kShortest && nest.stride[0][0] == 1 &&
            std::all_of(nest.stride[0], nest.stride[0] + N, [](int64_t s) { return s == 0 || s == 1; });
   }
@@ -219,25 +219,27 @@ __device__ Vector<T, width> load_slot(const T* row, bool one_element, int first,
   return x;
 }
 
-template <class F, class T>
+template <class F, class T, size_t N>
 __global__ void __launch_bounds__(kBlock)
-    map_rows(F f, Pointers<2> p, uint32_t count, const __grid_constant__ Rows<3> rows) {
+    map_rows(F f, Pointers<N> p, uint32_t count, const __grid_constant__ Rows<N + 1> rows) {
   constexpr int width = kVectorWidth<T>;
   for (uint32_t i = blockIdx.x * kBlock + threadIdx.x; i < count; i += gridDim.x * kBlock) {
     const uint32_t row = rows.slots.divide(i);
-    int64_t start[3];
+    int64_t start[N + 1];
     rows.starts.at(row, start);
     T* out = static_cast<T*>(p.out) + start[0];
     const auto lead = static_cast<int>(reinterpret_cast<uintptr_t>(out) / sizeof(T) % width);
     const int first = static_cast<int>(i - row * rows.slots.divisor) * width - lead;
     if (first >= static_cast<int>(rows.length)) continue;
     const bool whole = first >= 0 && static_cast<uint32_t>(first) + width <= rows.length;
-    const T *in_x = static_cast<const T*>(p.in[0]) + start[1], *in_y = static_cast<const T*>(p.in[1]) + start[2];
-    const auto x = load_slot<width>(in_x, rows.one_element[1], first, whole, rows.length);
-    const auto y = load_slot<width>(in_y, rows.one_element[2], first, whole, rows.length);
     Vector<T, width> result;
+    [&]<size_t... k>(std::index_sequence<k...>) {
+      const Vector<T, width> in[N + 1] = {load_slot<width>(static_cast<const T*>(p.in[k]) + start[k + 1],
+                                                           rows.one_element[k + 1], first, whole, rows.length)...};
 #pragma unroll
-    for (int j = 0; j < width; ++j) result.v[j] = f(x.v[j], y.v[j]);
+      for (int j = 0; j < width; ++j) result.v[j] = f(in[k].v[j]...);
+    }
+    (std::make_index_sequence<N>());
     if (whole) {
       store_vector(out + first, result);
     } else {
@@ -248,10 +250,15 @@ __global__ void __launch_bounds__(kBlock)
   }
 }
 
+/// Arithmetic of two operands, and copies and fills, which move words.
 template <class Out, class... In>
 inline constexpr bool kHasRows = false;
 template <class T>
 inline constexpr bool kHasRows<T, T, T> = std::is_floating_point_v<T>;
+template <class T>
+inline constexpr bool kHasRows<T, T> = std::is_unsigned_v<T>;
+template <class T>
+inline constexpr bool kHasRows<T> = std::is_unsigned_v<T>;
 
 /// Elements before all of the operands are aligned for vectors; `count` if they never are together.
 template <class Out, class... In>
@@ -292,7 +299,7 @@ void map(const char* op, const F& f, const View& out, const Views&... in) {
       if (Rows<views>::suit(part)) {
         const Rows<views> rows(part, kVectorWidth<Out>);
         const uint32_t slots = part_count / rows.length * rows.slots.divisor;
-        map_rows<F, Out><<<grid_size(slots), kBlock, 0, launch.stream>>>(f, p, slots, rows);
+        map_rows<F, Out, sizeof...(In)><<<grid_size(slots), kBlock, 0, launch.stream>>>(f, p, slots, rows);
         return check_launch(op);
       }
     map_strided<F, Out, In...>

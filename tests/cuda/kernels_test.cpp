@@ -114,6 +114,8 @@ const Geometry kGeometries[] = {
     {"a bias off the 16 bytes", {5, 2, 67}, {.offset = 1}, {.offset = 1}, {{}, 1, {}, {0, 2}}},
     {"a bias within rows out of step", {5, 130}, {.offset = 3}, {.offset = 1}, {{}, 2, {}, {0}}},
     {"a scalar for all", {300}, {}, {.offset = 1}, {{}, 0, {}, {0}}},
+    {"rows in another order", {5, 4, 67}, {{1, 0, 2}, 1}, {.offset = 2}, {{1, 0, 2}}},
+    {"one element for a row", {5, 4, 67}, {{1, 0, 2}, 3}, {{}, 1, {}, {2}}, {{}, 0, {}, {0}}},
     {"gaps", {9, 31}, {.gap = 2}, {.gap = 3}, {.gap = 1}},
     {"eight axes", {2, 3, 2, 3, 2, 3, 2, 3}, {}, {{7, 6, 5, 4, 3, 2, 1, 0}}, {{1, 0, 3, 2, 5, 4, 7, 6}}},
     {"empty", {4, 0, 3}, {}, {}, {}},
