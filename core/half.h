@@ -1,5 +1,5 @@
 // Storage types for bfloat16 and IEEE binary16. Arithmetic is done in float; conversions round to
-// nearest even. Usable in device code.
+// nearest even. Usable in device code, where conversions are single instructions.
 #pragma once
 
 #include <bit>
@@ -18,10 +18,14 @@ struct BFloat16 {
 
   BFloat16() = default;
   VG_HOST_DEVICE explicit BFloat16(float value) {
+#ifdef __CUDA_ARCH__
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+#else
     const uint32_t x = std::bit_cast<uint32_t>(value);
     const bool nan = (x & 0x7fffffffu) > 0x7f800000u;
     const uint32_t rounded = x + 0x7fffu + ((x >> 16) & 1u);
     bits = static_cast<uint16_t>(nan ? (x >> 16) | 0x40u : rounded >> 16);
+#endif
   }
   VG_HOST_DEVICE operator float() const { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
 };
@@ -31,6 +35,9 @@ struct Float16 {
 
   Float16() = default;
   VG_HOST_DEVICE explicit Float16(float value) {
+#ifdef __CUDA_ARCH__
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+#else
     const uint32_t x = std::bit_cast<uint32_t>(value);
     const uint32_t sign = (x >> 16) & 0x8000u;
     const uint32_t magnitude = x & 0x7fffffffu;
@@ -47,8 +54,14 @@ struct Float16 {
       half = std::bit_cast<uint32_t>(shifted) - 0x3f000000u;
     }
     bits = static_cast<uint16_t>(sign | half);
+#endif
   }
   VG_HOST_DEVICE operator float() const {
+#ifdef __CUDA_ARCH__
+    float value;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+    return value;
+#else
     const uint32_t sign = static_cast<uint32_t>(bits & 0x8000u) << 16;
     const uint32_t exponent = (bits >> 10) & 0x1fu;
     const uint32_t mantissa = bits & 0x3ffu;
@@ -58,6 +71,7 @@ struct Float16 {
     }
     const uint32_t wide = exponent == 31 ? 255u : exponent + 112u;
     return std::bit_cast<float>(sign | (wide << 23) | (mantissa << 13));
+#endif
   }
 };
 

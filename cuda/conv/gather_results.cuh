@@ -177,12 +177,14 @@ struct ResultBox {
     for (int many = 0; many < kColumns; many += kMany) {
       char* at[kMany][kReads];  // in registers of their own: a store holds its address for long
 #pragma unroll
-      for (int j = 0; j < kMany; ++j, base += Tile::kWarps * step())
+      for (int j = 0; j < kMany; ++j, base += Tile::kWarps * step()) {
+        asm volatile("" : "+l"(base));  // one sum, not the sum of its parts anew for each address
 #pragma unroll
         for (int i = 0; i < kReads; ++i) {
           at[j][i] = base + to[i];
           asm volatile("" : "+l"(at[j][i]));
         }
+      }
 #pragma unroll
       for (int j = 0; j < kMany; ++j) {
         const int column = many + j;
