@@ -85,6 +85,11 @@ Step mean_step(const ConvProblem& p, const GatherPlan& plan) {
   return {step.taps / steps, step.stages / steps};
 }
 
+/// Whether two phases lie side by side in the result, and read almost the same.
+bool may_pair(const ConvProblem& p, const GatherPlan& axes) {
+  return p.direction == ConvDirection::transposed && axes.axis[2].parts % 2 == 0;
+}
+
 /// Whether a box may slide along depth: neighbouring results read neighbouring planes, by kGatherSlide taps, and each
 /// has one to read.
 bool can_slide(const AxisParts& depth) {
@@ -138,12 +143,18 @@ double cost(const ConvProblem& p, const GatherPlan& plan, const Step& step_of, d
   const double queue = product_tiles * 16 + step_of.stages * 200;
   const double step = std::max({multiply, shared, copy, latency, from_l2, queue}) + 60;
   const double bytes = static_cast<double>(item_size(p.dtype));
-  // Results that lie together, and what is between them: short runs are dear to write, by all runs measured.
+  // Results that lie together, and what is between them: short runs are dear to write, by all runs measured; so are
+  // parts of lines of two phases, where lines do not begin with sectors (not in three products, which take longer).
   const double spread = static_cast<double>(plan.axis[2].out_step) / plan.slots;
   const double run = bytes * spread * plan.slots * plan.box[2];
-  const double written = results * plan.slots * plan.columns * bytes * spread / 18 * (1 + 128 / run);
+  const bool windows = plan.slots == 2 && !three_products(p);
+  const bool in_parts = may_pair(p, plan) && !three_products(p) && p.out_size[2] * item_size(p.dtype) % 32 != 0 &&
+                        (plan.slots == 1 || plan.box[2] < plan.axis[2].count);
+  const double written =
+      results * plan.slots * plan.columns * bytes * spread / 18 * (1 + 128 / run) * (in_parts ? 2 : 1);
   const double main = halos * (plan.chunks / plan.depth) * step + 200;
-  const double written_by = row_tiles(p, plan) * plan.slots * plan.columns;  // one group of warps
+  const double rows = windows ? results / 64 : row_tiles(p, plan);  // tiles of them; windows leave others out
+  const double written_by = rows * plan.slots * plan.columns;       // one group of warps
   // A plane is taken from the queue, its turn awaited and its sums passed on: fitted to L1-58, L1-61 and L1-70.
   const double tail = plan.slide > 1 ? written_by * 70 + 2500 : written_by * 20 + 1500;
   const double at_once = p.multiprocessors;
@@ -239,8 +250,7 @@ std::optional<GatherPlan> plan_gather_wgmma(const ConvProblem& p, const GatherPl
   best.samples = samples_at_once(p, of_sample);
   const auto widths = gather_widths(arithmetic_of(p), true);
   const auto asked = asked_width(p, widths);
-  // Two phases that lie side by side in the result, and read almost the same.
-  const bool pairs = p.direction == ConvDirection::transposed && axes.axis[2].parts % 2 == 0;
+  const bool pairs = may_pair(p, axes);
   int taps = 1;
   for (const AxisParts& axis : axes.axis) taps *= axis.kernel;
   const auto can_slide_by = [&](int columns) {
