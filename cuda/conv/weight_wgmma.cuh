@@ -17,7 +17,8 @@
 //
 // A block slides along depth through pillars, boxes of the lattice, plane by plane: of x, planes that have not been
 // there yet are staged, of y one. Two groups of four warps multiply; they share a plane's products, or, where there are
-// few, its steps. Other warps feed them (weight_stage.cuh): eleven and a thread, or one thread by the copy engine.
+// few, its steps. Other warps feed them (weight_stage.cuh, weight_lines.cuh): eleven and a thread, or one by the copy
+// engine.
 //
 // Where y ends within a box it is zero, and x may be anything: what is not finite there reaches taps that do not read
 // it.
@@ -27,7 +28,7 @@
 // float32, as tensor cores truncate what they add.
 #pragma once
 
-#include "cuda/conv/weight_stage.cuh"
+#include "cuda/conv/weight_lines.cuh"
 
 namespace voxgrad::cuda {
 

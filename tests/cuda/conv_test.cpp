@@ -1,15 +1,11 @@
 // The CUDA convolutions against the CPU's, through the kernel table: every parameter, any strides, every compiled tile,
 // poisoned results between guard bands.
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <limits>
 #include <optional>
-#include <thread>
 
-#include "core/autograd.h"
 #include "cuda/conv/instances.h"
-#include "ops/conv.h"
 #include "ops/create.h"
 #include "ops/elementwise.h"
 #include "ops/reduce.h"
@@ -297,142 +293,6 @@ TEST_P(CudaConvModes, LeavesAloneWhatNoTapReads) {
   const Tensor dw = empty_like(w);
   cuda_kernels().conv_backward_weight(dw.view_out(), x.view_in(), y.view_in(), p.geometry);
   EXPECT_TRUE(std::isfinite(sum(dw.to(f64)).item()));
-}
-
-/// <conv_transpose(y), x> = <y, conv(x)> = <weight, weight gradient>: no other implementation is needed.
-TEST_F(CudaConv, HasAdjoints) {
-  NoGradGuard no_grad;
-  for (unsigned seed = kFirstSeed; seed < kFirstSeed + 40; ++seed) {
-    Random random(seed);
-    const Problem p = random_problem(random);
-    const Mode mode = kModes[seed % 4];
-    SCOPED_TRACE(concat("seed ", seed, ", ", mode, ": ", p));
-    const Setting setting(mode.precision);
-    manual_seed(seed);
-    const auto values = [&](const Shape& shape) { return randn(shape, {.device = Device::cuda()}).to(mode.dtype); };
-    const auto dot = [](const Tensor& a, const Tensor& b) { return sum(a.to(f64) * b.to(f64)).item(); };
-    const Tensor x = values(p.x_shape()), w = values(p.w_shape()), y = values(p.y_shape());
-    const Tensor out = empty_like(y), dx = empty_like(x), dw = empty_like(w);
-    cuda_kernels().conv_forward(out.view_out(), x.view_in(), w.view_in(), nullptr, p.geometry);
-    cuda_kernels().conv_backward_data(dx.view_out(), y.view_in(), w.view_in(), nullptr, p.geometry);
-    cuda_kernels().conv_backward_weight(dw.view_out(), x.view_in(), y.view_in(), p.geometry);
-    const double rounding = mode.dtype == bf16                                              ? 0x1p-8
-                            : mode.dtype == f16 || mode.precision == Float32Precision::high ? 0x1p-11
-                                                                                            : 1e-6;
-    const auto lengths = [&](const Tensor& a, const Tensor& b) { return std::sqrt(dot(a, a) * dot(b, b)); };
-    const double tolerance = rounding * (lengths(out, y) + lengths(x, dx) + lengths(w, dw));
-    EXPECT_NEAR(dot(out, y), dot(x, dx), tolerance);
-    EXPECT_NEAR(dot(out, y), dot(w, dw), tolerance);
-  }
-}
-
-TEST_F(CudaConv, GivesTheSameBitsEveryTime) {
-  const Problem p(2, 12, 20, {23, 22, 21}, {4, 4, 4}, {{2, 2, 2}, {1, 1, 1}, {1, 1, 1}, 1});
-  const Device gpu = Device::cuda();
-  const cuda::Stream aside;
-  for (const Mode& mode : kModes)
-    for (const MemoryFormat format : {MemoryFormat::contiguous, MemoryFormat::channels_last}) {
-      SCOPED_TRACE(concat(mode, format == MemoryFormat::contiguous ? "" : ", channels-last"));
-      const Setting setting(mode.precision);
-      const auto values = [&](const Shape& shape) { return randn(shape).to(gpu, mode.dtype).contiguous(format); };
-      const Tensor x = values(p.x_shape()), w = values(p.w_shape()), y = values(p.y_shape());
-      Tensor load = rand({1 << 22}, {.device = gpu});
-      std::vector<std::vector<float>> first;
-      for (int run = 0; run < 20; ++run) {
-        if (run % 2) {  // with other work on the GPU
-          const cuda::StreamGuard guard(aside);
-          for (int i = 0; i < 10; ++i) cuda_kernels().unary(UnaryOp::sin, load.view_out(), load.view_in(), 0, 0);
-        }
-        const Tensors results{empty_like(y), empty_like(x), empty_like(w)};
-        cuda_kernels().conv_forward(results[0].view_out(), x.view_in(), w.view_in(), nullptr, p.geometry);
-        cuda_kernels().conv_backward_data(results[1].view_out(), y.view_in(), w.view_in(), nullptr, p.geometry);
-        cuda_kernels().conv_backward_weight(results[2].view_out(), x.view_in(), y.view_in(), p.geometry);
-        for (size_t i = 0; i < 3; ++i) {
-          const auto got = results[i].to_vector<float>();
-          if (run == 0) first.push_back(got);
-          ASSERT_EQ(got, first[i]) << "run " << run << ", result " << i;
-        }
-      }
-      aside.synchronize();
-    }
-}
-
-/// Each launch asks for shared memory of its own size, of one kernel.
-TEST_F(CudaConv, RunsOnTwoThreadsAtOnce) {
-  const Setting setting(Float32Precision::high);
-  struct Work {
-    Tensor x, w, y;
-    explicit Work(int64_t width) {
-      const TensorOptions options{.device = Device::cuda()};
-      x = randn({1, 64, 12, 12, width}, options);
-      w = randn({64, 64, 3, 3, 3}, options);
-      y = randn({1, 64, 10, 10, width - 2}, options);
-    }
-    /// Columns and heights of the kernel's tile, and its shared memory.
-    std::array<int, 3> plan() const {
-      const auto problem =
-          cuda::conv_problem(cuda::ConvDirection::weight, x.view_in(), y.view_in(), w.view_in(), ConvGeometry());
-      const auto chosen = cuda::plan_weight_wgmma(problem).value();
-      return {chosen.columns, chosen.heights, cuda::memory_of(problem, chosen).total};
-    }
-    bool same() const {
-      NoGradGuard no_grad;
-      std::vector<float> first;
-      for (int run = 0; run < 100; ++run) {
-        const Tensor dw = empty_like(w);
-        cuda_kernels().conv_backward_weight(dw.view_out(), x.view_in(), y.view_in(), {});
-        const auto sums = sum(dw, {0, 1}).to_vector<float>();
-        if (run == 0) first = sums;
-        if (sums != first) return false;
-      }
-      return true;
-    }
-  };
-  const Work narrow(46);
-  std::optional<Work> wider;  // which runs by the same kernel, with other memory
-  for (int64_t width = 50; width < 130 && !wider; width += 4) {
-    const auto here = narrow.plan(), there = wider.emplace(width).plan();
-    if (here[0] != there[0] || here[1] != there[1] || here[2] == there[2]) wider.reset();
-  }
-  ASSERT_TRUE(wider.has_value());
-  bool other_same = false;
-  std::thread other([&] { other_same = narrow.same(); });
-  EXPECT_TRUE(wider->same());
-  other.join();
-  EXPECT_TRUE(other_same);
-}
-
-/// With stride and kernel 2, planes 2i and 2i + 1 of the large side belong to plane i of the small one, so a few
-/// planes can be checked by themselves.
-TEST_F(CudaConv, GoesBeyondTwoToThe31Elements) {
-  NoGradGuard no_grad;
-  const int64_t small = 646;  // (2 * 646)^3 > 2^31
-  const TensorOptions options{.device = Device::cuda()};
-  const auto difference = [](const Tensor& a, const Tensor& b) { return amax(abs(a - b)).item(); };
-  try {
-    const Tensor x = rand({1, 1, small, small, small}, options), w = rand({1, 1, 2, 2, 2}, options);
-    const Tensor up = conv_transpose3d(x, w, {}, {.stride = 2});
-    ASSERT_GT(up.numel(), int64_t{1} << 31);
-    const Tensor down = conv3d(up, w, {}, {.stride = 2});
-    for (const int64_t plane : {int64_t{0}, small / 2, small - 1}) {
-      const Tensor part = conv_transpose3d(x.narrow(2, plane, 1), w, {}, {.stride = 2});
-      EXPECT_EQ(difference(up.narrow(2, 2 * plane, 2), part), 0) << "conv_transpose3d, plane " << plane;
-      EXPECT_EQ(difference(down.narrow(2, plane, 1), conv3d(part, w, {}, {.stride = 2})), 0)
-          << "conv3d, plane " << plane;
-    }
-    up.fill_(1);
-    const Tensor dw = empty_like(w), few = rand({1, 1, small / 4, small / 4, small / 4}, options);
-    cuda_kernels().conv_backward_weight(dw.view_out(), up.view_in(), x.view_in(), {{2}, {0}, {1}, 1});
-    const auto expect_total = [&](const Tensor& y) {  // each tap reads as many ones
-      const double total = sum(y.to(f64)).item();
-      for (const double value : dw.to_vector<double>()) EXPECT_NEAR(value / total, 1, 1e-6);
-    };
-    expect_total(x);
-    cuda_kernels().conv_backward_weight(dw.view_out(), up.view_in(), few.view_in(), {{8}, {0}, {1}, 1});
-    expect_total(few);
-  } catch (const OutOfMemoryError& error) {
-    GTEST_SKIP() << "not enough memory for 2^31 elements: " << error.what();
-  }
 }
 
 }  // namespace
