@@ -227,9 +227,8 @@ double copy_rate(vg::Device device, const vg::Shape& shape, int calls) {
   return rate = bytes_of({from, to}) / times[times.size() / 2];
 }
 
-void add_bound_by_memory(vg::Device device) {
-  const vg::Shape shape = device.is_cuda() ? vg::Shape{16, 128, 34, 34, 34} : vg::Shape{2, 64, 34, 34, 34};
-  const int calls = device.is_cuda() ? 8 : 1;
+/// Operators bound by memory, on tensors of `shape`, so many calls timed together.
+void add_operators(vg::Device device, const vg::Shape& shape, int calls) {
   const auto simple = [&](const char* name, double tensors_moved, std::function<vg::Tensor(const vg::Tensor&)> op) {
     add(std::string(name), device, [=] {
       const vg::Tensor x = vg::rand(shape, {.device = device});
@@ -257,8 +256,10 @@ void add_bound_by_memory(vg::Device device) {
   simple("sum_per_channel", 1, [](const vg::Tensor& x) { return x.sum({0, 2, 3, 4}); });
   simple("amax", 1, [](const vg::Tensor& x) { return vg::amax(x); });
   simple("group_norm/forward", 3, [](const vg::Tensor& x) { return vg::group_norm(x, 8); });
+}
 
-  /// Calls of a kernel on its own: `make` gives the work, from as many random tensors as it moves.
+/// Calls of kernels on their own: `make` gives the work, from as many random tensors as it moves.
+void add_kernels(vg::Device device, const vg::Shape& shape, int calls) {
   const auto kernel = [&](const char* name, int tensors, int moves,
                           std::function<std::function<void()>(const vg::Tensors&, const vg::Kernels&)> make) {
     add(std::string(name), device, [=] {
@@ -305,7 +306,9 @@ int main(int argc, char** argv) {
     const bool gpu = device.is_cuda();
     add_convolutions(device, true, gpu ? std::span<const Convolution>(kLarge) : kSmall);
     add_convolutions(device, false, gpu ? std::span<const Convolution>(kLargeForward) : kSmallForward);
-    add_bound_by_memory(device);
+    const vg::Shape shape = gpu ? vg::Shape{16, 128, 34, 34, 34} : vg::Shape{2, 64, 34, 34, 34};
+    add_operators(device, shape, gpu ? 8 : 1);
+    add_kernels(device, shape, gpu ? 8 : 1);
   }
   benchmark::Initialize(&argc, argv);
   if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 2;

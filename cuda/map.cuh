@@ -228,8 +228,8 @@ __global__ void __launch_bounds__(kBlock)
     int64_t start[N + 1];
     rows.starts.at(row, start);
     T* out = static_cast<T*>(p.out) + start[0];
-    const auto lead = static_cast<int>(reinterpret_cast<uintptr_t>(out) / sizeof(T) % width);
-    const int first = static_cast<int>(i - row * rows.slots.divisor) * width - lead;
+    const auto lead = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(out) / sizeof(T) % width);
+    const auto first = static_cast<int>((i - row * rows.slots.divisor) * width - lead);
     if (first >= static_cast<int>(rows.length)) continue;
     const bool whole = first >= 0 && static_cast<uint32_t>(first) + width <= rows.length;
     Vector<T, width> result;

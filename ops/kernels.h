@@ -181,7 +181,7 @@ struct Kernels {
   /// y), bit for bit, but dx is prepared for both at once.
   void (*conv_transpose_backward)(const View& dy, const View& dw, const View& dx, const View& y, const View& w,
                                   const ConvGeometry& geometry);
-  /// What one of the first three would run; the views' data is not looked at. On CUDA also without a GPU.
+  /// What one of the first three would run by itself; the views' data is not looked at. On CUDA also without a GPU.
   ConvExplanation (*explain_conv)(ConvPass pass, const View& x, const View& w, const View& y,
                                   const ConvGeometry& geometry);
 

@@ -205,7 +205,6 @@ Gather prepare(const View& out, const View& in, const View& w, const ConvEpilogu
 
 /// Whether tensor cores take both by wgmma, which reads the same packed inputs: of halves.
 bool share_inputs(const ConvProblem& data, const ConvProblem& weight) {
-  if (!is_half(data.dtype)) return false;
   if (remembered<plan_gather_narrow>(data) || remembered<plan_weight_narrow>(weight)) return false;
   const auto gather = remembered<plan_gather>(data);
   return gather && gather->wgmma && remembered<plan_weight_wgmma>(weight);
@@ -244,11 +243,13 @@ bool gather_on_tensor_cores(const View& out, const View& in, const View& w, cons
 
 bool gather_with_weight_gradient(const View& y, const View& dw, const View& x, const View& dy, const View& w,
                                  const ConvGeometry& geometry, const Launch& launch) {
+  if (!is_half(x.dtype) || w.numel() >= INT32_MAX) return false;  // that many weights are refused one by one
   ConvProblem data = conv_problem(ConvDirection::forward, x, y, w, geometry);
   ConvProblem weight = conv_problem(ConvDirection::weight, x, dy, dw, geometry);
   describe_device(data, launch);
   describe_device(weight, launch);
   if (!share_inputs(data, weight)) return false;
+  // Inputs fall into parts, of which each result has all: there is nothing to fill.
   Gather gather = prepare(y, x, w, {}, data, *remembered<plan_gather>(data));
   const auto both = [&]<class Arithmetic>() {
     const GatherMemory<Arithmetic> memory(gather, launch);

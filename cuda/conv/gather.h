@@ -20,7 +20,8 @@ bool gather_few_channels(const View& out, const View& in, const View& w, const C
 /// What a plan has to know of the GPU that the problem goes to.
 void describe_device(ConvProblem& problem, const Launch& launch);
 
-/// Packs x of so many samples, the next ones, in place of the weight gradient.
+/// Packs x of so many samples, the next ones, in place of the weight gradient (of halves), and does with it what else
+/// there is to do.
 using PackNext = std::function<void(void* packed, int64_t samples)>;
 
 /// The same as the gathers, for the weight gradient: of few channels, or by one instruction or the other.

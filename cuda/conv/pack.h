@@ -34,7 +34,7 @@ struct PackInputs {
   Divisor step[3];      // residues of an axis; those of the width are packed apart
   int run;              // voxels of each, zero beyond the last
   Divisor lines, line;  // of a plane, and voxels of one, in all residues
-  uint32_t is_read[3];  // bits: residues that a tap reads; others are left out
+  uint32_t is_read[3];  // bits: residues that a tap reads; others are left out. Steps above 32 are 1 here: all are read
   unsigned* counter;    // or null; set to 0: of the boxes that the gather has taken (gather_feed.cuh)
 };
 

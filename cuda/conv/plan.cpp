@@ -177,10 +177,13 @@ int64_t read_size(const ConvProblem& p, int axis) {
   return std::min(std::max<int64_t>(last + 1, 1), in_size);
 }
 
-int64_t input_bytes(const ConvProblem& p) {
-  const int64_t planes = p.groups * divide_up(p.in_channels, chunk_channels(p)) * 2 * parts(p);
+int64_t packed_voxels(const ConvProblem& p) {
   const int64_t step = read_step(p, 2), line = divide_up(read_size(p, 2), step) * step;
-  return planes * kVoxelBytes * read_size(p, 0) * read_size(p, 1) * line;
+  return parts(p) * read_size(p, 0) * read_size(p, 1) * line;
+}
+
+int64_t input_bytes(const ConvProblem& p) {
+  return p.groups * divide_up(p.in_channels, chunk_channels(p)) * 2 * kVoxelBytes * packed_voxels(p);
 }
 
 int64_t workspace_bytes(const ConvProblem& p, const GatherPlan& plan) {

@@ -155,7 +155,9 @@ bool finish(const ConvProblem& problem, GatherPlan& plan);
 /// an axis, up to the last that is read.
 int64_t read_step(const ConvProblem& problem, int axis);
 int64_t read_size(const ConvProblem& problem, int axis);
-/// Of a sample.
+/// Of a plane, in all parts, of which a kernel packs at most so many; bytes of a sample.
+int64_t packed_voxels(const ConvProblem& problem);
+inline constexpr int64_t kMostPackedVoxels = (int64_t{1} << 29) - 1;
 int64_t input_bytes(const ConvProblem& problem);
 /// Residues along the width that may be packed apart.
 inline constexpr int kMostSplits = 32;

@@ -240,11 +240,11 @@ std::optional<RowTiles> cover_box(const int (&box)[3], int lines, int line, int 
 
 std::optional<GatherPlan> plan_gather_wgmma(const ConvProblem& p, const GatherPlan& axes) {
   if (axes.axis[2].fold > kMostSplits) return std::nullopt;
-  if (std::max(axes.axis[0].in_step, axes.axis[1].in_step) > kMostStep) return std::nullopt;
+  if (std::max(axes.axis[0].in_step, axes.axis[1].in_step) > kMostStep) return std::nullopt;  // of the copy engine
   const int64_t of_sample = input_bytes(p);
   // More only for one sample, if that is no more than its input and its result.
   if (of_sample > std::max(kMostPacked, sample_bytes(p))) return std::nullopt;
-  if (of_sample >= (int64_t{1} << 34) * axes.chunks * p.groups) return std::nullopt;  // 2^29 voxels
+  if (packed_voxels(p) > kMostPackedVoxels) return std::nullopt;
   GatherPlan best = axes;
   best.cycles = -1;
   best.samples = samples_at_once(p, of_sample);

@@ -168,8 +168,8 @@ bool complete(const ConvProblem& p, WeightWgmmaPlan& plan) {
   }
   plan.late = may_be_late(arithmetic_of(p)) && plan.x_slots >= plan.depth.span + 2 * plan.depth.advance;
   plan.samples = 1;
-  const int64_t sample = lattice_bytes(p, plan) + input_bytes(p, plan);
-  if (sample > std::max(kMostPacked, sample_bytes(p))) return false;
+  const int64_t lattice = lattice_bytes(p, plan), inputs = input_bytes(p, plan), sample = lattice + inputs;
+  if (lattice + (elements_of(p) == 2 ? inputs : 0) > std::max(kMostPacked, sample_bytes(p))) return false;
   plan.samples = std::clamp<int64_t>(p.choice.samples > 0 ? p.choice.samples : kMostPacked / sample, 1, p.batch);
   plan.samples = divide_up(p.batch, divide_up(p.batch, plan.samples));
   const int steps = plan.height.box * plan.pairs;
@@ -308,6 +308,7 @@ std::optional<WeightWgmmaPlan> plan_weight_wgmma(const ConvProblem& p) {
     lattice *= static_cast<double>(p.out_size[a]);
   }
   if (lattice > kMostPacked || std::max({p.batch, p.in_channels, p.groups}) > kReach / 8) return std::nullopt;
+  if (elements_of(p) == 2 && packed_voxels(p) > kMostPackedVoxels) return std::nullopt;
   WeightWgmmaPlan plan{};
   const int octets = divide_up(p.in_channels, 8), row_octets = divide_up(p.out_channels, 8);
   std::optional<WeightWgmmaPlan> best;

@@ -351,16 +351,27 @@ TEST(ConvPlan, PacksUpToTheLastPositionThatIsRead) {
     const ConvProblem p = random_problem(random);
     if (p.direction == ConvDirection::transposed) continue;
     for (int a = 0; a < 3; ++a) {
-      int64_t end = 1;
-      for (int64_t tap = 0; tap < p.kernel[a]; ++tap) {
-        const int64_t first = tap * p.geometry.dilation[a] - p.geometry.padding[a];
-        for (int64_t at = first; at < first + p.out_size[a] * p.geometry.stride[a]; at += p.geometry.stride[a])
-          if (at < p.in_size[a]) end = std::max(end, at + 1);
-      }
-      EXPECT_TRUE(read_size(p, a) >= end && read_size(p, a) <= p.in_size[a]) << "seed " << seed << ", axis " << a;
+      int64_t end = 1;  // behind the last position that a tap meets, if that is there
+      for (int64_t tap = 0; tap < p.kernel[a]; ++tap)
+        for (int64_t result = 0; result < p.out_size[a]; ++result)
+          end = std::max(end, result * p.geometry.stride[a] + tap * p.geometry.dilation[a] - p.geometry.padding[a] + 1);
+      EXPECT_EQ(read_size(p, a), std::min(end, p.in_size[a])) << "seed " << seed << ", axis " << a;
       EXPECT_EQ(read_step(p, a), p.geometry.stride[a]);
     }
   }
+}
+
+/// What is copied or packed of x beside the lattice does not keep large problems from wgmma.
+TEST(ConvPlan, TakesLargeProblemsThatLieAcross) {
+  ConvProblem p{.direction = ConvDirection::weight, .dtype = f32, .precision = Float32Precision::high, .batch = 1};
+  p.groups = 1, p.in_channels = p.out_channels = 32;
+  p.kernel = Triple(4), p.geometry = {2, 1, 1, 1};
+  p.in_size = Triple(200), p.out_size = Triple(100);
+  p.in_stride = {200 * 200 * 32, 200 * 32, 32}, p.out_stride = {100 * 100 * 32, 100 * 32, 32};
+  EXPECT_TRUE(plan_weight_wgmma(p).has_value());
+  p.dtype = bf16, p.in_channels = p.out_channels = 16;  // and more than a kernel packs is left to others
+  p.in_size = {1024, 1026, 1030}, p.out_size = Triple(256), p.geometry = {4, 0, 1, 1};
+  EXPECT_FALSE(plan_weight_wgmma(p).has_value());
 }
 
 TEST(ConvPlan, HoldsAtTheMostTaps) {

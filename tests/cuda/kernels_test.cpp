@@ -140,6 +140,23 @@ TEST_F(CudaKernels, CopyConvertsEveryPairOfTypes) {
       }
 }
 
+TEST_F(CudaKernels, RoundsHalvesAsTheCpuDoes) {
+  std::vector<float> values{0,        65504,        65519,    65520,      1e30f,       3e38f,        2049,
+                            2051,     0x1p-24f,     0x1p-25f, 0x1.8p-25f, 1 + 0x1p-8f, 1 + 0x1p-11f, 1 + 0x1.8p-7f,
+                            0x1p-14f, 0x1.ffcp-15f, 1e-40f,   INFINITY,   NAN};
+  for (size_t i = values.size(); i-- > 0;) values.push_back(-values[i]);
+  const Tensor x = empty({static_cast<int64_t>(values.size())});
+  std::copy(values.begin(), values.end(), static_cast<float*>(x.mutable_raw_data()));
+  for (const DType dtype : {bf16, f16}) {
+    const auto expected = x.to(dtype).to(f32).to_vector<float>();
+    const auto got = x.to(Device::cuda()).to(dtype).to(f32).to_vector<float>();
+    for (size_t i = 0; i < values.size(); ++i)
+      EXPECT_TRUE(std::isnan(expected[i]) ? std::isnan(got[i])
+                                          : got[i] == expected[i] && std::signbit(got[i]) == std::signbit(expected[i]))
+          << dtype << " of " << values[i] << ": " << got[i] << ", on the CPU " << expected[i];
+  }
+}
+
 TEST_F(CudaKernels, Fill) {
   for (const Geometry& g : kGeometries)
     for (const DType dtype : kAllTypes) {

@@ -25,7 +25,7 @@ MUTATIONS = {  # file, what stands there once, what is put in its place
                            "column < p.out_channels && tap != 0 ? from"),
     "gather_shifts_the_halo": ("cuda/conv/gather_feed.cuh", "at_part.low)", "at_part.low + 1)"),
     "slide_forgets_a_plane": ("cuda/conv/gather_wgmma.cuh", "begins || plane + 1 == kPlanes ? 0.0f", "true ? 0.0f"),
-    "gather_repeats_samples": ("cuda/conv/gather.cu", "(g.inputs.in) + samples * g.inputs.stride[0];", "(g.inputs.in);"),
+    "backward_packs_nothing": ("cuda/conv/weight_wgmma.cu", "pack_x(inputs_memory.as<void>(), p.samples);", ""),
     "mma_sync_shifts_the_halo": ("cuda/conv/gather_block.cuh", " + at.residue;", " + at.residue + 1;"),
     "gather_repeats_weights": ("cuda/conv/gather_feed.cuh", "from += bytes;", ""),
     "narrow_drops_a_tap": ("cuda/conv/gather_narrow_block.cuh", "tap < part.taps &&", "tap + 1 < part.taps &&"),
