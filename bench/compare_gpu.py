@@ -6,7 +6,8 @@
 LIBRARY is the built libconv_peers.so. Each figure is the median of CUDA-event times; the two sides take turns run by
 run. The last timed results are compared: exits with 1 if they differ by more than rounding explains, or if a figure
 is above what the hardware can do. --alone leaves PyTorch's timings out (its float64 result still checks ours).
-Forward + backward of ours is the forward and one call for both gradients, which has to give the bits of the two alone.
+Forward + backward is the sum of the three parts on both sides. Ours makes both gradients in one call, too, as autograd
+does ("backward"): timed by itself, and it has to give the bits of the two alone.
 """
 
 import argparse
@@ -188,7 +189,7 @@ def measure(ours, name, mode, options):
 
 
 def table(rows, mode, alone):
-    total = lambda r, side: sum(r[f"{p}_{side}"] for p in (("forward", BACKWARD) if side == "ours" else PARTS))
+    total = lambda r, side: sum(r[f"{p}_{side}"] for p in PARTS)
     lines = [f"### {mode}", ""]
     lines.append("| shape | floor fwd | ours fwd | data | weight | % of floor f/d/w | TFLOP/s f/d/w | error f/d/w" +
                  ("" if alone else " | PyTorch fwd | cl | ratio fwd | ours f+b | PyTorch | cl | ratio f+b") + " |")
