@@ -1,5 +1,5 @@
 // Storage types for bfloat16 and IEEE binary16. Arithmetic is done in float; conversions round to
-// nearest even. Usable in device code, where conversions are single instructions (and all NaN are one there).
+// nearest even. Usable in device code, where conversions are single instructions, which give one NaN for all.
 #pragma once
 
 #include <bit>

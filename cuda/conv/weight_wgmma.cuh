@@ -23,9 +23,9 @@
 // Where y ends within a box it is zero, and x may be anything: what is not finite there reaches taps that do not read
 // it.
 //
-// Voxels are summed in ranges of pillars, every n-th of them, which follow from shapes (and of floats from whether x has
-// to be copied first); weight_sum() adds these up in order. For float32 accuracy three products, one after the other for a plane, start from zero and are added in
-// float32, as tensor cores truncate what they add.
+// Voxels are summed in ranges of pillars, every n-th of them, which follow from shapes (and of floats from whether x
+// has to be copied first); weight_sum() adds these up in order. For float32 accuracy three products, one after the
+// other for a plane, start from zero and are added in float32, as tensor cores truncate what they add.
 #pragma once
 
 #include "cuda/conv/weight_lines.cuh"
