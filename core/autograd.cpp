@@ -8,21 +8,6 @@ namespace {
 thread_local bool recording = true;
 std::atomic<uint64_t> next_sequence{1};
 
-/// Deletes nodes one after the other: a node's death may free others, which queue up here instead of
-/// nesting, however long the chain. The queue lives for one call: nodes may outlive what a thread keeps.
-void delete_node(Node* node) {
-  thread_local std::vector<Node*>* queue = nullptr;
-  if (queue) return queue->push_back(node);
-  std::vector<Node*> waiting{node};
-  queue = &waiting;
-  while (!waiting.empty()) {
-    Node* next = waiting.back();
-    waiting.pop_back();
-    delete next;
-  }
-  queue = nullptr;
-}
-
 AutogradData& data_of(const Tensor& tensor) {
   check(tensor.defined(), "autograd", "the tensor is undefined");
   auto& data = tensor.body()->autograd;
@@ -37,8 +22,24 @@ const AutogradData* find_data(const Tensor& tensor) {
 
 }  // namespace
 
+/// Deletes nodes one after the other: a node's death may free others, which queue up here instead of nesting, however
+/// long the chain. The queue is linked through the nodes, as there may be no memory left to take.
+void Node::destroy(Node* node) noexcept {
+  thread_local Node* queue = nullptr;
+  thread_local bool running = false;
+  node->next_dead_ = std::exchange(queue, node);
+  if (running) return;
+  running = true;
+  while (queue) {
+    Node* next = queue;
+    queue = next->next_dead_;
+    delete next;
+  }
+  running = false;
+}
+
 std::shared_ptr<Node> Node::make(std::string name) {
-  std::shared_ptr<Node> node(new Node(std::move(name)), delete_node);
+  std::shared_ptr<Node> node(new Node(std::move(name)), destroy);
   node->sequence = next_sequence++;
   return node;
 }
@@ -47,6 +48,7 @@ Edge autograd::edge_to(const Tensor& tensor) {
   if (!tensor.defined() || !tensor.requires_grad()) return {};
   AutogradData& data = data_of(tensor);
   if (data.grad_fn) return {data.grad_fn, data.output};
+  const std::lock_guard lock(data.mutex);
   std::shared_ptr<Node> node = data.accumulator.lock();
   if (!node) {
     node = Node::make("accumulate_grad");
@@ -169,15 +171,19 @@ const Tensor& Tensor::requires_grad_(bool value) const {
 bool Tensor::is_leaf() const { return grad_fn() == nullptr; }
 
 Tensor Tensor::grad() const {
-  const AutogradData* data = find_data(*this);
-  return data ? data->grad : Tensor();
+  if (!find_data(*this)) return {};
+  AutogradData& data = data_of(*this);
+  const std::lock_guard lock(data.mutex);
+  return data.grad;
 }
 
 void Tensor::set_grad(const Tensor& grad) const {
   if (grad.defined())
     check(grad.shape() == shape() && grad.dtype() == dtype() && grad.device() == device(), "set_grad",
           "the gradient is ", describe(grad), ", the tensor is ", describe(*this));
-  data_of(*this).grad = grad;
+  AutogradData& data = data_of(*this);
+  const std::lock_guard lock(data.mutex);
+  data.grad = grad;
 }
 
 std::shared_ptr<Node> Tensor::grad_fn() const {

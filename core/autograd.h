@@ -1,8 +1,14 @@
 // Reverse-mode differentiation: the recorded graph, and the engine that runs it backward.
+//
+// Threads: several may record on the same leaves and run backward() and grad() at the same time, each on a graph of its
+// own; their gradients of a leaf add up, in the order in which they arrive. Graphs that share nodes may be run at the
+// same time only with retain_graph = true. Hooks are registered and removed, and requires_grad_() called, while no
+// other thread uses the tensor.
 #pragma once
 
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -46,16 +52,21 @@ class Node {
 
  private:
   explicit Node(std::string node_name) : name(std::move(node_name)) {}
+  static void destroy(Node* node) noexcept;
+
+  Node* next_dead_ = nullptr;
 };
 
 /// The autograd side of a tensor; absent until needed.
 struct AutogradData {
   bool requires_grad = false;
-  Tensor grad;
   std::shared_ptr<Node> grad_fn;
-  size_t output = 0;                ///< which output of grad_fn
+  size_t output = 0;  ///< which output of grad_fn
+  Hooks hooks;        ///< leaves: a non-leaf's hooks live in its grad_fn
+
+  std::mutex mutex;  ///< of what backward passes of several threads change:
+  Tensor grad;
   std::weak_ptr<Node> accumulator;  ///< leaves: where edges to this tensor end
-  Hooks hooks;                      ///< leaves: a non-leaf's hooks live in its grad_fn
 };
 
 struct TensorBody {

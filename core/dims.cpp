@@ -1,7 +1,6 @@
 #include "core/dims.h"
 
 #include <algorithm>
-#include <cstdlib>
 
 namespace voxgrad {
 
@@ -52,13 +51,18 @@ bool may_overlap(const Shape& shape, const Strides& strides) {
     if (shape[i] == 0) return false;
     if (shape[i] > 1) order.push_back(i);
   }
-  std::sort(order.begin(), order.end(),
-            [&](int64_t a, int64_t b) { return std::abs(strides[a]) < std::abs(strides[b]); });
-  int64_t reach = 0;  // of the axes so far
+  const auto step = [&](int64_t axis) {  // its magnitude, also of INT64_MIN
+    const auto bits = static_cast<uint64_t>(strides[axis]);
+    return strides[axis] < 0 ? 0 - bits : bits;
+  };
+  std::sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return step(a) < step(b); });
+  uint64_t reach = 0;  // of the axes so far
   for (int64_t axis : order) {
-    const int64_t step = std::abs(strides[axis]);
-    if (step <= reach) return true;
-    reach += (shape[axis] - 1) * step;
+    if (step(axis) <= reach) return true;
+    uint64_t extent = 0;
+    if (__builtin_mul_overflow(static_cast<uint64_t>(shape[axis] - 1), step(axis), &extent) ||
+        __builtin_add_overflow(reach, extent, &reach))
+      return true;  // farther than any memory: nobody knows
   }
   return false;
 }

@@ -39,6 +39,7 @@ class Engine {
   void send(const Edge& edge, const Tensor& grad, const std::string& from);
   void visit(const std::shared_ptr<Node>& node, Pending pending);
   void accumulate(TensorBody& tensor, const Tensor& grad);
+  void accumulate_recorded(AutogradData& data, const Tensor& grad);
   static void run_hooks(const Hooks& hooks, Tensor& grad);
   bool is_needed(const Node* node) const { return wanted_.empty() || needed_.contains(node); }
 
@@ -151,10 +152,10 @@ void Engine::accumulate(TensorBody& tensor, const Tensor& grad) {
   check(grad.dtype() == tensor.dtype && grad.device() == tensor.storage->device(), "backward",
         "a tensor was converted to ", tensor.dtype, " on ", tensor.storage->device(),
         " after the graph was recorded; its gradient is ", describe(grad));
+  if (create_) return accumulate_recorded(*tensor.autograd, grad);
+  const std::lock_guard lock(tensor.autograd->mutex);
   Tensor& sum = tensor.autograd->grad;
-  if (create_) {
-    sum = sum.defined() ? sum.add(grad) : grad;
-  } else if (sum.defined() && !sum.requires_grad() && !may_overlap(sum.shape(), sum.strides())) {
+  if (sum.defined() && !sum.requires_grad() && !may_overlap(sum.shape(), sum.strides())) {
     sum.add_(grad);
   } else if (sum.defined()) {
     sum = sum.add(grad);
@@ -163,6 +164,20 @@ void Engine::accumulate(TensorBody& tensor, const Tensor& grad) {
     const bool alone = grad.body().use_count() == 1 && grad.storage().use_count() == 1 &&
                        (grad.is_contiguous() || grad.suggest_memory_format() == MemoryFormat::channels_last);
     sum = alone ? grad.detach() : grad.detach().clone();
+  }
+}
+
+/// The sum is made without the lock, because recording it takes those of the tensors that it is made of; it is made
+/// again if another thread came before.
+void Engine::accumulate_recorded(AutogradData& data, const Tensor& grad) {
+  const auto now = [&data] {
+    const std::lock_guard lock(data.mutex);
+    return data.grad;
+  };
+  for (Tensor before = now();; before = now()) {
+    Tensor sum = before.defined() ? before.add(grad) : grad;
+    const std::lock_guard lock(data.mutex);
+    if (data.grad.is_same(before)) return std::swap(data.grad, sum);
   }
 }
 

@@ -45,7 +45,12 @@ class CpuAllocator {
       ++stats_.device_allocations;
       stats_.reserved += static_cast<int64_t>(block.bytes);
     }
-    live_.emplace(block.data, block.bytes);
+    try {
+      live_.emplace(block.data, block.bytes);
+    } catch (const std::bad_alloc&) {
+      release(block);
+      throw_out_of_memory(bytes);
+    }
     stats_.current += static_cast<int64_t>(bytes);
     stats_.peak = std::max(stats_.peak, stats_.current);
     ++stats_.allocations;
@@ -59,10 +64,11 @@ class CpuAllocator {
     const Block block{data, found->second};
     live_.erase(found);
     stats_.current -= static_cast<int64_t>(bytes);
-    if (kCaching && block.bytes >= kSmallestCached && cached_bytes_ + block.bytes <= kLimit) {
+    if (!kCaching || block.bytes < kSmallestCached || cached_bytes_ + block.bytes > kLimit) return release(block);
+    try {
       cached_.emplace(block.bytes, data);
       cached_bytes_ += block.bytes;
-    } else {
+    } catch (const std::bad_alloc&) {  // no memory to remember it by
       release(block);
     }
   }

@@ -1,6 +1,7 @@
 // The bytes under tensors: one allocation on one device, shared by all its views.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -24,15 +25,15 @@ class Storage {
   size_t bytes() const { return bytes_; }
   Device device() const { return device_; }
 
-  /// Counts the writes. What autograd saved notes it, and refuses to be used when it has moved.
-  uint64_t version() const { return version_; }
-  void bump_version() { ++version_; }
+  /// Counts the writes, from all threads. What autograd saved notes it, and refuses to be used when it has moved.
+  uint64_t version() const { return version_.load(std::memory_order_relaxed); }
+  void bump_version() { version_.fetch_add(1, std::memory_order_relaxed); }
 
  private:
   void* data_ = nullptr;
   size_t bytes_ = 0;
   Device device_;
-  uint64_t version_ = 0;
+  std::atomic<uint64_t> version_{0};
   std::function<void(void*)> release_;
 };
 

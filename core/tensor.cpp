@@ -24,7 +24,8 @@ std::pair<int64_t, int64_t> reach(const Shape& shape, const Strides& strides, co
     overflow |= __builtin_mul_overflow(shape[i] - 1, strides[i], &step);
     overflow |= __builtin_add_overflow(step < 0 ? low : high, step, step < 0 ? &low : &high);
   }
-  check(!overflow && high < INT64_MAX, op, "shape ", shape, " with strides ", strides, " does not fit in 64 bits");
+  check(!overflow && low > INT64_MIN && high < INT64_MAX, op, "shape ", shape, " with strides ", strides,
+        " does not fit in 64 bits");
   return {low, high + 1};
 }
 
@@ -55,12 +56,14 @@ bool is_dense(const Shape& shape, const Strides& strides) {
   return true;
 }
 
+/// The element at `data` as a T. Throws if T is an integer type that cannot hold it once its fraction is cut off.
 template <class T>
-T load(const void* data, DType dtype) {
+T load(const char* op, const void* data, DType dtype) {
   T value{};
-  dispatch<float, double, BFloat16, Float16, int64_t, int32_t, uint8_t, bool>(dtype, "item", "CPU", [&]<class S>() {
+  dispatch<float, double, BFloat16, Float16, int64_t, int32_t, uint8_t, bool>(dtype, op, "CPU", [&]<class S>() {
     S stored;
     std::memcpy(static_cast<void*>(&stored), data, sizeof(S));
+    if constexpr (std::is_integral_v<T> && !std::is_integral_v<S>) check_fits(op, stored, dtype_of<T>);
     value = static_cast<T>(stored);
   });
   return value;
@@ -78,11 +81,22 @@ int64_t offset_of(const Tensor& tensor, const Dims& index) {
 }
 
 template <class T>
-T read_element(const Tensor& tensor, const Dims& index) {
+T read_element(const char* op, const Tensor& tensor, const Dims& index) {
   char bytes[8];
   const auto* from = static_cast<const char*>(tensor.storage()->data()) + offset_of(tensor, index);
   runtime(tensor.device()).copy(bytes, Device::cpu(), from, tensor.device(), item_size(tensor.dtype()));
-  return load<T>(bytes, tensor.dtype());
+  return load<T>(op, bytes, tensor.dtype());
+}
+
+/// For the elements of `tensor` on the CPU. Throws OutOfMemoryError.
+template <class T>
+std::vector<T> host_vector(int64_t count, const Tensor& tensor) {
+  try {
+    return std::vector<T>(static_cast<size_t>(count));
+  } catch (const std::exception&) {  // bad_alloc, or length_error for what no vector could hold
+    throw OutOfMemoryError(concat("to_vector: out of memory on cpu for ", count, " elements of ", sizeof(T),
+                                  " bytes, of ", describe(tensor)));
+  }
 }
 
 View view_of(const TensorBody& body) {
@@ -136,8 +150,13 @@ void Tensor::require_dtype(DType expected) const {
 void Tensor::check_item() const {
   check(numel() == 1, "item", "needs a tensor with one element, got ", describe(*this));
 }
-double Tensor::read(const Dims& index) const { return read_element<double>(*this, index); }
-int64_t Tensor::read_int(const Dims& index) const { return read_element<int64_t>(*this, index); }
+double Tensor::read(const Dims& index) const { return read_element<double>("at", *this, index); }
+int64_t Tensor::read_int(const Dims& index, int64_t low, uint64_t high) const {
+  const auto value = read_element<int64_t>("at", *this, index);
+  check(value >= low && (value < 0 || static_cast<uint64_t>(value) <= high), "at", value,
+        " does not fit the type asked for, whose range is [", low, ", ", high, ']');
+  return value;
+}
 
 void Tensor::set(const Dims& index, double value) const {
   check_in_place("set", *this);
@@ -160,15 +179,15 @@ template <class T>
 std::vector<T> Tensor::to_vector() const {
   const auto [low, high] = reach(shape(), strides(), "to_vector");
   const int64_t size = item_size(dtype());
-  std::vector<char> bytes(static_cast<size_t>((high - low) * size));
+  auto bytes = host_vector<char>((high - low) * size, *this);
   const auto* from = static_cast<const char*>(storage()->data()) + (storage_offset() + low) * size;
   runtime(device()).copy(bytes.data(), Device::cpu(), from, device(), bytes.size());
 
-  std::vector<T> values(static_cast<size_t>(numel()));
+  auto values = host_vector<T>(numel(), *this);
   Dims index = Dims::filled(dim(), 0);
   int64_t offset = -low;
   for (T& value : values) {
-    value = load<T>(bytes.data() + offset * size, dtype());
+    value = load<T>("to_vector", bytes.data() + offset * size, dtype());
     for (int64_t axis = dim() - 1; axis >= 0; --axis) {
       offset += strides()[axis];
       if (++index[axis] < shape()[axis]) break;
@@ -229,15 +248,23 @@ Tensor from_blob(void* data, const Shape& shape, TensorOptions options, std::fun
   runtime(options.device).require(options.device.index);
   const int64_t bytes = bytes_for(numel(shape, "from_blob"), options.dtype, "from_blob");
   check(data != nullptr || bytes == 0, "from_blob", "data is null");
+  check(reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(item_size(options.dtype)) == 0, "from_blob",
+        "data at ", data, " is not aligned to the ", item_size(options.dtype), " bytes of an element of ",
+        options.dtype);
+  check(!options.requires_grad || is_floating(options.dtype), "from_blob",
+        "only floating tensors have gradients, this one is ", shape, ' ', options.dtype);
   if (!release) release = [](void*) {};
   auto body = std::make_shared<TensorBody>();
-  body->storage = std::make_shared<Storage>(data, static_cast<size_t>(bytes), options.device, std::move(release));
   body->shape = shape;
   body->strides = contiguous_strides(shape);
   body->dtype = options.dtype;
-  Tensor tensor(std::move(body));
-  if (options.requires_grad) tensor.requires_grad_();
-  return tensor;
+  if (options.requires_grad) {
+    body->autograd = std::make_unique<AutogradData>();
+    body->autograd->requires_grad = true;
+  }
+  // Last, as it calls `release` at its end: what throws before leaves the memory to the caller.
+  body->storage = std::make_shared<Storage>(data, static_cast<size_t>(bytes), options.device, std::move(release));
+  return Tensor(std::move(body));
 }
 
 std::string describe(const Tensor& tensor) {

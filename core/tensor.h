@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <limits>
 #include <memory>
 #include <span>
 #include <string>
@@ -47,6 +48,10 @@ enum class MemoryFormat : uint8_t { contiguous, channels_last };
 
 /// An n-dimensional array on one device. Copying a Tensor copies the handle: both see the same elements
 /// and the same gradient; clone() copies the elements. A default-constructed Tensor is undefined.
+///
+/// Threads may read a tensor at the same time, compute with it, and run backward passes that end in it
+/// (core/autograd.h). While one writes elements, calls requires_grad_() or set_grad(), or assigns to a handle, no other
+/// may use that tensor or handle.
 class Tensor {
  public:
   Tensor() = default;
@@ -89,24 +94,25 @@ class Tensor {
   View view_in() const;
   View view_out() const;
 
-  /// The one element of a tensor with numel() == 1, converted to T. Copies from the GPU and waits.
+  /// The one element of a tensor with numel() == 1, converted as by at(). Copies from the GPU and waits.
   template <class T = double>
   T item() const {
     check_item();
     return at<T>(Dims::filled(dim(), 0));
   }
-  /// The element at `index`, converted to T. Copies from the GPU and waits.
+  /// The element at `index`, converted to T: integers lose the fraction. Throws if an integer T cannot hold it. Copies
+  /// from the GPU and waits.
   template <class T = double>
   T at(const Dims& index) const {
     if constexpr (std::is_integral_v<T> && !std::is_same_v<T, bool>)
-      return static_cast<T>(read_int(index));
+      return static_cast<T>(read_int(index, std::numeric_limits<T>::min(), std::numeric_limits<T>::max()));
     else
       return static_cast<T>(read(index));
   }
   /// Writes one element. Not recorded by autograd. Throws where writing in place would, and if an integer dtype cannot
   /// hold the value.
   void set(const Dims& index, double value) const;
-  /// All elements in row-major order, converted to T, on the CPU.
+  /// All elements in row-major order, converted as by at(), on the CPU. Throws OutOfMemoryError too.
   template <class T = double>
   std::vector<T> to_vector() const;
 
@@ -165,7 +171,7 @@ class Tensor {
   void require_dtype(DType expected) const;
   void check_item() const;
   double read(const Dims& index) const;
-  int64_t read_int(const Dims& index) const;
+  int64_t read_int(const Dims& index, int64_t low, uint64_t high) const;
 
   std::shared_ptr<TensorBody> body_;
 };
@@ -185,7 +191,8 @@ Tensor empty_like(const Tensor& like);
 /// Elements of `tensor`'s storage seen through another geometry; not recorded by autograd.
 /// Throws if an element would lie outside the storage.
 Tensor as_strided(const Tensor& tensor, const Shape& shape, const Strides& strides, int64_t storage_offset);
-/// A tensor over memory from elsewhere; `release` is called when the last view is gone.
+/// A tensor over memory from elsewhere, aligned to its dtype; `release` is called when the last view is gone, and not
+/// if from_blob throws.
 Tensor from_blob(void* data, const Shape& shape, TensorOptions options, std::function<void(void*)> release);
 
 }  // namespace voxgrad

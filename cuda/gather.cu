@@ -25,29 +25,29 @@ View hold_axis(const View& view, const View& like, int axis) {
 
 /// Views out, in with its axis held, index.
 template <class Word>
-__global__ void __launch_bounds__(kBlock) gather_elements(Word* out, const Word* in, const int64_t* index, Axis axis,
-                                                          Word missing, uint32_t count, Offsets<3> offsets) {
+__global__ void __launch_bounds__(kBlock)
+    gather_elements(Word* out, const Word* in, const int64_t* index, int64_t stride, IndexCheck inside, Word missing,
+                    uint32_t count, Offsets<3> offsets) {
   for (uint32_t i = blockIdx.x * kBlock + threadIdx.x; i < count; i += gridDim.x * kBlock) {
     int64_t at[3];
     offsets.at(i, at);
     const int64_t chosen = index[at[2]];
-    const bool inside = chosen >= 0 && chosen < axis.size;
-    out[at[0]] = inside ? in[at[1] + chosen * axis.stride] : missing;
+    out[at[0]] = inside(chosen) ? in[at[1] + chosen * stride] : missing;
   }
 }
 
 template <class Word>
-void gather_words(const View& out, const View& in, const View& index, int axis, Word missing) {
+void gather_words(const char* op, const View& out, const View& in, const View& index, int axis, Word missing) {
   if (out.numel() == 0) return;
   const Launch launch(out);
-  const Axis in_axis{in.size[axis], in.stride[axis]};
+  const IndexCheck inside(in.size[axis], op, launch);
   const Nest<3> nest = make_nest<3>({out, hold_axis(in, out, axis), index});
   for_each_part(nest, [&](const Nest<3>& part, const std::array<int64_t, 3>& base) {
     const auto count = static_cast<uint32_t>(part.numel());
     gather_elements<<<grid_size(count), kBlock, 0, launch.stream>>>(
-        out.as<Word>() + base[0], in.as<const Word>() + base[1], index.as<const int64_t>() + base[2], in_axis, missing,
-        count, Offsets<3>(part));
-    check_launch("gather");
+        out.as<Word>() + base[0], in.as<const Word>() + base[1], index.as<const int64_t>() + base[2], in.stride[axis],
+        inside, missing, count, Offsets<3>(part));
+    check_launch(op);
   });
 }
 
@@ -55,14 +55,13 @@ void gather_words(const View& out, const View& in, const View& index, int axis, 
 template <class T>
 __global__ void __launch_bounds__(kBlock)
     scatter_lines(T* out, const T* in, const int64_t* index, Axis out_axis, Axis in_axis, int64_t index_stride,
-                  uint32_t lines, Offsets<3> offsets) {
+                  IndexCheck inside, uint32_t lines, Offsets<3> offsets) {
   for (uint32_t line = blockIdx.x * kBlock + threadIdx.x; line < lines; line += gridDim.x * kBlock) {
     int64_t at[3];
     offsets.at(line, at);
     for (int64_t i = 0; i < in_axis.size; ++i) {
       const int64_t chosen = index[at[2] + i * index_stride];
-      if (chosen >= 0 && chosen < out_axis.size)
-        out[at[0] + chosen * out_axis.stride] += in[at[1] + i * in_axis.stride];
+      if (inside(chosen)) out[at[0] + chosen * out_axis.stride] += in[at[1] + i * in_axis.stride];
     }
   }
 }
@@ -72,7 +71,7 @@ __global__ void __launch_bounds__(kBlock)
 template <class T>
 __global__ void __launch_bounds__(kBlock)
     scatter_elements(T* out, const T* in, const int64_t* index, Axis out_axis, Axis in_axis, int64_t index_stride,
-                     uint32_t lines, Offsets<3> offsets) {
+                     IndexCheck inside, uint32_t lines, Offsets<3> offsets) {
   const int64_t count = lines * out_axis.size;
   for (int64_t e = thread_index(); e < count; e += thread_count()) {
     const auto line = static_cast<uint32_t>(e / out_axis.size);
@@ -80,8 +79,11 @@ __global__ void __launch_bounds__(kBlock)
     int64_t at[3];
     offsets.at(line, at);
     T sum = 0;
-    for (int64_t i = 0; i < in_axis.size; ++i)
-      if (index[at[2] + i * index_stride] == position) sum += in[at[1] + i * in_axis.stride];
+    for (int64_t i = 0; i < in_axis.size; ++i) {
+      const int64_t chosen = index[at[2] + i * index_stride];
+      if (chosen == position) sum += in[at[1] + i * in_axis.stride];
+      if (position == 0) inside(chosen);
+    }
     out[at[0] + position * out_axis.stride] = sum;
   }
 }
@@ -90,10 +92,11 @@ __global__ void __launch_bounds__(kBlock)
 constexpr int64_t kFewLines = 4096;
 
 template <class T>
-void scatter_typed(const View& out, const View& in, const View& index, int axis) {
+void scatter_typed(const char* op, const View& out, const View& in, const View& index, int axis) {
   const Launch launch(out);
   const Axis out_axis{out.size[axis], out.stride[axis]};
   const Axis in_axis{in.size[axis], in.stride[axis]};
+  const IndexCheck inside(out_axis.size, op, launch);
   // One element of each line: the geometry of the lines.
   View line = in;
   line.size[axis] = 1;
@@ -106,15 +109,15 @@ void scatter_typed(const View& out, const View& in, const View& index, int axis)
     const unsigned grid = grid_size(few ? lines * out_axis.size : lines);
     kernel<<<grid, kBlock, 0, launch.stream>>>(out.as<T>() + base[0], in.as<const T>() + base[1],
                                                index.as<const int64_t>() + base[2], out_axis, in_axis,
-                                               index.stride[axis], lines, Offsets<3>(part));
-    check_launch("scatter_add");
+                                               index.stride[axis], inside, lines, Offsets<3>(part));
+    check_launch(op);
   });
 }
 
 }  // namespace
 
-void gather(const View& out, const View& in, const View& index, int axis) {
-  const auto words = [&]<class Word>(Word missing) { gather_words<Word>(out, in, index, axis, missing); };
+void gather(const char* op, const View& out, const View& in, const View& index, int axis) {
+  const auto words = [&]<class Word>(Word missing) { gather_words<Word>(op, out, in, index, axis, missing); };
   switch (out.dtype) {
     case DType::f32:
       return words(std::bit_cast<uint32_t>(std::numeric_limits<float>::quiet_NaN()));
@@ -132,10 +135,10 @@ void gather(const View& out, const View& in, const View& index, int axis) {
   }
 }
 
-void scatter_add(const View& out, const View& in, const View& index, int axis) {
+void scatter_add(const char* op, const View& out, const View& in, const View& index, int axis) {
   dispatch_cuda<float, double>(out.dtype, "scatter_add", [&]<class T>() {
     fill(out, 0);
-    if (in.numel() > 0 && out.numel() > 0) scatter_typed<T>(out, in, index, axis);
+    if (in.numel() > 0 && out.numel() > 0) scatter_typed<T>(op, out, in, index, axis);
   });
 }
 

@@ -68,6 +68,21 @@ class Workspace {
   cudaStream_t stream_;
 };
 
+/// The last index out of range that a kernel met on a GPU. It lies in host memory, where kernels write it: nobody waits
+/// for it, and the next wait for the GPU that happens anyway throws it.
+struct IndexError {
+  int64_t index;
+  int64_t size;    ///< of the axis
+  const char* op;  ///< null: none
+};
+
+/// Where kernels on `device` report. Throws Error if there is no memory for it.
+IndexError* index_errors(int device);
+
+/// For the line after a wait for `device`: throws Error "<op>: index 7 is out of range ..." if a kernel before it
+/// reported one, and forgets it.
+void check_indices(int device);
+
 /// Threads in a block where nothing speaks for another number.
 inline constexpr int kBlock = 256;
 /// Grids stay below this, so that an index and a grid's stride of up to 1024 threads a block add up below 2^32
@@ -92,6 +107,21 @@ void launch_with_shared(void (*kernel)(Problem), unsigned blocks, int threads, i
   allow_shared(reinterpret_cast<const void*>(kernel), shared_bytes);
   kernel<<<blocks, threads, static_cast<size_t>(shared_bytes), stream>>>(problem);
 }
+
+/// Reports indices of an axis that are out of range, under the name of `op`, a string literal of the host.
+struct IndexCheck {
+  int64_t size;
+  const char* op;
+  IndexError* errors;
+
+  IndexCheck(int64_t axis_size, const char* name, const Launch& launch)
+      : size(axis_size), op(name), errors(index_errors(launch.device)) {}
+  __device__ bool operator()(int64_t index) const {
+    if (index >= 0 && index < size) return true;
+    *errors = {index, size, op};
+    return false;
+  }
+};
 
 /// for (int64_t i = thread_index(); i < count; i += thread_count()) covers a count of any size.
 __device__ inline int64_t thread_index() { return int64_t{blockIdx.x} * blockDim.x + threadIdx.x; }

@@ -1,7 +1,10 @@
 // The runtime table of the GPUs, and the checks that all calls of CUDA go through.
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <map>
 #include <mutex>
+#include <new>
 #include <string>
 #include <string_view>
 
@@ -103,13 +106,16 @@ void copy(void* to, Device to_device, const void* from, Device from_device, size
   if (from_device.is_cpu()) return upload(to, from, bytes, device, stream);
   const DeviceGuard guard(device);
   check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream), "copy");
-  if (to_device.is_cpu()) check_cuda(cudaStreamSynchronize(stream), "copy");
+  if (!to_device.is_cpu()) return;
+  check_cuda(cudaStreamSynchronize(stream), "copy");
+  check_indices(device);
 }
 
 void wait_for(int index) {
   check(!capture_under_way(index), "synchronize", "cannot wait for the device while a CUDA graph is being captured");
   const DeviceGuard guard(index);
   check_cuda(cudaDeviceSynchronize(), "synchronize");
+  check_indices(index);
 }
 
 }  // namespace
@@ -127,6 +133,32 @@ void allow_shared(const void* kernel, int bytes) {
   if (bytes <= most) return;
   check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "shared memory");
   most = bytes;
+}
+
+namespace {
+std::array<std::atomic<IndexError*>, kMaxDevices> reports{};
+std::atomic<IndexError*>& report_of(int device) { return reports[static_cast<size_t>(device)]; }
+}  // namespace
+
+IndexError* index_errors(int device) {
+  std::atomic<IndexError*>& report = report_of(device);
+  if (IndexError* known = report.load()) return known;
+  const DeviceGuard guard(device);
+  void* memory = nullptr;
+  check_cuda(cudaHostAlloc(&memory, sizeof(IndexError), cudaHostAllocMapped | cudaHostAllocPortable), "index_errors");
+  auto* made = new (memory) IndexError{};
+  IndexError* known = nullptr;
+  if (report.compare_exchange_strong(known, made)) return made;
+  cudaFreeHost(memory);  // another thread was quicker
+  return known;
+}
+
+void check_indices(int device) {
+  IndexError* report = report_of(device).load();
+  if (report == nullptr) return;
+  const char* op = std::atomic_ref(report->op).exchange(nullptr);
+  check(op == nullptr, op, "index ", report->index, " is out of range for an axis of size ", report->size, " (met on ",
+        Device::cuda(device), "; what was computed with it has no meaning)");
 }
 
 void check_cuda(cudaError_t status, const char* what, const char* file, int line) {

@@ -67,6 +67,7 @@ Stream::Stream(Stream&& other) noexcept : handle_(std::exchange(other.handle_, n
 void Stream::synchronize() const {
   check(handle_ != nullptr, "Stream", "synchronize of a stream that was moved from");
   check_cuda(cudaStreamSynchronize(as_stream(handle_)), "Stream::synchronize");
+  check_indices(device_);
 }
 
 StreamGuard::StreamGuard(const Stream& stream) : device_(stream.device()) {
@@ -96,7 +97,10 @@ void Event::wait() const {
   check_cuda(cudaStreamWaitEvent(current_stream(device_), as_event(handle_), 0), "Event::wait");
 }
 
-void Event::synchronize() const { check_cuda(cudaEventSynchronize(as_event(handle_)), "Event::synchronize"); }
+void Event::synchronize() const {
+  check_cuda(cudaEventSynchronize(as_event(handle_)), "Event::synchronize");
+  check_indices(device_);
+}
 
 float Event::elapsed_ms_since(const Event& start) const {
   start.synchronize();

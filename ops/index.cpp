@@ -1,4 +1,6 @@
 // Picking and scattering by index.
+#include "ops/index.h"
+
 #include "core/autograd.h"
 #include "ops/checks.h"
 #include "ops/create.h"
@@ -26,15 +28,17 @@ void check_outside_axis(const char* op, const Shape& shape, const Shape& index, 
 
 }  // namespace
 
-Tensor gather(const Tensor& x, int64_t axis, const Tensor& index) {
-  axis = check_index("gather", x, axis, index);
-  check_outside_axis("gather", x.shape(), index.shape(), axis);
+Tensor gather_as(const char* op, const Tensor& x, int64_t axis, const Tensor& index) {
+  axis = check_index(op, x, axis, index);
+  check_outside_axis(op, x.shape(), index.shape(), axis);
   Tensor out = empty(index.shape(), x.options());
-  kernels(x.device()).gather(out.view_out(), x.view_in(), index.view_in(), static_cast<int>(axis));
-  return record("gather", out, {x}, [index = Saved(index), axis, size = x.shape()[axis]](const Tensor& g) {
+  kernels(x.device()).gather(op, out.view_out(), x.view_in(), index.view_in(), static_cast<int>(axis));
+  return record(op, out, {x}, [index = Saved(index), axis, size = x.shape()[axis]](const Tensor& g) {
     return Tensors{scatter_add(g, axis, index(), size)};
   });
 }
+
+Tensor gather(const Tensor& x, int64_t axis, const Tensor& index) { return gather_as("gather", x, axis, index); }
 
 Tensor scatter_add(const Tensor& source, int64_t axis, const Tensor& index, int64_t size) {
   axis = check_index("scatter_add", source, axis, index);
@@ -44,7 +48,10 @@ Tensor scatter_add(const Tensor& source, int64_t axis, const Tensor& index, int6
   Shape shape = source.shape();
   shape[axis] = size;
   Tensor out = empty(shape, source.options());
-  kernels(source.device()).scatter_add(out.view_out(), source.view_in(), index.view_in(), static_cast<int>(axis));
+  check(size > 0 || source.numel() == 0, "scatter_add", "nothing can be added along an axis of size 0, source is ",
+        describe(source));
+  kernels(source.device())
+      .scatter_add("scatter_add", out.view_out(), source.view_in(), index.view_in(), static_cast<int>(axis));
   return record("scatter_add", out, {source},
                 [index = Saved(index), axis](const Tensor& g) { return Tensors{gather(g, axis, index())}; });
 }
@@ -54,7 +61,7 @@ Tensor index_select(const Tensor& x, int64_t axis, const Tensor& index) {
   check(index.dim() == 1, "index_select", "index must have one axis, got ", index.shape());
   Shape row = Dims::filled(x.dim(), 1), shape = x.shape();
   row[axis] = shape[axis] = index.numel();
-  return gather(x, axis, expand(reshape(index, row), shape));
+  return gather_as("index_select", x, axis, expand(reshape(index, row), shape));
 }
 
 }  // namespace voxgrad

@@ -203,11 +203,13 @@ struct Kernels {
   void (*resample)(const View& out, const View& in, int axis, const Resample& map, bool transposed);
 
   // ---- indexing
+  // An index out of range is an error of `op`, a string literal: on the CPU at once, on CUDA at the next wait for the
+  // device; until then it yields NaN or 0, or adds nothing.
   /// out[.., i, ..] = in[.., index[.., i, ..], ..] along `axis`; index i64 of out's shape. Any dtype of 1, 4 or 8
-  /// bytes. On the CPU an index out of range throws; on CUDA it was checked by nobody and yields NaN or 0.
-  void (*gather)(const View& out, const View& in, const View& index, int axis);
+  /// bytes.
+  void (*gather)(const char* op, const View& out, const View& in, const View& index, int axis);
   /// out is zero, then out[.., index[.., i, ..], ..] += in[.., i, ..] in the order of i.
-  void (*scatter_add)(const View& out, const View& in, const View& index, int axis);
+  void (*scatter_add)(const char* op, const View& out, const View& in, const View& index, int axis);
 
   // ---- optimizers (options: ops/optim.h), in place on lists of one dtype and device. State: sgd (momentum), adam
   // (exp_avg, exp_avg_sq, max_exp_avg_sq), rmsprop (square_avg, momentum, grad_avg); what the options do not use is

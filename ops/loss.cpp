@@ -4,6 +4,7 @@
 #include "ops/checks.h"
 #include "ops/create.h"
 #include "ops/elementwise.h"
+#include "ops/index.h"
 #include "ops/reduce.h"
 #include "ops/shape.h"
 
@@ -74,7 +75,7 @@ Tensor cross_entropy(const Tensor& input, const Tensor& target, Reduction reduct
     check(least >= 0 && most < input.size(1), kOp, "target class ", least < 0 ? least : most, " is outside [0, ",
           input.size(1), ')');
   }
-  const Tensor picked = gather(log_softmax(input, 1), 1, unsqueeze(target, 1));
+  const Tensor picked = gather_as(kOp, log_softmax(input, 1), 1, unsqueeze(target, 1));
   return reduced(neg(squeeze(picked, 1)), reduction);
 }
 

@@ -70,6 +70,7 @@ void sgd_step(TensorSpan params, TensorSpan grads, TensorSpan momentum_buffers, 
 
 void adam_step(TensorSpan params, TensorSpan grads, TensorSpan exp_avgs, TensorSpan exp_avg_sqs,
                TensorSpan max_exp_avg_sqs, const AdamStep& step) {
+  check(step.step > 0, "adam_step", "steps count from 1, got ", step.step);
   check_lists("adam_step", params,
               {{.what = "gradients", .tensors = grads, .written = false},
                {.what = "exp_avgs", .tensors = exp_avgs},

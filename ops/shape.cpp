@@ -195,9 +195,10 @@ Tensor slice(const Tensor& x, int64_t axis, int64_t start, int64_t stop, int64_t
   stop = std::clamp<int64_t>(stop < 0 ? stop + size : stop, start, size);
   Shape shape = x.shape();
   Strides strides = x.strides();
-  shape[axis] = (stop - start + step - 1) / step;
+  const int64_t reach = stop - start;
+  shape[axis] = reach / step + (reach % step != 0);
   strides[axis] = next_stride(strides[axis], step);
-  const int64_t offset = x.storage_offset() + (x.numel() > 0 ? start * x.strides()[axis] : 0);
+  const int64_t offset = x.storage_offset() + (numel(shape) > 0 ? start * x.strides()[axis] : 0);
   return make_view("slice", x, shape, strides, offset, [from = x.shape(), axis, start, step](const Tensor& g) {
     return Tensors{embed(g, from, axis, start, step)};
   });
@@ -327,8 +328,8 @@ Tensor flip(const Tensor& x, const Dims& axes) {
     const int64_t axis = normalize_axis(given, x.dim(), "flip");
     check(!seen[static_cast<size_t>(axis)], "flip", "axes ", axes, " name an axis twice");
     seen[static_cast<size_t>(axis)] = true;
-    if (view.size[axis] > 0)
-      view.data = static_cast<char*>(view.data) + (view.size[axis] - 1) * view.stride[axis] * item_size(x.dtype());
+    if (view.size[axis] <= 1) continue;
+    view.data = static_cast<char*>(view.data) + (view.size[axis] - 1) * view.stride[axis] * item_size(x.dtype());
     view.stride[axis] = -view.stride[axis];
   }
   Tensor out = empty_like(x);

@@ -35,10 +35,12 @@ Tensor pad(const Tensor& x, const std::vector<int64_t>& amounts, double value = 
 Tensor flip(const Tensor& x, const Dims& axes);
 
 /// Picks by an i64 tensor: index_select takes a list of positions along `axis`; gather has an index for each
-/// element of the result. An index out of range throws on the CPU; on CUDA it is not checked.
+/// element of the result. An index out of range throws: on the CPU here, on CUDA at the next wait for the device that
+/// happens anyway (item(), to(cpu), synchronize()); until then NaN or 0 stands in its place.
 Tensor index_select(const Tensor& x, int64_t axis, const Tensor& index);
 Tensor gather(const Tensor& x, int64_t axis, const Tensor& index);
-/// Zeros of size `size` along `axis`, with source added at `index` (deterministic): gather's gradient.
+/// Zeros of size `size` along `axis`, with source added at `index` (deterministic): gather's gradient. An index out of
+/// range throws as above.
 Tensor scatter_add(const Tensor& source, int64_t axis, const Tensor& index, int64_t size);
 
 }  // namespace voxgrad

@@ -49,9 +49,9 @@ void for_indexed(const char* op, const View& plain, const View& indexed, const V
 
 }  // namespace
 
-void gather(const View& out, const View& in, const View& index, int axis) {
+void gather(const char* op, const View& out, const View& in, const View& index, int axis) {
   const auto run = [&]<class Word>() {
-    for_indexed<Word>("gather", out, in, index, axis, [](Word& to, const Word& from) { to = from; });
+    for_indexed<Word>(op, out, in, index, axis, [](Word& to, const Word& from) { to = from; });
   };
   switch (item_size(out.dtype)) {
     case 1:
@@ -65,10 +65,10 @@ void gather(const View& out, const View& in, const View& index, int axis) {
   }
 }
 
-void scatter_add(const View& out, const View& in, const View& index, int axis) {
+void scatter_add(const char* op, const View& out, const View& in, const View& index, int axis) {
   dispatch<float, double>(in.dtype, "scatter_add", "CPU", [&]<class T>() {
     fill(out, 0);
-    for_indexed<T>("scatter_add", in, out, index, axis, [](const T& from, T& to) { to += from; });
+    for_indexed<T>(op, in, out, index, axis, [](const T& from, T& to) { to += from; });
   });
 }
 

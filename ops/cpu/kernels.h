@@ -50,8 +50,8 @@ void max_pool_backward(const View& dx, const View& dy, const View& indices, cons
 void resample(const View& out, const View& in, int axis, const Resample& map, bool transposed);
 
 // gather.cpp
-void gather(const View& out, const View& in, const View& index, int axis);
-void scatter_add(const View& out, const View& in, const View& index, int axis);
+void gather(const char* op, const View& out, const View& in, const View& index, int axis);
+void scatter_add(const char* op, const View& out, const View& in, const View& index, int axis);
 
 // optim.cpp
 void sgd(std::span<const StepViews> params, const SgdStep& step);

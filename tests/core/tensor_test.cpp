@@ -11,6 +11,7 @@
 #include "ops/elementwise.h"
 #include "ops/reduce.h"
 #include "ops/shape.h"
+#include "tests/failing_allocations.h"
 #include "tests/support.h"
 
 namespace voxgrad {
@@ -79,6 +80,42 @@ TEST(Tensor, IntegersRefuseWhatTheyCannotHold) {
   EXPECT_EQ(full({}, 255.9, bytes).item<int>(), 255);
   EXPECT_EQ(full({}, NAN, {.dtype = b8}).item<int>(), 1);
   EXPECT_EQ(x.to_vector(), (std::vector<double>{0, 0}));
+}
+
+TEST(Tensor, ReadsAreRefusedWhereTheTypeCannotHoldThem) {
+  const Tensor large = full({}, 0x1p40, {.dtype = i64});
+  EXPECT_ERROR(large.item<int>(), "at: 1099511627776 does not fit the type asked for, whose range is [-2147483648, ");
+  EXPECT_ERROR(full({}, 300, {.dtype = i32}).item<uint8_t>(), "at: 300 does not fit");
+  EXPECT_ERROR(full({}, -1, {.dtype = i32}).item<uint64_t>(), "at: -1 does not fit");
+  EXPECT_ERROR(full({}, NAN).item<int64_t>(), "at: nan does not fit i64");
+  EXPECT_ERROR(full({}, 1e30).item<int>(), "at: 1e+30 does not fit i64");
+  EXPECT_ERROR(full({2}, -INFINITY).to_vector<int64_t>(), "to_vector: -inf does not fit i64");
+  EXPECT_ERROR(full({2}, 0x1p63, {.dtype = f64}).to_vector<int64_t>(), "to_vector: 9.22337e+18 does not fit i64");
+  EXPECT_EQ(full({}, -0x1p63, {.dtype = f64}).item<int64_t>(), INT64_MIN);
+  EXPECT_EQ(full({}, 255.5).item<uint8_t>(), 255);
+  EXPECT_EQ(large.item<uint64_t>(), uint64_t{1} << 40);
+  EXPECT_EQ(full({}, 1e300, {.dtype = f64}).item<float>(), INFINITY);
+  EXPECT_THROW(zeros({}).expand({int64_t{1} << 40}).to_vector(), OutOfMemoryError);
+  EXPECT_THROW(zeros({}).expand({INT64_MAX}).to_vector<float>(), OutOfMemoryError);
+}
+
+TEST(Tensor, GeometryNear64Bits) {
+  const Tensor x = ones({4}, {.dtype = u8});
+  const int64_t huge = int64_t{1} << 62;
+  EXPECT_ERROR(as_strided(x, {2}, {INT64_MIN}, 3),
+               "as_strided: shape [2] with strides [-9223372036854775808] does not");
+  EXPECT_ERROR(as_strided(x, {2, 2}, {-huge, -huge}, 3), "does not fit in 64 bits");
+  EXPECT_ERROR(as_strided(x, {2}, {INT64_MIN + 1}, 3), "reaches outside a storage of 4 elements");
+  EXPECT_ERROR(as_strided(x, {2}, {1}, INT64_MAX), "reaches outside");
+  EXPECT_ERROR(as_strided(x, {2}, {1}, INT64_MIN), "reaches outside");
+  EXPECT_TRUE(may_overlap({2, 2}, {INT64_MIN, INT64_MIN}));
+  EXPECT_TRUE(may_overlap({8, 8}, {huge, huge + 1}));
+  // Strides of axes with one element lead nowhere.
+  const Tensor one = as_strided(x, {1, 2}, {INT64_MIN, 1}, 2);
+  EXPECT_EQ(flip(one, {0, 1}).to_vector(), (std::vector<double>{1, 1}));
+  EXPECT_EQ(as_strided(x, {1}, {INT64_MAX}, 3).slice(0, 1, 1).numel(), 0);
+  EXPECT_EQ(zeros({}).expand({INT64_MAX}).slice(0, 1, INT64_MAX, INT64_MAX).shape(), (Shape{1}));
+  EXPECT_EQ(flip(empty({0, int64_t{1} << 32, int64_t{1} << 31}), {0}).numel(), 0);
 }
 
 TEST(Tensor, SizesNear64Bits) {
@@ -279,6 +316,25 @@ TEST(Tensor, BorrowsAndReleasesForeignMemory) {
   EXPECT_EQ(x.grad().to_vector(), (std::vector<double>{10, 10, 10}));
   EXPECT_ERROR(from_blob(values.data(), {3}, {.dtype = i32, .requires_grad = true}, {}), "only floating tensors");
   EXPECT_ERROR(from_blob(nullptr, {3}, {}, {}), "from_blob: data is null");
+}
+
+TEST(Tensor, ForeignMemoryThatIsRefusedStaysTheCallers) {
+  std::vector<double> values{1, 2, 3};
+  bool released = false;
+  const auto release = [&](void*) { released = true; };
+  char* inside = reinterpret_cast<char*>(values.data()) + 4;
+  EXPECT_ERROR(from_blob(inside, {1}, {.dtype = f64}, release), "is not aligned to the 8 bytes of an element of f64");
+  EXPECT_ERROR(from_blob(inside, {1}, {.dtype = i32, .requires_grad = true}, release), "only floating tensors");
+  EXPECT_ERROR(from_blob(inside, {-1}, {}, release), "must not be negative");
+  EXPECT_FALSE(released);
+  int releases = 0, made = 0;
+  with_each_allocation_failing([&] {
+    const Tensor x = from_blob(values.data(), {3}, {.dtype = f64, .requires_grad = true}, [&](void*) { ++releases; });
+    ++made;
+  });
+  EXPECT_EQ(releases, made);
+  EXPECT_GT(made, 0);
+  EXPECT_EQ(from_blob(inside, {1}, {}, {}).numel(), 1);
 }
 
 TEST(Device, ParsesAndRefuses) {

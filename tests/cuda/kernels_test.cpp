@@ -267,12 +267,13 @@ TEST_F(CudaKernels, Gather) {
     const Twin in(dtype, {4, 9, 5}, {{2, 0, 1}, 1, {1}}, 1, 0, 100), out(dtype, {4, 6, 5}, {{1, 2, 0}}, 2, 0, 100),
         index = index_twin({4, 6, 5}, {{0, 2, 1}}, 9);
     on_both(
-        name(dtype), 0, [](const Kernels& k, const View& o, const View& i, const View& n) { k.gather(o, i, n, 1); },
-        out, in, index);
+        name(dtype), 0,
+        [](const Kernels& k, const View& o, const View& i, const View& n) { k.gather("gather", o, i, n, 1); }, out, in,
+        index);
   }
 }
 
-TEST_F(CudaKernels, GatherMarksWhatLiesOutside) {
+TEST_F(CudaKernels, GatherReportsWhatLiesOutside) {
   const Device device = Device::cuda();
   const Tensor index = empty({3}, {.dtype = i64});
   for (const int64_t i : {0, 1, 2}) index.set({i}, i == 0 ? -1.0 : i == 1 ? 2.0 : 1.0);
@@ -280,11 +281,34 @@ TEST_F(CudaKernels, GatherMarksWhatLiesOutside) {
   const Tensor integers = full({2}, 5, {.dtype = i32, .device = device});
   const Tensor out_integers = full({3}, 5, {.dtype = i32, .device = device});
   const Tensor there = index.to(device);
-  kernels(device).gather(out.view_out(), floats.view_in(), there.view_in(), 0);
-  kernels(device).gather(out_integers.view_out(), integers.view_in(), there.view_in(), 0);
+  kernels(device).gather("gather", out.view_out(), floats.view_in(), there.view_in(), 0);
+  kernels(device).gather("gather", out_integers.view_out(), integers.view_in(), there.view_in(), 0);
+  EXPECT_ERROR(out.to_vector(), "is out of range for an axis of size 2 (met on cuda:0");
   EXPECT_TRUE(std::isnan(out.at({0})) && std::isnan(out.at({1})));
   EXPECT_EQ(out.at({2}), 5);
   EXPECT_EQ(out_integers.to_vector<double>(), (std::vector<double>{0, 0, 5}));
+}
+
+TEST_F(CudaKernels, IndicesOutOfRangeAreErrorsOfTheNextWait) {
+  const Device device = Device::cuda();
+  const auto on_gpu = [&](std::vector<int64_t> values, const Shape& shape) {
+    return from_span<int64_t>(values, shape).to(device);
+  };
+  const Tensor x = ones({2, 3}, {.device = device}), many = ones({5000, 1}, {.device = device});
+  const Tensor nines = full({5000, 1}, 9, {.dtype = i64, .device = device});
+  gather(x, 1, on_gpu({0, 3}, {2, 1}));
+  EXPECT_ERROR(synchronize(device), "gather: index 3 is out of range for an axis of size 3 (met on cuda:0");
+  index_select(x, 0, on_gpu({-1}, {1}));
+  EXPECT_ERROR(x.at({0, 0}), "index_select: index -1 is out of range for an axis of size 2");
+  scatter_add(x, 1, on_gpu({0, 0, 0, 0, 0, 7}, {2, 3}), 5);
+  cuda::Event event;
+  event.record();
+  EXPECT_ERROR(event.synchronize(), "scatter_add: index 7 is out of range for an axis of size 5");
+  scatter_add(many, 1, nines, 4);
+  EXPECT_ERROR(synchronize(device), "scatter_add: index 9 is out of range for an axis of size 4");
+  EXPECT_ERROR(cross_entropy(x, on_gpu({0, 5}, {2})).item(), "cross_entropy: index 5 is out of range for an axis of");
+  synchronize(device);  // and the program goes on
+  EXPECT_EQ(gather(x, 1, on_gpu({0, 2}, {2, 1})).to_vector(), (std::vector<double>{1, 1}));
 }
 
 TEST_F(CudaKernels, ScatterAddIsBitEqualForFewAndForManyLines) {
@@ -294,8 +318,10 @@ TEST_F(CudaKernels, ScatterAddIsBitEqualForFewAndForManyLines) {
           index = index_twin({lines, 20, 2}, {}, 7);
       on_both(
           concat(dtype, " ", lines), 0,
-          [](const Kernels& k, const View& o, const View& i, const View& n) { k.scatter_add(o, i, n, 1); }, out, in,
-          index);
+          [](const Kernels& k, const View& o, const View& i, const View& n) {
+            k.scatter_add("scatter_add", o, i, n, 1);
+          },
+          out, in, index);
     }
 }
 

@@ -327,7 +327,7 @@ TEST(CpuKernels, GatherAndScatterAdd) {
       Array<int64_t> index(picked, layout == Layout::contiguous ? Layout::expanded : layout);
       in.random(-1, 1);
       index.random(0, static_cast<double>(in.view.size[axis]) - 0.01);
-      cpu.gather(out.view, in.view, index.view, axis);
+      cpu.gather("gather", out.view, in.view, index.view, axis);
       const auto moved = [&](Dims i) {
         i[axis] = index(i);
         return i;
@@ -335,7 +335,7 @@ TEST(CpuKernels, GatherAndScatterAdd) {
       expect_close<double>(
           out, [&](const Dims& i) { return in(moved(i)); }, 0);
 
-      cpu.scatter_add(back.view, out.view, index.view, axis);
+      cpu.scatter_add("scatter_add", back.view, out.view, index.view, axis);
       Array<double> sums({4, 5, 6});
       sums.random(0, 0);
       out.visit([&](const Dims& i) { sums(moved(i)) += out(i); });
@@ -343,8 +343,8 @@ TEST(CpuKernels, GatherAndScatterAdd) {
           back, [&](const Dims& i) { return sums(i); }, 0);
 
       index(Dims::filled(3, 1)) = in.view.size[axis];
-      EXPECT_ERROR(cpu.gather(out.view, in.view, index.view, axis), "is out of range for axis");
-      EXPECT_ERROR(cpu.scatter_add(back.view, out.view, index.view, axis), "is out of range for axis");
+      EXPECT_ERROR(cpu.gather("gather", out.view, in.view, index.view, axis), "is out of range for axis");
+      EXPECT_ERROR(cpu.scatter_add("scatter_add", back.view, out.view, index.view, axis), "is out of range for axis");
     }
 }
 
