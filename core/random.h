@@ -30,7 +30,8 @@ class Generator {
   GeneratorState state_;
 };
 
-/// The generator that random operations use when none is given.
+/// The generator that random operations use when none is given, in all threads: give those that draw at the same time
+/// generators of their own.
 Generator& default_generator();
 /// Restarts the default generator; the same numbers then follow on every device.
 void manual_seed(uint64_t seed);

@@ -67,10 +67,11 @@ void* Allocator::allocate(size_t bytes, cudaStream_t stream) {
   Block* block = find_free(rounded, small, stream);
   if (block == nullptr) block = take_segment(rounded, small, stream);
   if (block->bytes - rounded >= smallest_rest(small)) split(block, rounded);
+  live_.emplace(block->data, block);  // the last that may throw: till then the block is a free one
 
+  block->entry = free_.extract(block);
   block->free = false;
   block->requested = bytes;
-  live_.emplace(block->data, block);
   stats_.current += static_cast<int64_t>(bytes);
   stats_.peak = std::max(stats_.peak, stats_.current);
   ++stats_.allocations;
@@ -93,10 +94,10 @@ void Allocator::deallocate(void* data, cudaStream_t stream) noexcept {
     block = merge(block, block->next);
   }
   if (block->previous && block->previous->free) {
-    free_.erase(block->previous);
+    block->previous->entry = free_.extract(block->previous);
     block = merge(block->previous, block);
   }
-  free_.insert(block);
+  free_.insert(std::move(block->entry));
 }
 
 void Allocator::keep(cudaStream_t stream) {
@@ -131,24 +132,25 @@ void Allocator::empty_cache() {
   release_cached();
 }
 
-/// A free block of at least `bytes` bytes, taken out of the free ones; null if there is none.
+/// The free block of at least `bytes` bytes that fits best; null if there is none.
 Allocator::Block* Allocator::find_free(size_t bytes, bool small, cudaStream_t stream) {
   Block wanted{};
   wanted.bytes = bytes;
   wanted.small = small;
   wanted.stream = stream;
   const auto found = free_.lower_bound(&wanted);
-  if (found == free_.end() || (*found)->small != small || (*found)->stream != stream) return nullptr;
-  Block* block = *found;
-  free_.erase(found);
-  return block;
+  return found == free_.end() || (*found)->small != small || (*found)->stream != stream ? nullptr : *found;
 }
 
+/// A segment from the driver, as a free block.
 Allocator::Block* Allocator::take_segment(size_t bytes, bool small, cudaStream_t stream) {
   auto block = std::make_unique<Block>();
   block->bytes = segment_size(bytes, small);
   block->stream = stream;
   block->small = small;
+  block->free = true;
+  FreeBlocks alone{block.get()};
+  FreeBlocks::node_type entry = alone.extract(alone.begin());
   block->data = static_cast<char*>(ask_driver(block->bytes));
   if (block->data == nullptr && block->bytes > bytes) {  // the roundest figure may be what does not fit
     block->bytes = bytes;
@@ -161,6 +163,7 @@ Allocator::Block* Allocator::take_segment(size_t bytes, bool small, cudaStream_t
   if (block->data == nullptr) throw_out_of_memory(bytes);
   stats_.reserved += static_cast<int64_t>(block->bytes);
   ++stats_.device_allocations;
+  free_.insert(std::move(entry));
   return block.release();
 }
 
@@ -177,17 +180,24 @@ void* Allocator::ask_driver(size_t bytes) {
   return data;
 }
 
-/// Cuts `block` to `bytes` and makes a free block of the rest.
+/// Cuts `block`, a free one, to `bytes` and makes a free block of the rest.
 void Allocator::split(Block* block, size_t bytes) {
-  auto* rest = new Block(*block);
-  rest->data = block->data + bytes;
-  rest->bytes = block->bytes - bytes;
-  rest->free = true;
-  rest->previous = block;
+  auto made = std::make_unique<Block>(Block{.data = block->data + bytes,
+                                            .bytes = block->bytes - bytes,
+                                            .requested = 0,
+                                            .stream = block->stream,
+                                            .small = block->small,
+                                            .free = true,
+                                            .previous = block,
+                                            .next = block->next,
+                                            .entry = {}});
+  free_.insert(made.get());
+  Block* rest = made.release();
   if (rest->next) rest->next->previous = rest;
+  FreeBlocks::node_type entry = free_.extract(block);
   block->bytes = bytes;
   block->next = rest;
-  free_.insert(rest);
+  free_.insert(std::move(entry));
 }
 
 /// Joins two neighbours, neither of which is among the free ones.

@@ -43,6 +43,12 @@ class Allocator {
   void empty_cache();
 
  private:
+  struct Block;
+  /// By kind and stream, then by size: the first block not below a request is its best fit.
+  struct BestFit {
+    bool operator()(const Block* a, const Block* b) const;
+  };
+  using FreeBlocks = std::set<Block*, BestFit>;
   struct Block {
     char* data;
     size_t bytes;
@@ -52,10 +58,7 @@ class Allocator {
     bool free;
     Block* previous;  // neighbours in the segment
     Block* next;
-  };
-  /// By kind and stream, then by size: the first block not below a request is its best fit.
-  struct BestFit {
-    bool operator()(const Block* a, const Block* b) const;
+    FreeBlocks::node_type entry;  // of a live block: it is freed without taking memory
   };
 
   explicit Allocator(int device) : device_(device) {}
@@ -70,7 +73,7 @@ class Allocator {
 
   const int device_;
   std::mutex mutex_;
-  std::set<Block*, BestFit> free_;
+  FreeBlocks free_;
   std::unordered_map<const void*, Block*> live_;
   std::set<cudaStream_t> kept_;
   MemoryStats stats_;

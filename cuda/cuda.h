@@ -15,6 +15,9 @@ bool is_available();
 /// The number of GPUs; 0 in a build without CUDA and on a machine without one. Asked once and remembered.
 int device_count();
 
+// Threads may use tensors of one GPU, and make Streams, Events and guards, at the same time; one object is used by one
+// thread at a time.
+
 /// A queue of work on one GPU. Operations run on the GPU of their tensors, in the current stream of that GPU on
 /// this thread: CUDA's default stream, or the Stream that a StreamGuard holds.
 ///

@@ -5,6 +5,7 @@
 // word. Streams of our own are non-blocking, so that they overlap with it.
 #include <array>
 #include <mutex>
+#include <new>
 #include <utility>
 #include <vector>
 
@@ -59,7 +60,10 @@ Stream::Stream(int device) : device_(device) {
 Stream::~Stream() {
   if (handle_ == nullptr) return;
   const std::lock_guard lock(pool().mutex);
-  pool().idle[static_cast<size_t>(device_)].push_back(as_stream(handle_));
+  try {
+    pool().idle[static_cast<size_t>(device_)].push_back(as_stream(handle_));
+  } catch (const std::bad_alloc&) {  // no memory to remember it by: nobody will use it again
+  }
 }
 
 Stream::Stream(Stream&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)), device_(other.device_) {}

@@ -46,6 +46,9 @@ struct LoadReport {
 
 /// Base of everything that holds parameters. A Module can be moved but not copied: a copy would share its
 /// parameters with the original. Const only protects the structure, as with Tensor.
+///
+/// Threads may call forward() of one module at the same time, but for layers that draw random numbers (Dropout in
+/// training). While one changes it (load_state_dict, to, train, zero_grad, an optimizer's step), no other may use it.
 class Module {
  public:
   Module() = default;

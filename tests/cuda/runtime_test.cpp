@@ -7,6 +7,7 @@
 #include "core/tensor.h"
 #include "ops/create.h"
 #include "ops/kernels.h"
+#include "tests/failing_allocations.h"
 #include "tests/support.h"
 
 namespace voxgrad {
@@ -184,6 +185,22 @@ TEST_F(CudaAllocator, GivesTheCacheBackBeforeItGivesUp) {
   bytes_on_gpu(unused / 2);
   EXPECT_NO_THROW(bytes_on_gpu(unused / 10 * 7));  // does not fit beside the cached half
   memory::empty_cache(Device::cuda());
+}
+
+TEST_F(CudaAllocator, GoesOnWhenSmallAllocationsFail) {
+  const Device device = Device::cuda();
+  memory::empty_cache(device);
+  const int64_t current = memory::stats(device).current;
+  with_each_allocation_failing([&] {
+    Tensors tensors;
+    for (const int64_t size : {100, 1 << 18, 3 << 20, 1000, 1 << 21})
+      tensors.push_back(empty({size}, {.device = device}));
+    tensors.erase(tensors.begin() + 1);  // blocks are split, merged and found again
+    tensors.push_back(empty({5000}, {.device = device}));
+  });
+  EXPECT_EQ(memory::stats(device).current, current);
+  memory::empty_cache(device);
+  EXPECT_EQ(ones({1 << 20}, {.device = device}).sum().item(), 1 << 20);
 }
 
 TEST_F(CudaAllocator, ServesThreads) {
