@@ -78,17 +78,19 @@ int in_child(Work work) {
 TEST_F(AtomicFileTest, FilesOfKilledWritersAreRemoved) {
   const std::string other = ".b.voxgrad-0.tmp", alike = ".a.voxgrad-0.tmp.gz";
   for (const std::string& name : {other, alike}) put(name, "not of this path");
-  const int status = in_child([&] {
-    AtomicFile first(path("a"), "test"), second(path("a"), "test"), third(path("a"), "test");
-    third.write("half");
-    first.commit();
-    raise(SIGKILL);
-  });
-  ASSERT_TRUE(WIFSIGNALED(status));
-  EXPECT_EQ(file_count(), 5);
-  write_file(path("a"), "whole");
-  EXPECT_EQ(get(path("a")), "whole");
-  EXPECT_EQ(file_count(), 3);
+  for (const bool first_is_ready : {false, true}) {
+    const int status = in_child([&] {
+      AtomicFile first(path("a"), "test"), second(path("a"), "test"), third(path("a"), "test");
+      third.write("half");
+      if (first_is_ready) first.commit();
+      raise(SIGKILL);
+    });
+    ASSERT_TRUE(WIFSIGNALED(status));
+    EXPECT_EQ(file_count(), 5);
+    write_file(path("a"), "whole");
+    EXPECT_EQ(get(path("a")), "whole");
+    EXPECT_EQ(file_count(), 3);
+  }
   for (const std::string& name : {other, alike}) EXPECT_TRUE(std::filesystem::exists(path(name)));
 }
 

@@ -262,12 +262,18 @@ TEST_F(SafetensorsTest, ChecksumNoticesEveryChangedBit) {
   EXPECT_ERROR(load_safetensors(put("f", damaged)),
                "load_safetensors: '" + path("f").string() + "': the file is damaged: its contents have the checksum ");
 
-  // The same contents in another order in the file, as another program may write them.
-  const std::string sum = bytes.substr(key + 16, 8);
-  const std::string header = "{\"n\":" + entry("U8", "[3]", "[0,3]") + ",\"w\":" + entry("F32", "[2]", "[3,11]") +
-                             ",\"e\":" + entry("F32", "[0]", "[11,11]") + ",\"__metadata__\":{\"voxgrad.crc32\":\"" +
-                             sum + "\",\"k\":\"v\"}}";
-  EXPECT_EQ(load_safetensors(put("f", file_of(header, "\7\7\7" + bytes_of(0.5f) + bytes_of(0.5f)))).size(), 3u);
+  // The same contents in another order in the file, as another program may write them; and not quite the same.
+  const auto in_other_order = [&](const std::string& narrow_name, const std::string& shape, const std::string& dtype) {
+    const std::string header = "{\"" + narrow_name + "\":" + entry("U8", shape, "[0,3]") +
+                               ",\"w\":" + entry(dtype, "[2]", "[3,11]") + ",\"e\":" + entry("F32", "[0]", "[11,11]") +
+                               ",\"__metadata__\":{\"voxgrad.crc32\":\"" + bytes.substr(key + 16, 8) +
+                               "\",\"k\":\"v\"}}";
+    return load_safetensors(put("f", file_of(header, "\7\7\7" + bytes_of(0.5f) + bytes_of(0.5f)))).size();
+  };
+  EXPECT_EQ(in_other_order("n", "[3]", "F32"), 3u);
+  EXPECT_ERROR(in_other_order("m", "[3]", "F32"), "the file is damaged");
+  EXPECT_ERROR(in_other_order("n", "[1,3]", "F32"), "the file is damaged");
+  EXPECT_ERROR(in_other_order("n", "[3]", "I32"), "the file is damaged");
 }
 
 TEST_F(SafetensorsTest, RefusesWhatIsNoFile) {
