@@ -1,12 +1,18 @@
 // The order of the system calls is what makes the write atomic: data to disk, then the rename, then the
 // directory, so that after a power cut the name leads to the old bytes or to all of the new ones.
+//
+// A writer that is killed leaves its temporary file behind, and the next writer of the same path removes it. Which
+// files are abandoned is told by an flock that each writer holds on its file: the system drops it with the process,
+// however that ends, and no process number or clock has to be trusted; Linux carries it to the other hosts of an NFS
+// mount too. Where a file system has no flock, nothing is removed. (One that keeps the locks within each host must
+// not have writers of one path on two.)
 #include "core/atomic_file.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <cerrno>
 #include <string>
 #include <system_error>
@@ -38,6 +44,22 @@ int sync_directory(const std::filesystem::path& directory) {
   return error == EINVAL || error == ENOTSUP ? 0 : error;
 }
 
+/// Whether `path` leads to the open file, and not to another one by now.
+bool leads_to(const std::filesystem::path& path, int descriptor) {
+  struct stat opened, named;
+  return fstat(descriptor, &opened) == 0 && lstat(path.c_str(), &named) == 0 && S_ISREG(named.st_mode) &&
+         opened.st_dev == named.st_dev && opened.st_ino == named.st_ino;
+}
+
+/// Removes the temporary file of a writer that is gone. Who has the lock has the name too: nobody else removes the
+/// file, and a new one is only made under a free name.
+void remove_abandoned(const std::filesystem::path& temporary) {
+  const int descriptor = open(temporary.c_str(), O_WRONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+  if (descriptor < 0) return;
+  if (flock(descriptor, LOCK_EX | LOCK_NB) == 0 && leads_to(temporary, descriptor)) unlink(temporary.c_str());
+  close(descriptor);
+}
+
 }  // namespace
 
 AtomicFile::AtomicFile(const std::filesystem::path& path, const char* op) : path_(path), op_(op) {
@@ -65,16 +87,26 @@ void AtomicFile::fail_with(int error) const {
   fail(op_, "cannot write '", path_.string(), "': ", std::generic_category().message(error));
 }
 
+/// Temporary files have the numbers 0, 1, ...: the first that no other writer of the same path has. So those that are
+/// abandoned are found without a search of the directory.
 void AtomicFile::create_temporary() {
-  static std::atomic<unsigned> counter{0};
   constexpr size_t kLongestStem = 200;  // file names end at 255 bytes
+  constexpr int kMostWriters = 8;       // what more of them at once leave, the next as many at once clean up
   const std::string stem = path_.filename().string().substr(0, kLongestStem);
-  do {
-    temporary_ = directory_of(path_) / concat('.', stem, '.', getpid(), '-', counter++, ".tmp");
-    descriptor_ =
-        retry_interrupted([&] { return open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666); });
-  } while (descriptor_ < 0 && errno == EEXIST);
-  if (descriptor_ < 0) fail_with(errno);
+  for (int number = 0; descriptor_ < 0 || number < kMostWriters; ++number) {
+    const auto name = directory_of(path_) / concat('.', stem, ".voxgrad-", number, ".tmp");
+    remove_abandoned(name);
+    if (descriptor_ >= 0) continue;
+    descriptor_ = retry_interrupted([&] { return open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666); });
+    if (descriptor_ < 0 && errno != EEXIST) fail_with(errno);
+    if (descriptor_ < 0) continue;
+    temporary_ = name;
+    const bool locked_by_other = flock(descriptor_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+    if (locked_by_other || !leads_to(name, descriptor_)) {  // taken for abandoned in the moment without a lock
+      close(descriptor_);
+      descriptor_ = -1;
+    }
+  }
 }
 
 void AtomicFile::write(const void* data, size_t bytes) {
@@ -88,21 +120,24 @@ void AtomicFile::write(const void* data, size_t bytes) {
   }
 }
 
+void AtomicFile::seek(int64_t position) {
+  check(descriptor_ >= 0, op_, "'", path_.string(), "' is closed already");
+  if (lseek(descriptor_, position, SEEK_SET) < 0) fail_with(errno);
+}
+
 void AtomicFile::commit() {
   check(descriptor_ >= 0, op_, "'", path_.string(), "' is closed already");
   if (retry_interrupted([&] { return fsync(descriptor_); }) != 0) fail_with(errno);
-  // close() reports late write errors of network file systems; its descriptor is gone even then.
-  const int closed = close(descriptor_);
-  descriptor_ = -1;
-  if (closed != 0 && errno != EINTR) fail_with(errno);
   if (rename(temporary_.c_str(), path_.c_str()) != 0) fail_with(errno);
   temporary_.clear();
+  discard();  // only now: the lock goes with the descriptor
   if (const int error = sync_directory(directory_of(path_))) fail_with(error);
 }
 
 void AtomicFile::discard() noexcept {
+  if (!temporary_.empty()) unlink(temporary_.c_str());  // while the lock still says whose it is
   if (descriptor_ >= 0) close(descriptor_);
-  if (!temporary_.empty()) unlink(temporary_.c_str());
+  descriptor_ = -1;
 }
 
 void write_file(const std::filesystem::path& path, std::string_view bytes, const char* op) {

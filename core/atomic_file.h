@@ -3,13 +3,15 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <filesystem>
 #include <string_view>
 
 namespace voxgrad {
 
 /// A file being written beside `path`, which takes its name in commit(). Without a commit() nothing
-/// happens to `path`, and the temporary file is removed.
+/// happens to `path`, and the temporary file ".<name>.voxgrad-<number>.tmp" is removed: by the destructor, or, if
+/// the process was killed, by the next AtomicFile of the same path. That of a writer still at work is never touched.
 class AtomicFile {
  public:
   /// Creates the temporary file in the directory of `path`; a symbolic link is followed. `op` begins the
@@ -20,9 +22,11 @@ class AtomicFile {
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
 
-  /// Appends. Throws if the disk is full or fails.
+  /// Writes at the end of what was written before. Throws if the disk is full or fails.
   void write(const void* data, size_t bytes);
   void write(std::string_view text) { write(text.data(), text.size()); }
+  /// Goes to `position` bytes from the start, to write there again.
+  void seek(int64_t position);
   /// The open file, for libraries that write by themselves.
   int descriptor() const { return descriptor_; }
   /// Forces the bytes to the disk and gives the file its name.

@@ -3,12 +3,19 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <string_view>
 #include <vector>
 
 namespace voxgrad {
 namespace {
 
 constexpr size_t kChunk = 1 << 16;
+
+/// What zlib says, without the descriptor that it puts in front: "<fd:5>: incorrect data check".
+std::string_view without_source(std::string_view message) {
+  const size_t end = message.starts_with("<fd:") ? message.find(": ") : std::string_view::npos;
+  return end == std::string_view::npos ? message : message.substr(end + 2);
+}
 
 }  // namespace
 
@@ -32,7 +39,7 @@ size_t UnpackedFile::read(void* to, size_t bytes) {
     int error = Z_OK;
     const char* message = gzerror(handle_.get(), &error);
     file_.check(error != Z_BUF_ERROR, "truncated: the gzip stream has no end");
-    file_.check(got >= 0 && error == Z_OK, "damaged: ", message);
+    file_.check(got >= 0 && error == Z_OK, "damaged: ", without_source(message));
     if (got == 0) break;
     done += static_cast<size_t>(got);
   }

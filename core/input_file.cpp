@@ -10,7 +10,8 @@
 
 namespace voxgrad {
 
-InputFile::InputFile(const std::filesystem::path& path, const char* op) : name_(path.string()), op_(op) {
+InputFile::InputFile(const std::filesystem::path& path, const char* op, int64_t max_bytes)
+    : name_(path.string()), op_(op), max_bytes_(max_bytes) {
   const auto fail_with = [&](int error) {
     voxgrad::fail(op, "cannot read '", name_, "': ", std::generic_category().message(error));
   };
@@ -33,7 +34,7 @@ InputFile::~InputFile() { close(descriptor_); }
 void InputFile::read(void* to, size_t bytes) {
   auto* next = static_cast<char*>(to);
   while (bytes > 0) {
-    const ssize_t got = ::read(descriptor_, next, bytes);
+    const ssize_t got = ::pread(descriptor_, next, bytes, position_);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) fail(std::generic_category().message(errno));
     check(got > 0, "truncated: ", bytes, " more bytes were expected");
@@ -51,27 +52,28 @@ std::string in_quotes(std::string_view text) {
   return concat("'", shown, text.size() > kLongest ? "...'" : "'");
 }
 
-int64_t claimed_bytes(const InputFile& file, const Shape& shape, DType dtype) {
-  int64_t bytes = item_size(dtype);
+int64_t claimed_bytes(const InputFile& file, const std::string& what, const Shape& shape, std::string_view dtype,
+                      int64_t bits) {
   bool overflow = false;
   bool empty = false;
   for (int64_t size : shape) {
-    file.check(size >= 0, "negative size in shape ", shape);
+    file.check(size >= 0, what, "negative size in shape ", shape);
     empty |= size == 0;
-    overflow |= __builtin_mul_overflow(bytes, std::max<int64_t>(size, 1), &bytes);
+    overflow |= __builtin_mul_overflow(bits, std::max<int64_t>(size, 1), &bits);
   }
-  file.check(!overflow, "the bytes of shape ", shape, " ", dtype, " do not fit in 64 bits");
-  return empty ? 0 : bytes;
+  file.check(!overflow, what, "the bits of shape ", shape, ' ', dtype, " do not fit in 64 bits");
+  file.check(empty || bits % 8 == 0, what, shape, ' ', dtype, " takes ", bits, " bits, which are no whole bytes");
+  return empty ? 0 : bits / 8;
 }
 
-Tensor read_tensor(InputFile& file, const Shape& shape, const Strides& strides, DType dtype) {
+Tensor read_tensor(InputFile& file, const std::string& what, const Shape& shape, const Strides& strides, DType dtype) {
   Tensor tensor = empty_strided(shape, strides, {.dtype = dtype});
   const auto bytes = static_cast<size_t>(tensor.numel() * item_size(dtype));
   auto* data = static_cast<unsigned char*>(tensor.mutable_raw_data());
   file.read(data, bytes);
   if (dtype == b8) {
     const auto* bad = std::find_if(data, data + bytes, [](unsigned char byte) { return byte > 1; });
-    file.check(bad == data + bytes, "a bool must be 0 or 1, found ", bad == data + bytes ? 0 : int{*bad});
+    file.check(bad == data + bytes, what, "a bool must be 0 or 1, found ", bad == data + bytes ? 0 : int{*bad});
   }
   return tensor;
 }

@@ -16,8 +16,9 @@ namespace voxgrad {
 /// A regular file open for reading.
 class InputFile {
  public:
-  /// `op` begins the error messages. Throws if `path` is missing, not readable, a directory or a device.
-  InputFile(const std::filesystem::path& path, const char* op);
+  /// `op` begins the error messages; `max_bytes` is for check_limit(). Throws if `path` is missing, not readable, a
+  /// directory or a device.
+  InputFile(const std::filesystem::path& path, const char* op, int64_t max_bytes = INT64_MAX);
   ~InputFile();
   InputFile(const InputFile&) = delete;
   InputFile& operator=(const InputFile&) = delete;
@@ -28,6 +29,8 @@ class InputFile {
   int64_t remaining() const { return size_ - position_; }
   /// The next `bytes` bytes. Throws if the file ends before.
   void read(void* to, size_t bytes);
+  /// Goes to `position` bytes from the start.
+  void seek(int64_t position) { position_ = position; }
   /// The open file, for libraries that read by themselves.
   int descriptor() const { return descriptor_; }
 
@@ -42,10 +45,16 @@ class InputFile {
     if (!condition) [[unlikely]]
       fail(args...);
   }
+  /// Throws if `bytes` bytes for `what` are more than the caller of the reader allowed.
+  template <class... Args>
+  void check_limit(int64_t bytes, const Args&... what) const {
+    check(bytes <= max_bytes_, what..., " takes ", bytes, " bytes, more than max_bytes, which is ", max_bytes_);
+  }
 
  private:
   std::string name_;
   const char* op_;
+  int64_t max_bytes_;
   int descriptor_ = -1;
   int64_t size_ = 0;
   int64_t position_ = 0;
@@ -54,12 +63,14 @@ class InputFile {
 /// Text from a file as messages show it: in quotes, shortened, with control characters as '?'.
 std::string in_quotes(std::string_view text);
 
-/// Bytes of a dense tensor as `file` claims it. Throws if a count on the way to it overflows, even where
-/// another size is 0.
-int64_t claimed_bytes(const InputFile& file, const Shape& shape, DType dtype);
+/// Bytes of a dense tensor of elements of `bits` bits as `file` claims it; `what` (it ends with a space) and `dtype`
+/// are for messages. Throws if a count on the way to it overflows, even where another size is 0, and for a part of a
+/// byte.
+int64_t claimed_bytes(const InputFile& file, const std::string& what, const Shape& shape, std::string_view dtype,
+                      int64_t bits);
 
 /// A new tensor on the CPU filled in storage order with the next bytes of `file`. `strides` are those of
 /// a dense tensor. The caller has compared claimed_bytes() with the file. Throws for a bool other than 0 or 1.
-Tensor read_tensor(InputFile& file, const Shape& shape, const Strides& strides, DType dtype);
+Tensor read_tensor(InputFile& file, const std::string& what, const Shape& shape, const Strides& strides, DType dtype);
 
 }  // namespace voxgrad

@@ -215,6 +215,7 @@ void read_geometry(const InputFile& file, const RawHeader& header, NiftiImage& i
 Tensor read_voxels(const InputFile& file, UnpackedFile& unpacked, const Layout& layout, bool swapped) {
   // Four axes below 2^15 and 8 bytes a voxel stay below 2^63.
   const int64_t count = numel(layout.shape), bytes = count * layout.type->bytes;
+  file.check_limit(count * item_size(f32), layout.shape, " f32");
   int64_t end = 0;
   file.check(!__builtin_add_overflow(layout.offset, bytes, &end) && end < INT64_MAX, "more voxels than 64 bits hold");
   const int64_t held = unpacked.count(end + 1);
@@ -299,9 +300,9 @@ void write_parts(const RawHeader& header, const Tensor& voxels, Write write) {
 
 }  // namespace
 
-NiftiImage load_nifti(const std::filesystem::path& path, Device device) {
+NiftiImage load_nifti(const std::filesystem::path& path, Device device, const NiftiOptions& options) {
   runtime(device).require(device.index);
-  InputFile file(path, "load_nifti");
+  InputFile file(path, "load_nifti", options.max_bytes);
   UnpackedFile unpacked(file);
   const RawHeader header = read_header(file, unpacked);
   const Layout layout = read_layout(file, header);

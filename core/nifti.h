@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <cstdint>
 #include <filesystem>
 #include <string>
 
@@ -23,11 +24,17 @@ struct NiftiImage {
   std::string descrip;
 };
 
+struct NiftiOptions {
+  int64_t max_bytes = INT64_MAX;  ///< volumes that take more, as f32, are refused before they are unpacked
+};
+
 /// Reads .nii or .nii.gz (told apart by content) in either byte order; voxels of u8 i8 i16 u16 i32 u32
 /// f32 f64. The affine is the sform, else the qform, else the spacing alone. Throws Error if the file
 /// cannot be read, breaks a rule of the format or ends early, and for .hdr/.img pairs, NIfTI-2, other
 /// voxel types and more than four axes. Sizes are compared with what the file holds, unpacked, before memory is taken.
-NiftiImage load_nifti(const std::filesystem::path& path, Device device = Device::cpu());
+/// gzip packs zeros by a thousand: for files from strangers set max_bytes.
+NiftiImage load_nifti(const std::filesystem::path& path, Device device = Device::cpu(),
+                      const NiftiOptions& options = {});
 
 /// Writes float32 voxels with `affine` as the sform, atomically; `path` ends with .nii or .nii.gz.
 /// `data` may be on any device and of any dtype. Throws for other ranks than 3 and 4, axes above 32767,

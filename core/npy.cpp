@@ -115,25 +115,30 @@ class HeaderParser {
   Shape parse_shape() {
     Shape shape;
     expect('(');
-    bool comma = true;  // a tuple of one element needs its comma: (3) is a number
     while (!accept(')')) {
-      file_.check(comma, "malformed shape in header ", in_quotes(text_));
       file_.check(shape.size() < kMaxRank, "more than ", kMaxRank, " axes");
       shape.push_back(parse_size());
-      comma = accept(',');
-      file_.check(comma || shape.size() > 1, "shape must be a tuple in header ", in_quotes(text_));
+      if (accept(',')) continue;
+      file_.check(shape.size() > 1 || peek() != ')', "shape must be a tuple: (", shape[0], ",), not (", shape[0], ")");
+      expect(')');
+      break;
     }
     return shape;
   }
 
   int64_t parse_size() {
     skip_space();
-    const char* begin = text_.data() + position_;
+    const size_t end = std::min(text_.find_first_of(",() \t\r\n", position_), text_.size());
+    const std::string_view word = text_.substr(position_, end - position_);
     int64_t value = -1;
-    const auto [end, error] = std::from_chars(begin, text_.data() + text_.size(), value);
-    const bool plain = error == std::errc() && *begin != '-' && (*begin != '0' || end == begin + 1);
-    file_.check(plain, "shape must hold non-negative 64-bit integers in header ", in_quotes(text_));
-    position_ += static_cast<size_t>(end - begin);
+    const auto [stop, error] = std::from_chars(word.data(), word.data() + word.size(), value);
+    const bool whole = stop == word.data() + word.size() && (word.size() == 1 || !word.starts_with('0'));
+    file_.check(!word.empty(), "a size is missing in the shape in header ", in_quotes(text_));
+    file_.check(whole && error != std::errc::invalid_argument, "a size in the shape must be an integer, got ",
+                in_quotes(word));
+    file_.check(!word.starts_with('-'), "a size in the shape must not be negative, got ", in_quotes(word));
+    file_.check(error == std::errc(), "a size in the shape does not fit in 64 bits: ", in_quotes(word));
+    position_ = end;
     return value;
   }
 
@@ -205,20 +210,21 @@ const char* type_code(DType dtype) {
 
 }  // namespace
 
-Tensor load_npy(const std::filesystem::path& path, Device device) {
+Tensor load_npy(const std::filesystem::path& path, Device device, const NpyOptions& options) {
   runtime(device).require(device.index);
-  InputFile file(path, "load_npy");
+  InputFile file(path, "load_npy", options.max_bytes);
   const std::string text = read_header(file);
   const Header header = HeaderParser(file, text).parse();
   const auto [dtype, swapped] = parse_type(file, *header.descr);
   const Shape& shape = *header.shape;
-  const int64_t expected = claimed_bytes(file, shape, dtype);
+  const int64_t expected = claimed_bytes(file, "", shape, name(dtype), 8 * item_size(dtype));
   const int64_t held = file.remaining();
   file.check(held >= expected, "truncated: ", shape, " ", dtype, " takes ", expected, " bytes, the file holds ", held);
   file.check(held == expected, "trailing bytes: ", shape, " ", dtype, " takes ", expected, " bytes, the file holds ",
              held);
-  Tensor tensor =
-      read_tensor(file, shape, *header.fortran_order ? fortran_strides(shape) : contiguous_strides(shape), dtype);
+  file.check_limit(expected, shape, ' ', dtype);
+  const Strides strides = *header.fortran_order ? fortran_strides(shape) : contiguous_strides(shape);
+  Tensor tensor = read_tensor(file, "", shape, strides, dtype);
   if (swapped) swap_bytes(tensor);
   if (!tensor.is_contiguous()) tensor = tensor.contiguous();
   return device.is_cpu() ? tensor : tensor.to(device);

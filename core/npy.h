@@ -2,16 +2,22 @@
 // shape, then the elements. Pickled objects are never read.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 
 #include "core/tensor.h"
 
 namespace voxgrad {
 
+struct NpyOptions {
+  int64_t max_bytes = INT64_MAX;  ///< larger arrays are refused before memory is taken for them
+};
+
 /// The array of the file, contiguous, on `device`. Reads versions 1.0, 2.0 and 3.0, either byte order,
 /// C and Fortran order; dtypes f2 f4 f8 i4 i8 u1 b1. Throws Error if the file cannot be read or breaks a
-/// rule of the format, for object and structured dtypes, and for more than 8 axes.
-Tensor load_npy(const std::filesystem::path& path, Device device = Device::cpu());
+/// rule of the format, for object and structured dtypes, and for more than 8 axes. Elements in Fortran order are copied
+/// once, so that for a moment there are two of them.
+Tensor load_npy(const std::filesystem::path& path, Device device = Device::cpu(), const NpyOptions& options = {});
 
 /// Writes `tensor`, from any device and with any strides, atomically as version 1.0 in C order.
 /// Throws for bf16, which NumPy does not have.

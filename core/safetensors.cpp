@@ -2,11 +2,12 @@
 // so would hide a file that two readers understand differently.
 #include "core/safetensors.h"
 
+#include <zlib.h>
+
 #include <algorithm>
 #include <bit>
-#include <cstring>
+#include <iomanip>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <set>
 #include <string_view>
 #include <vector>
@@ -23,23 +24,51 @@ constexpr int64_t kLongestHeader = 100'000'000;
 constexpr size_t kLengthBytes = 8;
 constexpr const char* kMetadataKey = "__metadata__";
 
+constexpr const char* kChecksumKey = "voxgrad.crc32";
+
 struct DTypeName {
   const char* name;
-  std::optional<DType> dtype;  ///< empty: of the format, but not of voxgrad
+  int64_t bits;
+  std::optional<DType> dtype{};  ///< empty: of the format, but not of voxgrad
 };
 constexpr DTypeName kDTypes[] = {
-    {"F32", f32},    {"F64", f64},    {"BF16", bf16},  {"F16", f16},    {"I64", i64},    {"I32", i32}, {"U8", u8},
-    {"BOOL", b8},    {"U64", {}},     {"U32", {}},     {"U16", {}},     {"I16", {}},     {"I8", {}},   {"C64", {}},
-    {"F8_E4M3", {}}, {"F8_E5M2", {}}, {"F8_E8M0", {}}, {"F6_E2M3", {}}, {"F6_E3M2", {}}, {"F4", {}},
+    {"F32", 32, f32},   {"F64", 64, f64}, {"BF16", 16, bf16}, {"F16", 16, f16}, {"I64", 64, i64}, {"I32", 32, i32},
+    {"U8", 8, u8},      {"BOOL", 8, b8},  {"U64", 64},        {"U32", 32},      {"U16", 16},      {"I16", 16},
+    {"I8", 8},          {"C64", 64},      {"F8_E4M3", 8},     {"F8_E5M2", 8},   {"F8_E8M0", 8},   {"F8_E4M3FNUZ", 8},
+    {"F8_E5M2FNUZ", 8}, {"F6_E2M3", 6},   {"F6_E3M2", 6},     {"F4", 4},
 };
 
 const char* format_name(DType dtype) {
   return std::find_if(std::begin(kDTypes), std::end(kDTypes), [&](auto& entry) { return entry.dtype == dtype; })->name;
 }
 
+std::string tensor_named(const std::string& name) { return concat("tensor ", in_quotes(name), ": "); }
+
+std::vector<int64_t> sizes_of(const Shape& shape) { return {shape.begin(), shape.end()}; }
+
+/// The checksum of a file's contents: CRC-32 of a JSON text of the metadata and of each tensor's dtype, shape and
+/// CRC-32 of its bytes, with all names in their order. So it does not depend on where the file has its tensors.
+class Checksum {
+ public:
+  void add(const std::string& name, const Tensor& host) {
+    const auto bytes = static_cast<size_t>(host.numel() * item_size(host.dtype()));
+    const uLong crc = crc32_z(0, static_cast<const Bytef*>(host.raw_data()), bytes);
+    tensors_[name] = nlohmann::json::array({format_name(host.dtype()), sizes_of(host.shape()), crc});
+  }
+  /// Eight hexadecimal digits.
+  std::string text(const Metadata& metadata) const {
+    const std::string all = nlohmann::json::array({metadata, tensors_}).dump();
+    const uLong crc = crc32_z(0, reinterpret_cast<const Bytef*>(all.data()), all.size());
+    return concat(std::hex, std::setw(8), std::setfill('0'), crc);
+  }
+
+ private:
+  nlohmann::json tensors_ = nlohmann::json::object();
+};
+
 /// What the header says of one tensor.
 struct Claim {
-  std::optional<DType> dtype;
+  const DTypeName* dtype = nullptr;
   std::optional<Shape> shape;
   std::optional<std::vector<int64_t>> offsets;
 };
@@ -61,12 +90,12 @@ class HeaderReader {
 
   bool number_unsigned(uint64_t value) {
     if (place_ != Place::shape && place_ != Place::offsets) unexpected("a number");
-    file_.check(value <= INT64_MAX, "tensor ", in_quotes(name_), ": ", field_, " ", value, " does not fit in 64 bits");
+    file_.check(value <= INT64_MAX, tensor_named(name_), field_, " ", value, " does not fit in 64 bits");
     if (place_ == Place::shape) {
-      file_.check(claim_->shape->size() < kMaxRank, "tensor ", in_quotes(name_), ": more than ", kMaxRank, " axes");
+      file_.check(claim_->shape->size() < kMaxRank, tensor_named(name_), "more than ", kMaxRank, " axes");
       claim_->shape->push_back(static_cast<int64_t>(value));
     } else {
-      file_.check(claim_->offsets->size() < 2, "tensor ", in_quotes(name_), ": data_offsets must be two numbers");
+      file_.check(claim_->offsets->size() < 2, tensor_named(name_), "data_offsets must be two numbers");
       claim_->offsets->push_back(static_cast<int64_t>(value));
     }
     return true;
@@ -80,9 +109,8 @@ class HeaderReader {
     if (place_ != Place::claim || field_ != "dtype") unexpected("a string");
     const auto* known =
         std::find_if(std::begin(kDTypes), std::end(kDTypes), [&](auto& entry) { return value == entry.name; });
-    file_.check(known != std::end(kDTypes), "tensor ", in_quotes(name_), ": unknown dtype ", in_quotes(value));
-    file_.check(known->dtype.has_value(), "tensor ", in_quotes(name_), ": dtype ", value, " is not supported");
-    claim_->dtype = known->dtype;
+    file_.check(known != std::end(kDTypes), tensor_named(name_), "unknown dtype ", in_quotes(value));
+    claim_->dtype = known;
     return true;
   }
 
@@ -98,11 +126,11 @@ class HeaderReader {
       return true;
     }
     const bool known = key == "dtype" || key == "shape" || key == "data_offsets";
-    file_.check(known, "tensor ", in_quotes(name_), ": unknown key ", in_quotes(key));
-    const bool repeated = key == "dtype"   ? claim_->dtype.has_value()
+    file_.check(known, tensor_named(name_), "unknown key ", in_quotes(key));
+    const bool repeated = key == "dtype"   ? claim_->dtype != nullptr
                           : key == "shape" ? claim_->shape.has_value()
                                            : claim_->offsets.has_value();
-    file_.check(!repeated, "tensor ", in_quotes(name_), ": ", key, " is there twice");
+    file_.check(!repeated, tensor_named(name_), key, " is there twice");
     return true;
   }
 
@@ -123,7 +151,7 @@ class HeaderReader {
   bool end_object() {
     if (place_ == Place::claim) {
       const bool complete = claim_->dtype && claim_->shape && claim_->offsets;
-      file_.check(complete, "tensor ", in_quotes(name_), ": needs dtype, shape and data_offsets");
+      file_.check(complete, tensor_named(name_), "needs dtype, shape and data_offsets");
     }
     place_ = place_ == Place::names ? Place::outside : Place::names;
     return true;
@@ -143,7 +171,7 @@ class HeaderReader {
 
   bool end_array() {
     const bool pair = place_ != Place::offsets || claim_->offsets->size() == 2;
-    file_.check(pair, "tensor ", in_quotes(name_), ": data_offsets must be two numbers");
+    file_.check(pair, tensor_named(name_), "data_offsets must be two numbers");
     place_ = Place::claim;
     return true;
   }
@@ -162,7 +190,7 @@ class HeaderReader {
       case Place::claim:
       case Place::shape:
       case Place::offsets:
-        file_.fail("tensor ", in_quotes(name_), ": ", what, " is no valid ", field_);
+        file_.fail(tensor_named(name_), what, " is no valid ", field_);
       default:
         file_.fail("header entry ", in_quotes(name_), " must be an object, found ", what);
     }
@@ -181,44 +209,53 @@ std::string read_header(InputFile& file) {
   uint64_t length = 0;
   file.read(&length, kLengthBytes);
   file.check(length <= kLongestHeader, "header length ", length, " exceeds ", kLongestHeader, " bytes");
+  file.check_limit(static_cast<int64_t>(length), "the header");
   const int64_t available = file.size() - static_cast<int64_t>(kLengthBytes);
   file.check(static_cast<int64_t>(length) <= available, "header length ", length, " exceeds the ", available,
              " bytes that follow");
   std::string header(length, '\0');
   file.read(header.data(), header.size());
   file.check(header.starts_with('{'), "the header must begin with '{'");
-  // Only spaces may pad it; the JSON lexer would take a zero byte for the end of the text.
-  const size_t last = header.find_last_not_of(' ');
-  file.check(header[last] == '}', "the header must end with '}' and spaces");
+  // The JSON lexer would take a zero byte for the end of the text.
+  file.check(header[header.find_last_not_of(" \t\r\n")] == '}', "the header must end with '}' and white space");
   file.check(header.find('\0') == std::string::npos, "the header holds a zero byte");
   return header;
 }
 
-using Entry = std::map<std::string, Claim>::value_type;
-
-/// The claims in file order, if they tile `bytes` bytes exactly.
-std::vector<const Entry*> checked_layout(const InputFile& file, const std::map<std::string, Claim>& claims,
-                                         int64_t bytes) {
-  std::vector<const Entry*> order;
-  for (const Entry& entry : claims) order.push_back(&entry);
+/// The claims as entries, if they tile `bytes` bytes exactly.
+std::map<std::string, SafetensorsEntry> checked_layout(const InputFile& file,
+                                                       const std::map<std::string, Claim>& claims, int64_t bytes) {
+  using Item = std::pair<const std::string, Claim>;
+  std::vector<const Item*> order;
+  for (const Item& item : claims) order.push_back(&item);
   std::stable_sort(order.begin(), order.end(),
-                   [](const Entry* a, const Entry* b) { return *a->second.offsets < *b->second.offsets; });
+                   [](const Item* a, const Item* b) { return *a->second.offsets < *b->second.offsets; });
+  std::map<std::string, SafetensorsEntry> entries;
   int64_t position = 0;
-  for (const Entry* entry : order) {
-    const auto& [name, claim] = *entry;
+  for (const Item* item : order) {
+    const auto& [name, claim] = *item;
+    const std::string what = tensor_named(name);
     const int64_t begin = (*claim.offsets)[0], end = (*claim.offsets)[1];
-    file.check(begin <= end && end <= bytes, "tensor ", in_quotes(name), ": data_offsets [", begin, ", ", end,
-               "] do not lie in the ", bytes, " bytes of data");
-    const int64_t expected = claimed_bytes(file, *claim.shape, *claim.dtype);
-    file.check(end - begin == expected, "tensor ", in_quotes(name), ": ", *claim.shape, " ", *claim.dtype, " takes ",
-               expected, " bytes, data_offsets [", begin, ", ", end, "] hold ", end - begin);
-    file.check(begin >= position, "tensor ", in_quotes(name), ": data_offsets [", begin, ", ", end,
-               "] overlap those of another tensor");
-    file.check(begin == position, "the data have a hole at bytes ", position, " to ", begin);
+    const std::string range = concat("data_offsets [", begin, ", ", end, ']');
+    file.check(begin <= end && end <= bytes, what, range, " do not lie in the ", bytes, " bytes of data");
+    const int64_t expected = claimed_bytes(file, what, *claim.shape, claim.dtype->name, claim.dtype->bits);
+    file.check(end - begin == expected, what, *claim.shape, ' ', claim.dtype->name, " takes ", expected, " bytes, ",
+               range, " hold ", end - begin);
+    file.check(begin >= position, what, range, " overlap those of another tensor");
+    file.check(begin == position, what, "the data have a hole at bytes ", position, " to ", begin, ", before it");
+    entries[name] = {claim.dtype->name, *claim.shape, begin, end, claim.dtype->dtype};
     position = end;
   }
   file.check(position == bytes, "trailing bytes: tensors take ", position, " bytes, the file holds ", bytes);
-  return order;
+  return entries;
+}
+
+void check_utf8(const char* what, const std::string& text) {
+  try {
+    static_cast<void>(nlohmann::json(text).dump());
+  } catch (const nlohmann::json::exception&) {
+    fail("save_safetensors", what, ' ', in_quotes(text), " must be UTF-8");
+  }
 }
 
 /// The header's JSON, padded so that the data begin at a multiple of 8.
@@ -228,17 +265,11 @@ std::string write_header(const std::vector<std::pair<std::string, Tensor>>& tens
   int64_t position = 0;
   for (const auto& [name, tensor] : tensors) {
     const int64_t end = position + tensor.numel() * item_size(tensor.dtype());
-    header[name] = {{"dtype", format_name(tensor.dtype())},
-                    {"shape", std::vector<int64_t>(tensor.shape().begin(), tensor.shape().end())},
-                    {"data_offsets", {position, end}}};
+    header[name] = {
+        {"dtype", format_name(tensor.dtype())}, {"shape", sizes_of(tensor.shape())}, {"data_offsets", {position, end}}};
     position = end;
   }
-  std::string text;
-  try {
-    text = header.dump();
-  } catch (const nlohmann::json::exception&) {
-    fail("save_safetensors", "names and metadata must be UTF-8");
-  }
+  std::string text = header.dump();
   text.resize((text.size() + 7) / 8 * 8, ' ');
   check(text.size() <= kLongestHeader, "save_safetensors", "the header would take ", text.size(), " bytes, at most ",
         kLongestHeader, " are allowed");
@@ -247,41 +278,107 @@ std::string write_header(const std::vector<std::pair<std::string, Tensor>>& tens
 
 }  // namespace
 
-TensorMap load_safetensors(const std::filesystem::path& path, Device device, Metadata* metadata) {
-  runtime(device).require(device.index);
-  InputFile file(path, "load_safetensors");
-  const std::string header = read_header(file);
-  HeaderReader reader(file);
+SafetensorsFile::SafetensorsFile(const std::filesystem::path& path, const LoadSafetensorsOptions& options,
+                                 const char* op)
+    : options_(options), file_(std::make_unique<InputFile>(path, op, options.max_bytes)) {
+  const std::string header = read_header(*file_);
+  HeaderReader reader(*file_);
   nlohmann::json::sax_parse(header, &reader);
-  const int64_t bytes = file.size() - static_cast<int64_t>(kLengthBytes + header.size());
-  TensorMap tensors;
-  for (const Entry* entry : checked_layout(file, reader.claims, bytes)) {
-    const auto& [name, claim] = *entry;
-    Tensor tensor = read_tensor(file, *claim.shape, contiguous_strides(*claim.shape), *claim.dtype);
-    tensors[name] = device.is_cpu() ? tensor : tensor.to(device);
+  data_begin_ = file_->size() - file_->remaining();
+  entries_ = checked_layout(*file_, reader.claims, file_->remaining());
+  metadata_ = std::move(reader.metadata);
+  if (auto checksum = metadata_.extract(kChecksumKey)) checksum_ = checksum.mapped();
+}
+
+SafetensorsFile::~SafetensorsFile() = default;
+
+Tensor SafetensorsFile::read(const std::string& name, const SafetensorsEntry& entry) {
+  file_->seek(data_begin_ + entry.begin);
+  return read_tensor(*file_, tensor_named(name), entry.shape, contiguous_strides(entry.shape), *entry.loads_as);
+}
+
+Tensor SafetensorsFile::load(const std::string& name, Device device) {
+  runtime(device).require(device.index);
+  const auto found = entries_.find(name);
+  file_->check(found != entries_.end(), "there is no tensor ", in_quotes(name));
+  const SafetensorsEntry& entry = found->second;
+  file_->check(entry.loads_as.has_value(), tensor_named(name), "dtype ", entry.dtype, " is not supported");
+  file_->check_limit(entry.end - entry.begin, tensor_named(name), entry.shape, ' ', entry.dtype);
+  return read(name, entry).to(device);
+}
+
+TensorMap SafetensorsFile::load_all(Device device) {
+  runtime(device).require(device.index);
+  int64_t bytes = 0;
+  bool skipped = false;
+  for (const auto& [name, entry] : entries_) {
+    file_->check(entry.loads_as || options_.skip_unsupported, tensor_named(name), "dtype ", entry.dtype,
+                 " is not supported; the option skip_unsupported leaves such tensors out");
+    if (entry.loads_as) bytes += entry.end - entry.begin;
+    skipped |= !entry.loads_as;
   }
-  if (metadata != nullptr) *metadata = std::move(reader.metadata);
+  file_->check_limit(bytes, "loading all tensors");
+  const bool verify = checksum_ && !skipped;
+  Checksum checksum;
+  TensorMap tensors;
+  for (const auto& [name, entry] : entries_) {
+    if (!entry.loads_as) continue;
+    const Tensor tensor = read(name, entry);
+    if (verify) checksum.add(name, tensor);
+    tensors[name] = tensor.to(device);
+  }
+  if (verify) {
+    const std::string found = checksum.text(metadata_);
+    file_->check(found == *checksum_, "the file is damaged: its contents have the checksum ", found,
+                 ", it was written with ", in_quotes(*checksum_));
+  }
   return tensors;
 }
 
-void save_safetensors(const std::filesystem::path& path, const TensorMap& tensors, const Metadata& metadata) {
+TensorMap load_safetensors(const std::filesystem::path& path, Device device, Metadata* metadata,
+                           const LoadSafetensorsOptions& options) {
+  SafetensorsFile file(path, options, "load_safetensors");
+  TensorMap tensors = file.load_all(device);
+  if (metadata != nullptr) *metadata = file.metadata();
+  return tensors;
+}
+
+void save_safetensors(const std::filesystem::path& path, const TensorMap& tensors, const Metadata& metadata,
+                      const SaveSafetensorsOptions& options) {
   for (const auto& [name, tensor] : tensors) {
     check(tensor.defined(), "save_safetensors", "tensor ", in_quotes(name), " is undefined");
     check(name != kMetadataKey, "save_safetensors", "no tensor may be named ", kMetadataKey);
+    check_utf8("the name of tensor", name);
+  }
+  for (const auto& [key, value] : metadata) {
+    check(key != kChecksumKey, "save_safetensors", "no metadata may be named ", kChecksumKey);
+    check_utf8("metadata", key);
+    check_utf8("metadata", value);
   }
   // Wide elements first: then all of them are aligned in the file, and can be mapped into memory.
   std::vector<std::pair<std::string, Tensor>> order(tensors.begin(), tensors.end());
   std::stable_sort(order.begin(), order.end(),
                    [](auto& a, auto& b) { return item_size(a.second.dtype()) > item_size(b.second.dtype()); });
-  const std::string header = write_header(order, metadata);
-  const uint64_t length = header.size();
 
   AtomicFile file(path, "save_safetensors");
-  file.write(&length, kLengthBytes);
-  file.write(header);
+  Checksum checksum;
+  Metadata stored = metadata;
+  const auto write_head = [&](const std::string& text) {
+    if (options.checksum) stored[kChecksumKey] = text;
+    const std::string header = write_header(order, stored);
+    const uint64_t length = header.size();
+    file.write(&length, kLengthBytes);
+    file.write(header);
+  };
+  write_head("00000000");  // the checksum is known when the last tensor has come from its device
   for (const auto& [name, tensor] : order) {
     const Tensor host = tensor.detach().to(Device::cpu()).contiguous();
     file.write(host.raw_data(), static_cast<size_t>(host.numel() * item_size(host.dtype())));
+    if (options.checksum) checksum.add(name, host);
+  }
+  if (options.checksum) {
+    file.seek(0);
+    write_head(checksum.text(metadata));
   }
   file.commit();
 }

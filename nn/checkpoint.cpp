@@ -1,5 +1,7 @@
 #include "nn/checkpoint.h"
 
+#include <cstdio>
+
 #include "nn/fields.h"
 
 namespace voxgrad {
@@ -48,15 +50,18 @@ void save_checkpoint(const std::filesystem::path& path, const CheckpointParts& p
     GeneratorState state = parts.generator->state();
     nn::write_fields(file, "generator.", fields_of(state));
   }
-  save_safetensors(path, file, metadata);
+  save_safetensors(path, file, metadata, {.checksum = true});
 }
 
 Metadata load_checkpoint(const std::filesystem::path& path, const CheckpointParts& parts) {
-  Metadata metadata;
-  const TensorMap file = load_safetensors(path, Device::cpu(), &metadata);
+  SafetensorsFile saved(path, {}, "load_checkpoint");
+  const TensorMap file = saved.load_all();
   restore(path, file, parts, false);
+  if (!saved.has_checksum())
+    std::fprintf(stderr, "load_checkpoint: warning: '%s' has no checksum, damaged numbers in it would go unnoticed\n",
+                 path.c_str());
   restore(path, file, parts, true);
-  return metadata;
+  return saved.metadata();
 }
 
 }  // namespace voxgrad

@@ -22,12 +22,15 @@ struct CheckpointParts {
   Generator* generator = &default_generator();
 };
 
-/// Writes the state of all parts, atomically: at `path` there is always a whole file, the old one or the new one.
+/// Writes the state of all parts, atomically: at `path` there is always a whole file, the old one or the new one. The
+/// file carries a checksum of all its contents (SaveSafetensorsOptions::checksum).
 void save_checkpoint(const std::filesystem::path& path, const CheckpointParts& parts, const Metadata& metadata = {});
 
 /// Puts all parts back to the state in the file, and returns its metadata. Parts that the file has and the caller
-/// does not ask for are passed over. Throws, before anything is changed, if a part is missing in the file or does
-/// not fit: see the parts' load_state_dict.
+/// does not ask for are passed over. Throws, before anything is changed, if the file's contents do not have its
+/// checksum, and if a part is missing in the file, does not fit or holds numbers that no run leaves: see the parts'
+/// load_state_dict. (Every seed and offset is a state of a generator.) A file without a checksum, as others write them,
+/// is loaded with a warning on stderr.
 Metadata load_checkpoint(const std::filesystem::path& path, const CheckpointParts& parts);
 
 }  // namespace voxgrad

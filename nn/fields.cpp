@@ -8,6 +8,8 @@
 namespace voxgrad::nn {
 namespace {
 
+constexpr int64_t kVersion = 1;
+
 /// How a number of type T is stored.
 template <class T>
 using Stored = std::conditional_t<std::is_same_v<T, uint64_t>, int64_t, T>;
@@ -46,6 +48,17 @@ void read_fields(const TensorMap& state, const std::string& prefix, const Fields
         },
         address);
   }
+}
+
+void write_class(TensorMap& state, const char* name) {
+  int64_t version = kVersion;
+  write_fields(state, "class.", {{name, &version}});
+}
+
+void check_version(const TensorMap& state, const char* name) {
+  int64_t version = 0;
+  read_fields(state, "class.", {{name, &version}}, name);
+  check(version == kVersion, name, "class.", name, " must be ", kVersion, ", the version read here, got ", version);
 }
 
 TensorMap with_prefix(const TensorMap& state, const std::string& prefix) {

@@ -21,6 +21,11 @@ void write_fields(TensorMap& state, const std::string& prefix, const Fields& fie
 /// numbers before it have been set by then.
 void read_fields(const TensorMap& state, const std::string& prefix, const Fields& fields, const char* op);
 
+/// Adds "class.<name>", the version of what <name> writes.
+void write_class(TensorMap& state, const char* name);
+/// Throws for another version than write_class() gives.
+void check_version(const TensorMap& state, const char* name);
+
 /// The entries whose names begin with `prefix`, without it.
 TensorMap with_prefix(const TensorMap& state, const std::string& prefix);
 /// Adds `entries` to `state`, their names behind `prefix`.

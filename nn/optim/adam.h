@@ -17,7 +17,11 @@ struct AdamOptions {
   /// Throws Error for values out of range.
   void validate() const;
   nn::Fields fields();
-  BufferSpecs buffers() const { return {{"exp_avg", true}, {"exp_avg_sq", true}, {"max_exp_avg_sq", amsgrad}}; }
+  BufferSpecs buffers() const {
+    return {{"exp_avg", true},
+            {.name = "exp_avg_sq", .used = true, .squares = true},
+            {.name = "max_exp_avg_sq", .used = amsgrad, .squares = true}};
+  }
 };
 
 struct AdamWOptions {
@@ -32,7 +36,11 @@ struct AdamWOptions {
   /// Throws Error for values out of range.
   void validate() const;
   nn::Fields fields();
-  BufferSpecs buffers() const { return {{"exp_avg", true}, {"exp_avg_sq", true}, {"max_exp_avg_sq", amsgrad}}; }
+  BufferSpecs buffers() const {
+    return {{"exp_avg", true},
+            {.name = "exp_avg_sq", .used = true, .squares = true},
+            {.name = "max_exp_avg_sq", .used = amsgrad, .squares = true}};
+  }
 };
 
 /// Kingma and Ba, "Adam: a method for stochastic optimization", ICLR 2015; amsgrad: Reddi et al., "On the

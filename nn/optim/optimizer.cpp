@@ -7,8 +7,20 @@
 
 #include "core/autograd.h"
 #include "ops/create.h"
+#include "ops/reduce.h"
 
 namespace voxgrad::optim {
+namespace {
+
+/// What is not finite in a buffer would reach the parameters in the next step, as would the root of a negative square.
+void check_values(const char* op, const std::string& name, const Tensor& buffer, bool squares) {
+  if (buffer.numel() == 0) return;
+  const double low = amin(buffer).item(), high = amax(buffer).item();  // both NaN if one element is
+  check(std::isfinite(low) && std::isfinite(high), op, name, " must be finite, its values go from ", low, " to ", high);
+  check(!squares || low >= 0, op, name, " must not be negative, its values go from ", low, " to ", high);
+}
+
+}  // namespace
 
 Optimizer::Optimizer(const char* name, const std::vector<Tensors>& groups) : name_(name) {
   std::set<const TensorBody*> seen;
@@ -145,8 +157,7 @@ void Optimizer::set_lr(double lr) {
 
 TensorMap Optimizer::state_dict() const {
   TensorMap state;
-  int64_t version = 1;
-  nn::write_fields(state, "class.", {{name_, &version}});
+  nn::write_class(state, name_);
   for (size_t g = 0, first = 0; g < num_groups(); first += group_sizes_[g++]) {
     const std::string prefix = concat("param_groups.", g, '.');
     write_options(g, state, prefix);
@@ -168,6 +179,7 @@ TensorMap Optimizer::state_dict() const {
 
 void Optimizer::read_state(const TensorMap& state, std::vector<Slot>* loaded) {
   check(state.contains(std::string("class.") + name_), name_, "this is not the state of an ", name_);
+  nn::check_version(state, name_);
   size_t known = 1;
   const auto count_below = [&](const std::string& prefix) { return nn::with_prefix(state, prefix).size(); };
 
@@ -189,7 +201,7 @@ void Optimizer::read_state(const TensorMap& state, std::vector<Slot>* loaded) {
     const std::string prefix = concat("state.", i, '.');
     if (state.contains(prefix + "step")) {
       nn::read_fields(state, prefix, {{"step", &slot.step}}, name_);
-      check(slot.step > 0, name_, prefix, "step must be positive, got ", slot.step);
+      check_count(name_, prefix + "step", slot.step, 1);
       size_t entries = 1;
       for (size_t b = 0; b < specs[slot.group].size(); ++b) {
         const BufferSpec& spec = specs[slot.group][b];
@@ -199,6 +211,7 @@ void Optimizer::read_state(const TensorMap& state, std::vector<Slot>* loaded) {
         const Tensor& buffer = entry->second;
         check(buffer.defined() && buffer.shape() == slot.param.shape() && buffer.dtype() == slot.param.dtype(), name_,
               prefix, spec.name, " is ", describe(buffer), ", the parameter is ", describe(slot.param));
+        check_values(name_, prefix + spec.name, buffer, spec.squares);
         ++entries;
         if (loaded) slot.buffers[b] = buffer.to(slot.param.device()).clone().contiguous();
       }
@@ -223,6 +236,10 @@ void Optimizer::load_state_dict(const TensorMap& state) {
   BufferSpecs specs;
   for (size_t g = 0; g < num_groups(); ++g) read_options(g, state, concat("param_groups.", g, '.'), specs, true);
   slots_ = std::move(loaded);
+}
+
+void check_count(const char* op, const std::string& name, int64_t count, int64_t least) {
+  check(count >= least && count <= int64_t{1} << 62, op, name, " must lie in [", least, ", 2^62], got ", count);
 }
 
 void check_not_negative(const char* optimizer, std::initializer_list<std::pair<const char*, double>> options) {

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -26,6 +27,7 @@ struct ParamGroup {
 struct BufferSpec {
   std::string name;
   bool used;
+  bool squares = false;  ///< an average of squares, never negative
   friend bool operator==(const BufferSpec&, const BufferSpec&) = default;
 };
 inline constexpr size_t kMaxBuffers = 3;
@@ -57,7 +59,9 @@ class Optimizer {
   /// Throws as load_state_dict does, and changes nothing.
   void check_state_dict(const TensorMap& state) const;
   /// Takes over the options and copies of the buffers. Throws, before anything is changed, if `state` comes from
-  /// another kind of optimizer, from other groups or shapes, or is not complete.
+  /// another kind of optimizer, from other groups or shapes, or is not complete; if an option is one that the
+  /// constructor refuses, a step count lies outside [1, 2^62], a buffer holds a value that is not finite, or one of
+  /// squares (exp_avg_sq, max_exp_avg_sq, square_avg) a negative one.
   void load_state_dict(const TensorMap& state);
 
  protected:
@@ -155,7 +159,11 @@ class OptimizerOf : public Optimizer {
                     bool keep) override {
     Options read = options_[group];
     nn::read_fields(state, prefix, read.fields(), name());
-    read.validate();
+    try {
+      read.validate();
+    } catch (const Error& error) {  // "<name>: <option> must ..."
+      fail(name(), prefix, std::string_view(error.what()).substr(std::string_view(Options::kName).size() + 2));
+    }
     specs = read.buffers();
     if (keep) options_[group] = read;
   }
@@ -169,6 +177,9 @@ class OptimizerOf : public Optimizer {
 
   std::vector<Options> options_;
 };
+
+/// Throws "<op>: <name> must lie in [<least>, 2^62], got <count>": nobody counts from there to an overflow.
+void check_count(const char* op, const std::string& name, int64_t count, int64_t least);
 
 /// Throws "<optimizer>: <option> must be finite and at least 0, got -1" for the first of `options` that is not.
 void check_not_negative(const char* optimizer, std::initializer_list<std::pair<const char*, double>> options);

@@ -19,7 +19,9 @@ struct RmspropOptions {
   void validate() const;
   nn::Fields fields();
   BufferSpecs buffers() const {
-    return {{"square_avg", true}, {"momentum_buffer", momentum != 0}, {"grad_avg", centered}};
+    return {{.name = "square_avg", .used = true, .squares = true},
+            {"momentum_buffer", momentum != 0},
+            {"grad_avg", centered}};
   }
 };
 

@@ -10,8 +10,7 @@ Schedule::Schedule(const char* name, Optimizer& optimizer) : name_(name), optimi
 
 TensorMap Schedule::state_dict() const {
   TensorMap state;
-  int64_t version = 1;
-  nn::write_fields(state, "class.", {{name_, &version}});
+  nn::write_class(state, name_);
   nn::write_fields(state, "", const_cast<Schedule*>(this)->fields());
   return state;
 }
@@ -19,11 +18,12 @@ TensorMap Schedule::state_dict() const {
 void Schedule::read_state(const TensorMap& state, bool keep) {
   const nn::Fields own = fields();
   check(state.contains(std::string("class.") + name_), name_, "this is not the state of a ", name_);
+  nn::check_version(state, name_);
   check(state.size() == own.size() + 1, name_, "the state has ", state.size(), " entries, expected ", own.size() + 1);
   const TensorMap before = state_dict();
   try {
     nn::read_fields(state, "", own, name_);
-    check(fields_are_valid(), name_, "the state holds numbers that no schedule leaves");
+    check_fields();
   } catch (...) {
     nn::read_fields(before, "", own, name_);
     throw;
@@ -36,8 +36,6 @@ void Schedule::check_state_dict(const TensorMap& state) const {
 }
 
 void Schedule::load_state_dict(const TensorMap& state) { read_state(state, true); }
-
-constexpr int64_t kMostSteps = int64_t{1} << 62;  // nobody counts from here to an overflow
 
 StepSchedule::StepSchedule(const char* name, Optimizer& optimizer) : Schedule(name, optimizer) {
   for (size_t group = 0; group < optimizer.num_groups(); ++group) initial_.push_back(optimizer.lr(group));
@@ -60,9 +58,10 @@ nn::Fields StepSchedule::fields() {
   return list;
 }
 
-bool StepSchedule::fields_are_valid() const {
-  const auto valid = [](double lr) { return std::isfinite(lr) && lr >= 0; };
-  return steps_ >= 0 && steps_ <= kMostSteps && std::all_of(initial_.begin(), initial_.end(), valid);
+void StepSchedule::check_fields() const {
+  check_count(name(), "steps", steps_, 0);
+  for (size_t group = 0; group < initial_.size(); ++group)
+    check_not_negative(name(), {{concat("initial_lr.", group).c_str(), initial_[group]}});
 }
 
 StepLR::StepLR(Optimizer& optimizer, const StepLROptions& options)
@@ -162,8 +161,10 @@ nn::Fields ReduceLROnPlateau::fields() {
   return {{"best", &best_}, {"bad_steps", &bad_steps_}, {"cooldown_left", &cooldown_left_}};
 }
 
-bool ReduceLROnPlateau::fields_are_valid() const {
-  return !std::isnan(best_) && bad_steps_ >= 0 && cooldown_left_ >= 0;
+void ReduceLROnPlateau::check_fields() const {
+  check(!std::isnan(best_), name(), "best must not be NaN");
+  check_count(name(), "bad_steps", bad_steps_, 0);
+  check_count(name(), "cooldown_left", cooldown_left_, 0);
 }
 
 }  // namespace voxgrad::optim

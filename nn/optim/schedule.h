@@ -19,7 +19,8 @@ class Schedule {
   TensorMap state_dict() const;
   /// Throws as load_state_dict does, and changes nothing.
   void check_state_dict(const TensorMap& state) const;
-  /// Throws, before anything is changed, if `state` comes from another kind of schedule or is not complete.
+  /// Throws, before anything is changed, if `state` comes from another kind of schedule, is not complete, or holds
+  /// numbers that no run leaves: counts outside [0, 2^62], learning rates that are negative or not finite, NaN.
   void load_state_dict(const TensorMap& state);
 
  protected:
@@ -27,8 +28,8 @@ class Schedule {
   Optimizer& optimizer() const { return optimizer_; }
   const char* name() const { return name_; }
   virtual nn::Fields fields() = 0;
-  /// Whether the fields can be what a run of this schedule leaves.
-  virtual bool fields_are_valid() const = 0;
+  /// Throws unless the fields can be what a run of this schedule leaves.
+  virtual void check_fields() const = 0;
 
  private:
   void read_state(const TensorMap& state, bool keep);
@@ -53,7 +54,7 @@ class StepSchedule : public Schedule {
   /// Sets the learning rates for this number of steps; constructors of derived classes do, for 0.
   void set_steps(int64_t steps);
   nn::Fields fields() override;
-  bool fields_are_valid() const override;
+  void check_fields() const override;
 
  private:
   int64_t steps_ = 0;
@@ -139,7 +140,7 @@ class ReduceLROnPlateau : public Schedule {
 
  protected:
   nn::Fields fields() override;
-  bool fields_are_valid() const override;
+  void check_fields() const override;
 
  private:
   bool is_better(double metric) const;

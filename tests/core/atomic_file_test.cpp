@@ -1,8 +1,11 @@
 #include "core/atomic_file.h"
 
 #include <sys/resource.h>
+#include <sys/wait.h>
 
 #include <csignal>
+#include <thread>
+#include <vector>
 
 #include "tests/core/file_support.h"
 
@@ -57,6 +60,69 @@ TEST_F(AtomicFileTest, TwoWritersDoNotMix) {
   first.commit();
   EXPECT_EQ(get(path("a")), "first");
   EXPECT_EQ(file_count(), 1);
+}
+
+/// Runs `work` in a process of its own and returns what waitpid() says of its end.
+template <class Work>
+int in_child(Work work) {
+  const pid_t child = fork();
+  if (child == 0) {
+    work();
+    _exit(0);
+  }
+  int status = -1;
+  waitpid(child, &status, 0);
+  return status;
+}
+
+TEST_F(AtomicFileTest, FilesOfKilledWritersAreRemoved) {
+  const std::string other = ".b.voxgrad-0.tmp", alike = ".a.voxgrad-0.tmp.gz";
+  for (const std::string& name : {other, alike}) put(name, "not of this path");
+  for (const bool first_is_ready : {false, true}) {
+    const int status = in_child([&] {
+      AtomicFile first(path("a"), "test"), second(path("a"), "test"), third(path("a"), "test");
+      third.write("half");
+      if (first_is_ready) first.commit();
+      raise(SIGKILL);
+    });
+    ASSERT_TRUE(WIFSIGNALED(status));
+    EXPECT_EQ(file_count(), 5);
+    write_file(path("a"), "whole");
+    EXPECT_EQ(get(path("a")), "whole");
+    EXPECT_EQ(file_count(), 3);
+  }
+  for (const std::string& name : {other, alike}) EXPECT_TRUE(std::filesystem::exists(path(name)));
+}
+
+TEST_F(AtomicFileTest, FilesOfLiveWritersAreKept) {
+  AtomicFile file(path("a"), "test");
+  file.write("slow");
+  EXPECT_EQ(in_child([&] { write_file(path("a"), "quick"); }), 0);
+  EXPECT_EQ(get(path("a")), "quick");
+  file.commit();
+  EXPECT_EQ(get(path("a")), "slow");
+  EXPECT_EQ(file_count(), 1);
+}
+
+TEST_F(AtomicFileTest, ManyWritersAtOnce) {
+  std::vector<std::thread> writers;
+  for (int writer = 0; writer < 8; ++writer)
+    writers.emplace_back([&, writer] {
+      for (int i = 0; i < 20; ++i) write_file(path("a"), std::string(1000, static_cast<char>('a' + writer)));
+    });
+  for (std::thread& writer : writers) writer.join();
+  EXPECT_EQ(get(path("a")), std::string(1000, get(path("a"))[0]));
+  EXPECT_EQ(file_count(), 1);
+}
+
+TEST_F(AtomicFileTest, WritesAgainWhereItWasSent) {
+  AtomicFile file(path("a"), "test");
+  file.write("0000 data");
+  file.seek(2);
+  file.write("42");
+  file.commit();
+  EXPECT_EQ(get(path("a")), "0042 data");
+  EXPECT_ERROR(file.seek(0), "is closed already");
 }
 
 TEST_F(AtomicFileTest, LongNames) {

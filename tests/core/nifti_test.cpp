@@ -219,11 +219,23 @@ TEST_F(NiftiTest, TakesNoMemoryForClaims) {
   EXPECT_EQ(memory::stats().allocations, allocations);
 }
 
+TEST_F(NiftiTest, TakesNoMoreThanItMay) {
+  const std::string bytes = Volume().bytes;  // 24 voxels of one byte, which become f32
+  for (const auto& file : {put("v.nii", bytes), put("v.nii.gz", gzip(bytes))}) {
+    const int64_t allocations = memory::stats().allocations;
+    EXPECT_ERROR(load_nifti(file, Device::cpu(), {.max_bytes = 95}),
+                 "load_nifti: '" + file.string() + "': [2, 3, 4] f32 takes 96 bytes, more than max_bytes, which is 95");
+    EXPECT_EQ(memory::stats().allocations, allocations);
+    EXPECT_EQ(load_nifti(file, Device::cpu(), {.max_bytes = 96}).data.numel(), 24);
+  }
+}
+
 TEST_F(NiftiTest, DamagedGzip) {
   const std::string packed = gzip(Volume().bytes);
   std::string wrong = packed;
   wrong[wrong.size() - 8] ^= 1;
-  EXPECT_ERROR(load_nifti(put("v.nii.gz", wrong)), "damaged: ");
+  EXPECT_ERROR(load_nifti(put("v.nii.gz", wrong)),
+               "load_nifti: '" + path("v.nii.gz").string() + "': damaged: incorrect data check");
   EXPECT_ERROR(load_nifti(put("v.nii.gz", packed.substr(0, packed.size() - 9))), "truncated");
   EXPECT_ERROR(load_nifti(put("v.nii.gz", packed.substr(0, 300))), "truncated");
   EXPECT_ERROR(load_nifti(put("v.nii.gz", packed.substr(0, 5))), "truncated");

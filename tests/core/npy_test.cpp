@@ -154,15 +154,21 @@ const Malformed kMalformed[] = {
     {header_of("|u1", "Falsey", "(8,)"), "malformed header"},
     {header_of("|u1", "False", "8"), "malformed header: expected '('"},
     {header_of("|u1", "False", "[8]"), "malformed header: expected '('"},
-    {header_of("|u1", "False", "(8)"), "shape must be a tuple"},
-    {header_of("|u1", "False", "(,)"), "must hold non-negative 64-bit integers"},
-    {header_of("|u1", "False", "(8,,)"), "must hold non-negative 64-bit integers"},
-    {header_of("|u1", "False", "(-8,)"), "must hold non-negative 64-bit integers"},
-    {header_of("|u1", "False", "(08,)"), "must hold non-negative 64-bit integers"},
-    {header_of("|u1", "False", "(8.0,)"), "shape must be a tuple"},
-    {header_of("|u1", "False", "(2 4)"), "shape must be a tuple"},
-    {header_of("|u1", "False", "(1, 2 4)"), "malformed shape"},
-    {header_of("|u1", "False", "(99999999999999999999,)"), "must hold non-negative 64-bit integers"},
+    {header_of("|u1", "False", "(8)"), "shape must be a tuple: (8,), not (8)"},
+    {header_of("|u1", "False", "(,)"), "a size is missing in the shape"},
+    {header_of("|u1", "False", "(8,,)"), "a size is missing in the shape"},
+    {header_of("|u1", "False", "(-8,)"), "a size in the shape must not be negative, got '-8'"},
+    {header_of("|u1", "False", "(08,)"), "a size in the shape must be an integer, got '08'"},
+    {header_of("|u1", "False", "(8.0,)"), "a size in the shape must be an integer, got '8.0'"},
+    {header_of("|u1", "False", "(2.0, 4)"), "a size in the shape must be an integer, got '2.0'"},
+    {header_of("|u1", "False", "(2, 4e0)"), "a size in the shape must be an integer, got '4e0'"},
+    {header_of("|u1", "False", "(2, True)"), "a size in the shape must be an integer, got 'True'"},
+    {header_of("|u1", "False", "(2, 0x4)"), "a size in the shape must be an integer, got '0x4'"},
+    {header_of("|u1", "False", "('8',)"), "a size in the shape must be an integer, got ''8''"},
+    {header_of("|u1", "False", "(-99999999999999999999,)"), "must not be negative"},
+    {header_of("|u1", "False", "(2 4)"), "malformed header: expected ')'"},
+    {header_of("|u1", "False", "(1, 2 4)"), "malformed header: expected ')'"},
+    {header_of("|u1", "False", "(99999999999999999999,)"), "does not fit in 64 bits: '99999999999999999999'"},
     {header_of("|u1", "False", "(4294967296, 4294967296)"), "do not fit in 64 bits"},
     {header_of("|u1", "False", "(0, 4294967296, 4294967296)"), "do not fit in 64 bits"},
     {header_of("<f8", "False", "(2305843009213693952,)"), "do not fit in 64 bits"},
@@ -200,6 +206,15 @@ TEST_F(NpyTest, RefusesOtherFiles) {
   EXPECT_ERROR(load_npy(put("f", "PK\3\4 a zip archive")), "not a .npy file");
   EXPECT_ERROR(load_npy(path("none")), "load_npy: cannot read '" + path("none").string() + "': No such file");
   EXPECT_ERROR(load_npy(path("")), "it is a directory");
+}
+
+TEST_F(NpyTest, TakesNoMoreThanItMay) {
+  const auto file = put("f", file_of(header_of("<i4", "False", "(2, 3)"), elements<int32_t>(6)));
+  const int64_t allocations = memory::stats().allocations;
+  EXPECT_ERROR(load_npy(file, Device::cpu(), {.max_bytes = 23}),
+               "load_npy: '" + file.string() + "': [2, 3] i32 takes 24 bytes, more than max_bytes, which is 23");
+  EXPECT_EQ(memory::stats().allocations, allocations);
+  EXPECT_EQ(load_npy(file, Device::cpu(), {.max_bytes = 24}).numel(), 6);
 }
 
 TEST_F(NpyTest, RefusesToWrite) {

@@ -1,5 +1,6 @@
 #include "core/safetensors.h"
 
+#include "ops/create.h"
 #include "tests/core/file_support.h"
 
 namespace voxgrad {
@@ -22,7 +23,8 @@ const std::string kPairData = std::string("\1\2\3") + bytes_of(1.5f) + bytes_of(
 
 TEST_F(SafetensorsTest, ReadsBytes) {
   Metadata metadata{{"stale", "entry"}};
-  const TensorMap tensors = load_safetensors(put("f", file_of(kPair + "   ", kPairData)), Device::cpu(), &metadata);
+  const TensorMap tensors =
+      load_safetensors(put("f", file_of(kPair + " \t\r\n ", kPairData)), Device::cpu(), &metadata);
   ASSERT_EQ(tensors.size(), 2u);
   EXPECT_EQ(describe(tensors.at("a")), "[3, 1] u8 on cpu");
   EXPECT_EQ(tensors.at("a").to_vector<int64_t>(), (std::vector<int64_t>{1, 2, 3}));
@@ -109,7 +111,8 @@ const Malformed kMalformed[] = {
     {" {}", "must begin with '{'"},
     {"\xef\xbb\xbf{}", "must begin with '{'"},
     {"[]", "must begin with '{'"},
-    {"{}\n", "must end with '}'"},
+    {"{}x", "must end with '}'"},
+    {"{}\v", "must end with '}'"},
     {std::string("{}\0}", 4), "holds a zero byte"},
     {"{}}", "not valid JSON at byte"},
     {"{\"a\":}", "not valid JSON at byte"},
@@ -129,15 +132,22 @@ const Malformed kMalformed[] = {
     {"{\"a\":{\"data_offsets\":[0,8],\"data_offsets\":[0,8]}}", "tensor 'a': data_offsets is there twice"},
     {"{\"a\":{\"device\":\"cpu\"}}", "tensor 'a': unknown key 'device'"},
     {"{\"a\":" + entry("F33", "[2]", "[0,8]") + "}", "unknown dtype 'F33'"},
-    {"{\"a\":" + entry("F8_E4M3", "[8]", "[0,8]") + "}", "dtype F8_E4M3 is not supported"},
-    {"{\"a\":" + entry("U64", "[1]", "[0,8]") + "}", "dtype U64 is not supported"},
+    {"{\"a\":" + entry("F8_E4M3", "[8]", "[0,8]") + "}",
+     "tensor 'a': dtype F8_E4M3 is not supported; the option skip_unsupported"},
+    {"{\"a\":" + entry("U64", "[1]", "[0,8]") + "}",
+     "tensor 'a': dtype U64 is not supported; the option skip_unsupported"},
+    {"{\"a\":" + entry("I16", "[3]", "[0,8]") + "}", "tensor 'a': [3] I16 takes 6 bytes, data_offsets [0, 8] hold 8"},
+    {"{\"a\":" + entry("F4", "[15]", "[0,8]") + "}", "tensor 'a': [15] F4 takes 60 bits, which are no whole bytes"},
+    {"{\"a\":" + entry("F6_E2M3", "[2,5]", "[0,8]") + "}", "tensor 'a': [2, 5] F6_E2M3 takes 60 bits"},
+    {"{\"a\":" + entry("F4", "[18]", "[0,8]") + "}", "tensor 'a': [18] F4 takes 9 bytes, data_offsets [0, 8] hold 8"},
     {"{\"a\":" + entry("F32", "[-2]", "[0,8]") + "}", "a negative number is no valid shape"},
     {"{\"a\":" + entry("F32", "[2.0]", "[0,8]") + "}", "a number that is no 64-bit integer is no valid shape"},
     {"{\"a\":" + entry("F32", "[[2]]", "[0,8]") + "}", "an array is no valid shape"},
     {"{\"a\":" + entry("F32", "[true]", "[0,8]") + "}", "a boolean is no valid shape"},
     {"{\"a\":" + entry("F32", "[99999999999999999999]", "[0,8]") + "}", "is no valid shape"},
     {"{\"a\":" + entry("F32", "[9223372036854775808]", "[0,8]") + "}", "does not fit in 64 bits"},
-    {"{\"a\":" + entry("F32", "[4294967296,4294967296]", "[0,8]") + "}", "do not fit in 64 bits"},
+    {"{\"a\":" + entry("F32", "[4294967296,4294967296]", "[0,8]") + "}",
+     "tensor 'a': the bits of shape [4294967296, 4294967296] F32 do not fit in 64 bits"},
     {"{\"a\":" + entry("F32", "[0,4294967296,4294967296]", "[0,8]") + "}", "do not fit in 64 bits"},
     {"{\"a\":" + entry("F32", "[4611686018427387904]", "[0,8]") + "}", "do not fit in 64 bits"},
     {"{\"a\":" + entry("F32", "[1,1,1,1,1,1,1,1,2]", "[0,8]") + "}", "more than 8 axes"},
@@ -145,10 +155,11 @@ const Malformed kMalformed[] = {
     {"{\"a\":" + entry("F32", "[2]", "[0,8,8]") + "}", "must be two numbers"},
     {"{\"a\":" + entry("F32", "[2]", "[8,0]") + "}", "data_offsets [8, 0] do not lie in the 8 bytes"},
     {"{\"a\":" + entry("F32", "[2]", "[0,9]") + "}", "data_offsets [0, 9] do not lie in the 8 bytes"},
-    {"{\"a\":" + entry("F32", "[3]", "[0,8]") + "}", "[3] f32 takes 12 bytes, data_offsets [0, 8] hold 8"},
-    {"{\"a\":" + entry("F32", "[1]", "[4,8]") + "}", "hole at bytes 0 to 4"},
+    {"{\"a\":" + entry("F32", "[3]", "[0,8]") + "}", "tensor 'a': [3] F32 takes 12 bytes, data_offsets [0, 8] hold 8"},
+    {"{\"a\":" + entry("F32", "[1]", "[4,8]") + "}", "tensor 'a': the data have a hole at bytes 0 to 4"},
     {"{\"a\":" + entry("F32", "[1]", "[0,4]") + "}", "trailing bytes"},
-    {"{\"a\":" + entry("U8", "[3]", "[0,3]") + ",\"b\":" + entry("U8", "[4]", "[4,8]") + "}", "hole at bytes 3 to 4"},
+    {"{\"a\":" + entry("U8", "[3]", "[0,3]") + ",\"b\":" + entry("U8", "[4]", "[4,8]") + "}",
+     "tensor 'b': the data have a hole at bytes 3 to 4"},
     {"{\"a\":" + entry("U8", "[5]", "[0,5]") + ",\"b\":" + entry("U8", "[4]", "[4,8]") + "}", "overlap"},
     {"{\"a\":" + entry("U8", "[8]", "[0,8]") + ",\"b\":" + entry("U8", "[8]", "[0,8]") + "}", "overlap"},
     {"{\"a\":" + entry("U8", "[8]", "[0,8]") + ",\"a\":" + entry("U8", "[8]", "[0,8]") + "}",
@@ -172,7 +183,8 @@ TEST_F(SafetensorsTest, RefusesMalformedHeaders) {
 
 TEST_F(SafetensorsTest, RefusesBoolsOtherThanZeroAndOne) {
   const std::string header = "{\"a\":" + entry("BOOL", "[3]", "[0,3]") + "}";
-  EXPECT_ERROR(load_safetensors(put("f", file_of(header, std::string("\0\1\2", 3)))), "must be 0 or 1, found 2");
+  EXPECT_ERROR(load_safetensors(put("f", file_of(header, std::string("\0\1\2", 3)))),
+               "tensor 'a': a bool must be 0 or 1, found 2");
 }
 
 TEST_F(SafetensorsTest, TakesNoMemoryForClaims) {
@@ -180,6 +192,88 @@ TEST_F(SafetensorsTest, TakesNoMemoryForClaims) {
   const int64_t allocations = memory::stats().allocations;
   EXPECT_ERROR(load_safetensors(put("f", file_of(header, "12345678"))), "do not lie in the 8 bytes of data");
   EXPECT_EQ(memory::stats().allocations, allocations);
+}
+
+/// Tensors of dtypes that voxgrad does not have, and one that it has in between.
+const std::string kForeign =
+    "{\"__metadata__\":{\"k\":\"v\"},\"i\":" + entry("I8", "[3]", "[0,3]") + ",\"f\":" + entry("F32", "[1]", "[3,7]") +
+    ",\"h\":" + entry("F8_E5M2", "[1,2]", "[7,9]") + ",\"q\":" + entry("F4", "[2,3]", "[9,12]") +
+    ",\"s\":" + entry("F6_E3M2", "[4]", "[12,15]") + ",\"z\":" + entry("F4", "[0,3]", "[15,15]") + "}";
+const std::string kForeignData = std::string(3, '\1') + bytes_of(1.5f) + std::string(8, '\2');
+
+TEST_F(SafetensorsTest, ListsAndLoadsOneByOne) {
+  SafetensorsFile file(put("f", file_of(kForeign, kForeignData)));
+  std::string list;
+  for (const auto& [name, e] : file.entries())
+    list += concat(name, ' ', e.dtype, ' ', e.shape, ' ', e.begin, '-', e.end, e.loads_as ? " loads; " : "; ");
+  EXPECT_EQ(list,
+            "f F32 [1] 3-7 loads; h F8_E5M2 [1, 2] 7-9; i I8 [3] 0-3; q F4 [2, 3] 9-12; s F6_E3M2 [4] 12-15; "
+            "z F4 [0, 3] 15-15; ");
+  EXPECT_EQ(file.metadata(), (Metadata{{"k", "v"}}));
+  for (int time = 0; time < 2; ++time) EXPECT_EQ(file.load("f").to_vector(), (std::vector<double>{1.5}));
+  const std::string start = "SafetensorsFile: '" + path("f").string() + "': ";
+  EXPECT_ERROR(file.load("q"), start + "tensor 'q': dtype F4 is not supported");
+  EXPECT_ERROR(file.load("g"), start + "there is no tensor 'g'");
+  if (!cuda::is_available()) {
+    EXPECT_ERROR(file.load("f", Device::cuda()), "cuda:0");
+  }
+}
+
+TEST_F(SafetensorsTest, SkipsUnsupportedTensorsIfAsked) {
+  const auto file = put("f", file_of(kForeign, kForeignData));
+  EXPECT_ERROR(load_safetensors(file), "tensor 'h': dtype F8_E5M2 is not supported; the option skip_unsupported");
+  const TensorMap tensors = load_safetensors(file, Device::cpu(), nullptr, {.skip_unsupported = true});
+  ASSERT_EQ(tensors.size(), 1u);
+  EXPECT_EQ(tensors.at("f").to_vector(), (std::vector<double>{1.5}));
+}
+
+TEST_F(SafetensorsTest, TakesNoMoreThanItMay) {
+  save_safetensors(path("f"), {{"a", ones({300})}, {"b", ones({700})}});
+  const int64_t allocations = memory::stats().allocations;
+  EXPECT_ERROR(
+      load_safetensors(path("f"), Device::cpu(), nullptr, {.max_bytes = 3999}),
+      "'" + path("f").string() + "': loading all tensors takes 4000 bytes, more than max_bytes, which is 3999");
+  EXPECT_ERROR(SafetensorsFile(path("f"), {.max_bytes = 50}), "the header takes");
+  SafetensorsFile file(path("f"), {.max_bytes = 2000});
+  EXPECT_ERROR(file.load("b"), "tensor 'b': [700] F32 takes 2800 bytes, more than max_bytes, which is 2000");
+  EXPECT_EQ(memory::stats().allocations, allocations);
+  EXPECT_EQ(file.load("a").numel(), 300);
+  EXPECT_EQ(load_safetensors(path("f"), Device::cpu(), nullptr, {.max_bytes = 4000}).size(), 2u);
+}
+
+TEST_F(SafetensorsTest, ChecksumNoticesEveryChangedBit) {
+  const Tensor wide = full({2}, 0.5), narrow = full({3}, 7, {.dtype = u8});
+  save_safetensors(path("f"), {{"w", wide}, {"n", narrow}, {"e", empty({0})}}, {{"k", "v"}}, {.checksum = true});
+  Metadata metadata;
+  EXPECT_EQ(load_safetensors(path("f"), Device::cpu(), &metadata).at("n").to_vector(), narrow.to_vector());
+  EXPECT_EQ(metadata, (Metadata{{"k", "v"}}));
+  EXPECT_TRUE(SafetensorsFile(path("f")).has_checksum());
+  const std::string bytes = get(path("f"));
+  const size_t key = bytes.find("voxgrad.crc32");
+  for (size_t bit = 0; bit < 8 * bytes.size(); ++bit) {
+    std::string damaged = bytes;
+    damaged[bit / 8] = static_cast<char>(damaged[bit / 8] ^ (1 << bit % 8));
+    put("f", damaged);
+    if (bit / 8 >= key && bit / 8 < key + 13) continue;  // then there is none
+    EXPECT_THROW(load_safetensors(path("f")), Error) << "byte " << bit / 8;
+  }
+  std::string damaged = bytes;
+  damaged.back() ^= 1;
+  EXPECT_ERROR(load_safetensors(put("f", damaged)),
+               "load_safetensors: '" + path("f").string() + "': the file is damaged: its contents have the checksum ");
+
+  // The same contents in another order in the file, as another program may write them; and not quite the same.
+  const auto in_other_order = [&](const std::string& narrow_name, const std::string& shape, const std::string& dtype) {
+    const std::string header = "{\"" + narrow_name + "\":" + entry("U8", shape, "[0,3]") +
+                               ",\"w\":" + entry(dtype, "[2]", "[3,11]") + ",\"e\":" + entry("F32", "[0]", "[11,11]") +
+                               ",\"__metadata__\":{\"voxgrad.crc32\":\"" + bytes.substr(key + 16, 8) +
+                               "\",\"k\":\"v\"}}";
+    return load_safetensors(put("f", file_of(header, "\7\7\7" + bytes_of(0.5f) + bytes_of(0.5f)))).size();
+  };
+  EXPECT_EQ(in_other_order("n", "[3]", "F32"), 3u);
+  EXPECT_ERROR(in_other_order("m", "[3]", "F32"), "the file is damaged");
+  EXPECT_ERROR(in_other_order("n", "[1,3]", "F32"), "the file is damaged");
+  EXPECT_ERROR(in_other_order("n", "[3]", "I32"), "the file is damaged");
 }
 
 TEST_F(SafetensorsTest, RefusesWhatIsNoFile) {
@@ -199,7 +293,9 @@ TEST_F(SafetensorsTest, RefusesWhatMayNotBeRead) {
 TEST_F(SafetensorsTest, RefusesToWriteWhatItCouldNotRead) {
   EXPECT_ERROR(save_safetensors(path("f"), {{"a", Tensor()}}), "tensor 'a' is undefined");
   EXPECT_ERROR(save_safetensors(path("f"), {{"__metadata__", empty({1})}}), "no tensor may be named");
-  EXPECT_ERROR(save_safetensors(path("f"), {{"a\xff", empty({1})}}), "must be UTF-8");
+  EXPECT_ERROR(save_safetensors(path("f"), {{"a\xff", empty({1})}}), "the name of tensor 'a\xff' must be UTF-8");
+  EXPECT_ERROR(save_safetensors(path("f"), {}, {{"k", "v\xff"}}), "metadata 'v\xff' must be UTF-8");
+  EXPECT_ERROR(save_safetensors(path("f"), {}, {{"voxgrad.crc32", ""}}), "no metadata may be named voxgrad.crc32");
   EXPECT_ERROR(save_safetensors(path("none/f"), {{"a", empty({1})}}), "No such file or directory");
   EXPECT_EQ(file_count(), 0);
 }

@@ -1,6 +1,7 @@
 // Checkpoints: a run that was stopped and taken up again gives the bits of one that never stopped.
 #include "nn/checkpoint.h"
 
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 
@@ -145,6 +146,63 @@ TEST_F(Checkpoint, NothingChangesWhenOnePartDoesNotFit) {
   EXPECT_EQ(all_values(other.model.state_dict()), before);
   EXPECT_EQ(other.schedule->steps(), 0);
   EXPECT_EQ(default_generator().state(), generator);
+}
+
+TEST_F(Checkpoint, OneFlippedBitIsNoticed) {
+  Training run(Device::cpu()), other(Device::cpu());
+  run.train(2);
+  save_checkpoint(path, run.parts());
+  const std::vector<double> before = all_values(other.model.state_dict());
+  const SafetensorsEntry weight = SafetensorsFile(path).entries().at("model.up.weight");
+  std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+  uint64_t header = 0;
+  file.read(reinterpret_cast<char*>(&header), sizeof(header));
+  const auto position = static_cast<std::streamoff>(sizeof(header) + header) + weight.begin + 9;
+  const int byte = file.seekg(position).get();
+  file.seekp(position).put(static_cast<char>(byte ^ 1));
+  file.close();
+  EXPECT_ERROR(load_checkpoint(path, other.parts()), "load_checkpoint: '" + path.string() + "': the file is damaged");
+  EXPECT_ERROR(load_safetensors(path), "the file is damaged");
+  EXPECT_EQ(all_values(other.model.state_dict()), before);
+}
+
+TEST_F(Checkpoint, WithoutAChecksumThereIsAWarning) {
+  Training run(Device::cpu());
+  run.train(2);
+  save_checkpoint(path, run.parts(), {{"step", "2"}});
+  Metadata metadata;
+  const TensorMap tensors = load_safetensors(path, Device::cpu(), &metadata);
+  EXPECT_EQ(metadata, (Metadata{{"step", "2"}}));
+  testing::internal::CaptureStderr();
+  EXPECT_EQ(load_checkpoint(path, run.parts()), (Metadata{{"step", "2"}}));
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+
+  save_safetensors(path, tensors, metadata);
+  testing::internal::CaptureStderr();
+  EXPECT_EQ(load_checkpoint(path, run.parts()), (Metadata{{"step", "2"}}));
+  EXPECT_EQ(
+      testing::internal::GetCapturedStderr(),
+      "load_checkpoint: warning: '" + path.string() + "' has no checksum, damaged numbers in it would go unnoticed\n");
+}
+
+TEST_F(Checkpoint, RefusesNumbersThatNoRunLeaves) {
+  Training run(Device::cpu()), other(Device::cpu());
+  run.train(2);
+  save_checkpoint(path, run.parts());
+  const TensorMap good = load_safetensors(path);
+  const std::vector<double> before = all_values(other.model.state_dict());
+  const auto refuses = [&](const char* entry, double value, const char* message) {
+    TensorMap bad = good;
+    bad[entry] = full(good.at(entry).shape(), value, good.at(entry).options());
+    save_safetensors(path, bad, {}, {.checksum = true});
+    EXPECT_ERROR(load_checkpoint(path, other.parts()), message);
+  };
+  refuses("optimizer.state.1.step", 0x1.8p62, "AdamW: state.1.step must lie in [1, 2^62], got 69");
+  refuses("optimizer.state.0.max_exp_avg_sq", -1, "AdamW: state.0.max_exp_avg_sq must not be negative");
+  refuses("optimizer.param_groups.0.eps", std::nan(""), "AdamW: param_groups.0.eps must be finite");
+  refuses("schedule.steps", -1, "CosineAnnealingLR: steps must lie in [0, 2^62], got -1");
+  refuses("loader.epoch", -1, "data::Loader: the state is at batch");
+  EXPECT_EQ(all_values(other.model.state_dict()), before);
 }
 
 TEST_F(Checkpoint, RefusesMissingAndDamagedFiles) {
