@@ -20,6 +20,24 @@ void check_values(const char* op, const std::string& name, const Tensor& buffer,
   check(!squares || low >= 0, op, name, " must not be negative, its values go from ", low, " to ", high);
 }
 
+/// Each element is stepped once. The parameters are contiguous.
+void check_disjoint(const char* op, const Tensors& params) {
+  struct Range {
+    const char *begin, *end;
+    size_t number;
+  };
+  std::vector<Range> ranges;
+  for (size_t i = 0; i < params.size(); ++i) {
+    const auto* begin = static_cast<const char*>(params[i].raw_data());
+    const int64_t bytes = params[i].numel() * item_size(params[i].dtype());
+    if (bytes > 0) ranges.push_back({begin, begin + bytes, i});
+  }
+  std::sort(ranges.begin(), ranges.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
+  for (size_t i = 1; i < ranges.size(); ++i)
+    check(ranges[i - 1].end <= ranges[i].begin, op, "parameters ", std::min(ranges[i - 1].number, ranges[i].number),
+          " and ", std::max(ranges[i - 1].number, ranges[i].number), " share memory");
+}
+
 }  // namespace
 
 Optimizer::Optimizer(const char* name, const std::vector<Tensors>& groups) : name_(name) {
@@ -40,6 +58,9 @@ Optimizer::Optimizer(const char* name, const std::vector<Tensors>& groups) : nam
     group_sizes_.push_back(params.size());
   }
   check(!slots_.empty(), name, "got no parameters");
+  Tensors params;
+  for (const Slot& slot : slots_) params.push_back(slot.param);
+  check_disjoint(name, params);
 }
 
 void Optimizer::check_gradients() const {

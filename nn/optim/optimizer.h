@@ -33,7 +33,8 @@ struct BufferSpec {
 inline constexpr size_t kMaxBuffers = 3;
 using BufferSpecs = std::vector<BufferSpec>;
 
-/// Changes parameters by their gradients. The parameters must be contiguous f32 or f64 leaves, each given once.
+/// Changes parameters by their gradients. The parameters must be contiguous f32 or f64 leaves, each given once, that
+/// share no memory. For one thread at a time, while no other uses the parameters.
 class Optimizer {
  public:
   Optimizer(const Optimizer&) = delete;

@@ -169,6 +169,13 @@ TEST(Optimizer, RefusesBadParameters) {
   EXPECT_ERROR(SGD(Tensors{}), "SGD: parameter group 0 is empty");
   EXPECT_ERROR(SGD(std::vector<SGD::Group>{}), "SGD: got no parameters");
   EXPECT_ERROR(Adam({p, p}), "Adam: parameter 1 appears twice");
+  const Tensor whole = zeros({10});
+  const auto part = [&](int64_t start, int64_t length) {
+    return whole.narrow(0, start, length).detach().requires_grad_();
+  };
+  EXPECT_ERROR(Adam({part(5, 5), p, part(0, 6)}), "Adam: parameters 0 and 2 share memory");
+  EXPECT_ERROR(Adam({part(0, 10), part(3, 1)}), "Adam: parameters 0 and 1 share memory");
+  EXPECT_EQ(Adam({part(5, 5), part(0, 5), zeros({0}).requires_grad_()}).num_groups(), 1u);
   EXPECT_ERROR(Adam({p, Tensor()}), "Adam: parameter 1 is undefined");
   EXPECT_ERROR(Adam(Tensors{p.reshape({5, 1})}), "Adam: parameter 0 is the result of an operation");
   EXPECT_ERROR(Adam(Tensors{zeros({2}, {.dtype = bf16})}),
