@@ -17,6 +17,8 @@
 #include <memory>
 #include <optional>
 
+#include "examples/common/options.h"
+
 namespace {
 namespace vg = voxgrad;
 
@@ -97,7 +99,9 @@ int parse(int argc, char** argv, Options& options) {
   app.add_option("--size", options.size, "sizes: original, reduced, or auto (original on a GPU)")
       ->check(CLI::IsMember({"auto", "original", "reduced"}))
       ->capture_default_str();
-  app.add_option("--device", options.device, "auto, cpu, cuda or cuda:N")->capture_default_str();
+  app.add_option("--device", options.device, "auto, cpu, cuda or cuda:N")
+      ->check(examples::device_name())
+      ->capture_default_str();
   app.add_option("--dtype", options.dtype, "element type")->check(CLI::IsMember({"f32", "f64"}))->capture_default_str();
   app.add_option("--precision", options.precision, "of f32 on a GPU: highest (float32) or high (TF32)")
       ->check(CLI::IsMember({"highest", "high"}))
@@ -195,8 +199,7 @@ int main(int argc, char** argv) {
   Options options;
   if (const int code = parse(argc, argv, options); code >= 0) return code;
   try {
-    const vg::Device best = vg::cuda::is_available() ? vg::Device::cuda() : vg::Device::cpu();
-    const vg::Device device = options.device == "auto" ? best : vg::Device::parse(options.device);
+    const vg::Device device = examples::device_of(options.device);
     vg::set_float32_precision(options.precision == "high" ? vg::Float32Precision::high : vg::Float32Precision::highest);
     const bool original = options.size == "original" || (options.size == "auto" && device.is_cuda());
     vg::check(!options.cuda_graph || device.is_cuda(), "kernelbench", "--cuda-graph needs a GPU, the device is ",

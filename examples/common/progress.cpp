@@ -6,6 +6,8 @@
 #include <cmath>
 #include <cstdio>
 
+#include "examples/common/output.h"
+
 namespace examples {
 
 Progress::Progress(int64_t start, int64_t total, std::string unit, std::chrono::milliseconds interval)
@@ -17,6 +19,7 @@ Progress::Progress(int64_t start, int64_t total, std::string unit, std::chrono::
       interval_(terminal_ ? std::chrono::milliseconds(100) : interval) {}
 
 Progress::~Progress() {
+  if (!output_ready()) return;
   if (terminal_) std::printf("\n");
   std::fflush(stdout);
 }
@@ -27,7 +30,7 @@ double Progress::seconds() const {
 
 void Progress::update(int64_t done, const std::string& figure) {
   const auto now = std::chrono::steady_clock::now();
-  if (done < total_ && now - shown_ < interval_) return;
+  if ((done < total_ && now - shown_ < interval_) || !output_ready()) return;
   shown_ = now;
   const double rate = static_cast<double>(done - start_) / std::max(seconds(), 1e-9);
   const double left = rate > 0 ? static_cast<double>(std::max<int64_t>(total_ - done, 0)) / rate : 0;

@@ -8,7 +8,8 @@
 namespace examples {
 
 /// Reports steps `start` .. `total`: rate, a figure of the program's own, and the time left. Steps beyond `total`
-/// are counted, with a full bar and no time left.
+/// are counted, with a full bar and no time left. Nothing is printed while nobody reads what was printed before: work
+/// goes on, and can be stopped.
 class Progress {
  public:
   /// `unit` names what is counted ("step"). Lines are printed about every `interval` off a terminal.

@@ -8,7 +8,10 @@
 #include <cstdio>
 #include <iostream>
 
+#include "examples/common/options.h"
+#include "examples/common/output.h"
 #include "examples/common/progress.h"
+#include "examples/superres/pictures.h"
 #include "examples/superres/report.h"
 #include "examples/superres/train.h"
 #include "examples/superres/volume.h"
@@ -29,15 +32,20 @@ int64_t margin_of(const Options& options) { return options.train.patch / 5; }
 /// Reads the command line. Returns the exit code if the program is to end here, else -1.
 int parse(int argc, char** argv, Options& options) {
   CLI::App app{"3-D super-resolution of brain MRI with voxgrad"};
-  app.add_option("--volume", options.volume, "NIfTI volume to train and test on (default: ch2.nii.gz of mricron-data)");
+  app.add_option("--volume", options.volume, "NIfTI volume to train and test on (default: ch2.nii.gz of mricron-data)")
+      ->check(examples::not_empty());
   app.add_option("--test-volume", options.test_volume,
-                 "NIfTI volume for a second test (default: the macaque of mricron-data)");
+                 "NIfTI volume for a second test (default: the macaque of mricron-data)")
+      ->check(examples::not_empty());
   app.add_flag("--phantom", options.phantom, "a 3-D Shepp-Logan phantom in place of a scan");
-  app.add_option("--out", options.out, "folder for the results")->capture_default_str();
-  app.add_option("--device", options.device, "auto, cpu, cuda or cuda:N")->capture_default_str();
+  app.add_option("--out", options.out, "folder for the results, of one run at a time")
+      ->check(examples::not_empty())
+      ->capture_default_str();
+  app.add_option("--device", options.device, "auto, cpu, cuda or cuda:N")
+      ->check(examples::device_name())
+      ->capture_default_str();
   app.add_flag("--resume", options.resume, "go on from the checkpoint in --out");
   TrainOptions& train = options.train;
-  const auto positive = CLI::Range(int64_t{1}, int64_t{1} << 40);
   const CLI::Validator rate(
       [](const std::string& text) {
         double value = 0;
@@ -45,8 +53,11 @@ int parse(int argc, char** argv, Options& options) {
         return good ? std::string() : text + " is not in (0, 10]";
       },
       "FLOAT in (0, 10]");
-  app.add_option("--steps", train.steps, "optimizer steps")->check(positive)->capture_default_str();
-  app.add_option("--batch", train.batch, "patches a step (default: 8 on the CPU, 32 on a GPU)")->check(positive);
+  app.add_option("--steps", train.steps, "optimizer steps")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40))
+      ->capture_default_str();
+  app.add_option("--batch", train.batch, "patches a step (default: 8 on the CPU, 32 on a GPU)")
+      ->check(CLI::Range(1, 1 << 16));  // times the steps still fits
   app.add_option("--patch", train.patch, "low-resolution voxels along a patch's side")
       ->check(CLI::Range(8, 64))
       ->capture_default_str();
@@ -64,7 +75,9 @@ int parse(int argc, char** argv, Options& options) {
       ->check(CLI::IsMember({"highest", "high"}))
       ->capture_default_str();
   app.add_flag("--cuda-graph", train.cuda_graph, "capture a training step in a CUDA graph and replay it (needs a GPU)");
-  app.add_option("--seed", train.seed, "seed of all random numbers")->capture_default_str();
+  app.add_option("--seed", train.seed, "seed of all random numbers")
+      ->check(examples::whole_number())
+      ->capture_default_str();
   try {
     app.parse(argc, argv);
     if (options.phantom && !options.volume.empty())
@@ -124,8 +137,7 @@ void save_volume(const std::filesystem::path& path, const Volume& volume, const 
 }
 
 int run(const Options& options) {
-  const auto auto_device = vg::cuda::is_available() ? vg::Device::cuda() : vg::Device::cpu();
-  const vg::Device device = options.device == "auto" ? auto_device : vg::Device::parse(options.device);
+  const vg::Device device = examples::device_of(options.device);
   vg::runtime(device).require(device.index);
   vg::check(!options.train.cuda_graph || device.is_cuda(), "superres", "--cuda-graph needs a GPU, the device is ",
             device);
@@ -134,8 +146,12 @@ int run(const Options& options) {
 
   const Volume volume = main_volume(options);
   const std::optional<Volume> second = second_volume(options);
-  const std::filesystem::path out = options.out;
-  std::filesystem::create_directories(out);
+  const char* result_volume = volume.phantom ? "phantom-superres.nii.gz" : "superres.nii.gz";
+  const examples::OutputFolder folder(options.out);
+  const std::filesystem::path& out = folder.path();
+  for (const char* name : {"checkpoint.safetensors", "losses.csv", "losses.png", "held-out.png", "second-volume.png",
+                           result_volume, "model.safetensors", "report.md"})
+    folder.check_writable(name);  // now rather than after the training
 
   const int64_t slices = volume.data().size(0), split = slices / 3 * 2 / 2 * 2;
   const std::string held_out = vg::concat("slices ", split, "-", slices - 1);
@@ -146,6 +162,7 @@ int run(const Options& options) {
   RunSummary summary;
   const TrainResult trained = train(volume.data().narrow(0, 0, split), settled.train, device, out, options.resume);
   if (trained.interrupted) {
+    if (!examples::output_ready()) std::_Exit(130);  // nobody reads, and what is still to be printed must not wait
     std::printf("stopped after step %lld; --resume goes on from %s\n", static_cast<long long>(trained.steps),
                 (out / "checkpoint.safetensors").string().c_str());
     return 130;
@@ -172,8 +189,10 @@ int run(const Options& options) {
   summary.patch = settled.train.patch;
   summary.train_seconds = trained.seconds;
   summary.last_loss = trained.last_loss;
+  summary.losses = read_losses(out / "losses.csv");
   for (const TestResult& t : summary.tests) write_slices(out / (t.label + ".png"), t);
-  save_volume(out / (volume.phantom ? "phantom-superres.nii.gz" : "superres.nii.gz"), volume, model, settled, device);
+  if (!summary.losses.empty()) write_loss_curve(out / "losses.png", summary.losses);
+  save_volume(out / result_volume, volume, model, settled, device);
   vg::save_safetensors(out / "model.safetensors", model.state_dict());
   write_report(out / "report.md", summary);
   std::printf("trained in %s; pictures, report, volume and checkpoint are in %s\n",

@@ -1,4 +1,4 @@
-// What a run leaves behind: pictures, losses, figures.
+// What a run leaves behind: losses and figures.
 #pragma once
 
 #include <filesystem>
@@ -19,30 +19,28 @@ struct TestResult {
   Score trilinear, ours;
 };
 
+struct LossLine {
+  int64_t step;
+  double loss, lr;
+};
+
 struct RunSummary {
   std::string title;     ///< says so if the data is a phantom
   std::string training;  ///< what was trained on
   std::string device;
   int64_t parameters = 0, steps = 0, batch = 0, patch = 0;
   double train_seconds = 0, test_seconds = 0, last_loss = 0;
+  std::vector<LossLine> losses;
   std::vector<TestResult> tests;
 };
 
-/// The middle axial, coronal and sagittal slices, a row each, front or top upwards and the subject's right (in the
-/// sagittal slice the front) to the right: input (enlarged), trilinear, ours, truth, and the error of ours,
-/// five times amplified.
-void write_slices(const std::filesystem::path& path, const TestResult& test);
-
 /// "step,loss,learning_rate" and a line for each step.
-struct LossLine {
-  int64_t step;
-  double loss, lr;
-};
 void write_losses(const std::filesystem::path& path, const std::vector<LossLine>& lines);
 /// Reads back what write_losses wrote, for a resumed run.
 std::vector<LossLine> read_losses(const std::filesystem::path& path);
 
-/// A Markdown page with the figures and the pictures.
+/// A Markdown page with the figures and the pictures, which lie beside it: of each test LABEL.png, and losses.png if
+/// there are losses.
 void write_report(const std::filesystem::path& path, const RunSummary& summary);
 
 }  // namespace superres

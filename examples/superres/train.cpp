@@ -201,13 +201,11 @@ TrainResult train(const vg::Tensor& head, const TrainOptions& options, vg::Devic
     char figure[48];
     std::snprintf(figure, sizeof figure, "loss %.3e", recent_loss(losses));
     progress.update(result.steps, figure);
-    if (interrupt.requested() && result.steps < options.steps) {
-      result.interrupted = true;
-      break;
-    }
+    if (interrupt.requested()) break;
     if (result.steps % kSaveEvery == 0) save();
   }
   save();
+  result.interrupted = interrupt.requested();
   result.last_loss = recent_loss(losses);
   return result;
 }

@@ -28,7 +28,7 @@ struct TrainResult {
   int64_t steps = 0;         ///< done in all, earlier runs included
   double seconds = 0;        ///< of training, earlier runs included
   double last_loss = 0;      ///< mean over the last steps
-  bool interrupted = false;  ///< by Ctrl-C; the checkpoint was written
+  bool interrupted = false;  ///< by Ctrl-C, be it in the last step; the checkpoint was written
 };
 
 /// Trains on `head` (D, H, W) and leaves checkpoint.safetensors and losses.csv in `out`. With `resume` it goes on

@@ -3,13 +3,15 @@
 #include <algorithm>
 #include <condition_variable>
 #include <exception>
-#include <map>
 #include <mutex>
+#include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "core/autograd.h"
 #include "nn/data/seed.h"
+#include "ops/create.h"
 #include "ops/shape.h"
 
 namespace voxgrad::data {
@@ -17,6 +19,7 @@ namespace {
 
 constexpr const char* kOp = "data::Loader";
 constexpr int64_t kLastEpoch = int64_t{1} << 62;  // nobody counts from here to an overflow
+constexpr int64_t kLongestQueue = 1 << 20;
 
 Tensor stack_samples(const Tensors& tensors, const char* what) {
   for (const Tensor& tensor : tensors) {
@@ -30,24 +33,27 @@ Tensor stack_samples(const Tensors& tensors, const char* what) {
 
 }  // namespace
 
-/// The running epoch: workers claim batches in order and leave them in `done_`, from where the consumer takes them
-/// in order. Claims stay within a window before the consumer, which bounds what waits.
+/// The running epoch: workers claim batches in order, each with a slot to leave it in, from where the consumer takes
+/// them in order. Claims stay within the slots before the consumer, so that a worker needs no memory to deliver an
+/// error.
 class Loader::Epoch {
  public:
-  Epoch(const Dataset& dataset, const LoaderOptions& options, std::vector<int64_t> order, int64_t number,
-        int64_t first_batch, int64_t batches)
-      : dataset_(dataset),
-        options_(options),
+  Epoch(const Loader& loader, Sampler::Order order)
+      : dataset_(loader.dataset_),
+        options_(loader.options_),
         order_(std::move(order)),
-        number_(number),
-        batches_(batches),
-        taken_(first_batch),
-        claimed_(first_batch),
-        window_(options.num_workers * options.prefetch_factor) {
+        samples_(loader.sampler_->size()),
+        number_(loader.position_.epoch),
+        batches_(loader.size()),
+        taken_(loader.position_.batch),
+        claimed_(taken_),
+        slots_(static_cast<size_t>(std::min(options_.num_workers * options_.prefetch_factor, batches_ - taken_))) {
     try {
-      for (int i = 0; i < options.num_workers && first_batch + i < batches; ++i)
-        workers_.emplace_back([this] { work(); });
-    } catch (...) {  // no more threads to be had
+      for (int i = 0; i < options_.num_workers && i < batches_ - taken_; ++i) workers_.emplace_back([this] { work(); });
+    } catch (const std::system_error& error) {
+      stop();
+      fail(kOp, "thread ", workers_.size() + 1, " of ", options_.num_workers, " cannot be started: ", error.what());
+    } catch (...) {
       stop();
       throw;
     }
@@ -63,35 +69,39 @@ class Loader::Epoch {
   Sample next() {
     if (workers_.empty()) return make_batch(taken_++);
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return done_.contains(taken_); });
-    auto result = done_.extract(taken_++);
+    Slot& slot = slot_of(taken_);
+    changed_.wait(lock, [&] { return slot.ready; });
+    Slot result = std::exchange(slot, {});
+    ++taken_;
     lock.unlock();
     changed_.notify_all();
-    if (result.mapped().error) std::rethrow_exception(result.mapped().error);
-    return std::move(result.mapped().batch);
+    if (result.error) std::rethrow_exception(result.error);
+    return std::move(result.batch);
   }
 
  private:
-  struct Result {
+  struct Slot {
     Sample batch;
     std::exception_ptr error;
+    bool ready = false;
   };
+  Slot& slot_of(int64_t batch) { return slots_[static_cast<size_t>(batch) % slots_.size()]; }
 
   void work() {
     std::unique_lock lock(mutex_);
     while (true) {
-      changed_.wait(lock, [&] { return stopping_ || claimed_ == batches_ || claimed_ < taken_ + window_; });
+      changed_.wait(lock, [&] { return stopping_ || claimed_ == batches_ || claimed_ - taken_ < std::ssize(slots_); });
       if (stopping_ || claimed_ == batches_) return;
       const int64_t batch = claimed_++;
+      Slot& slot = slot_of(batch);  // nobody else's until it is ready
       lock.unlock();
-      Result result;
       try {
-        result.batch = make_batch(batch);
+        slot.batch = make_batch(batch);
       } catch (...) {
-        result.error = std::current_exception();
+        slot.error = std::current_exception();
       }
       lock.lock();
-      done_.emplace(batch, std::move(result));
+      slot.ready = true;
       changed_.notify_all();
     }
   }
@@ -99,10 +109,12 @@ class Loader::Epoch {
   Sample make_batch(int64_t batch) const {
     NoGradGuard no_grad;
     const int64_t begin = batch * options_.batch_size;
-    const int64_t end = std::min(begin + options_.batch_size, static_cast<int64_t>(order_.size()));
+    const int64_t count = std::min(options_.batch_size, samples_ - begin);
     Tensors inputs, targets;
-    for (int64_t i = begin; i < end; ++i) {
-      const int64_t index = order_[static_cast<size_t>(i)];
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t index = order_(begin + i);
+      check(index >= 0 && index < dataset_.size(), kOp, "the sampler gave index ", index, " for a dataset of ",
+            dataset_.size());
       Generator random(derived_seed(options_.seed, number_, index));
       Sample sample = dataset_.get(index, random);
       check(sample.input.defined(), kOp, "the input of sample ", index, " is undefined");
@@ -123,14 +135,13 @@ class Loader::Epoch {
 
   const Dataset& dataset_;
   const LoaderOptions options_;
-  const std::vector<int64_t> order_;
-  const int64_t number_, batches_;
+  const Sampler::Order order_;
+  const int64_t samples_, number_, batches_;
   int64_t taken_, claimed_;
-  const int64_t window_;
+  std::vector<Slot> slots_;
   bool stopping_ = false;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::map<int64_t, Result> done_;
   std::vector<std::thread> workers_;
 };
 
@@ -139,8 +150,9 @@ Loader::Loader(const Dataset& dataset, const LoaderOptions& options)
   check(options.batch_size > 0, kOp, "batch_size must be positive, got ", options.batch_size);
   check(options.num_workers >= 0 && options.num_workers <= 1024, kOp, "num_workers must lie in [0, 1024], got ",
         options.num_workers);
-  check(options.prefetch_factor > 0 && options.prefetch_factor <= 1 << 20, kOp,
-        "prefetch_factor must lie in [1, 2^20], got ", options.prefetch_factor);
+  check(options.prefetch_factor > 0 && options.prefetch_factor <= kLongestQueue / std::max(options.num_workers, 1), kOp,
+        "prefetch_factor must lie in [1, 2^20 / num_workers], got ", options.prefetch_factor, " with ",
+        options.num_workers, " workers");
   check(!(options.shuffle && options.sampler), kOp, "shuffle and sampler exclude each other");
   if (sampler_) return;
   if (options.shuffle)
@@ -166,14 +178,7 @@ void Loader::set_epoch(int64_t epoch) {
 Loader::Iterator::Iterator(Loader& loader) : loader_(&loader) {
   Position& position = loader.position_;
   if (loader.running_) position = {position.epoch + 1, 0};  // the last loop was left early
-  std::vector<int64_t> order = loader.sampler_->order(position.epoch);
-  check(static_cast<int64_t>(order.size()) == loader.sampler_->size(), kOp, "the sampler promised ",
-        loader.sampler_->size(), " samples and gave ", order.size());
-  for (int64_t index : order)
-    check(index >= 0 && index < loader.dataset_.size(), kOp, "the sampler gave index ", index, " for a dataset of ",
-          loader.dataset_.size());
-  epoch_ = std::make_shared<Epoch>(loader.dataset_, loader.options_, std::move(order), position.epoch, position.batch,
-                                   loader.size());
+  epoch_ = std::make_shared<Epoch>(loader, loader.sampler_->order(position.epoch));
   loader.running_ = epoch_.get();
   ++*this;
 }
@@ -200,14 +205,36 @@ TensorMap Loader::state_dict() const {
   if (running_ && next.batch >= size()) next = {next.epoch + 1, 0};
   uint64_t seed = options_.seed;
   int64_t batch_size = options_.batch_size, samples = sampler_->size();
+  bool drop_last = options_.drop_last;
+  const std::string name = sampler_->name();
+  const std::vector<uint8_t> bytes(name.begin(), name.end());
   TensorMap state;
+  state["sampler"] = from_span<uint8_t>(bytes, {std::ssize(bytes)});
   nn::write_fields(state, "",
                    {{"epoch", &next.epoch},
                     {"batch", &next.batch},
                     {"seed", &seed},
                     {"batch_size", &batch_size},
-                    {"samples", &samples}});
+                    {"samples", &samples},
+                    {"drop_last", &drop_last}});
   return state;
+}
+
+void Loader::check_order(const TensorMap& state) const {
+  if (const auto entry = state.find("sampler"); entry != state.end()) {
+    const Tensor& text = entry->second;
+    check(text.defined() && text.dim() == 1 && text.dtype() == u8, kOp, "sampler must be a text of u8, got ",
+          describe(text));
+    const Tensor bytes = text.to(Device::cpu()).contiguous();
+    const std::string name(bytes.data<uint8_t>(), bytes.data<uint8_t>() + bytes.numel());
+    check(name == sampler_->name(), kOp, "the state is a position in the order of ", name,
+          "; this loader's is that of ", sampler_->name());
+  }
+  if (!state.contains("drop_last")) return;
+  bool drop_last = false;
+  nn::read_fields(state, "", {{"drop_last", &drop_last}}, kOp);
+  check(drop_last == options_.drop_last, kOp, std::boolalpha, "the state has drop_last ", drop_last,
+        ", this loader has ", options_.drop_last);
 }
 
 Loader::Position Loader::read_state(const TensorMap& state) const {
@@ -224,6 +251,7 @@ Loader::Position Loader::read_state(const TensorMap& state) const {
   check(seed == options_.seed && batch_size == options_.batch_size && samples == sampler_->size(), kOp,
         "the state has seed ", seed, ", batch size ", batch_size, " and ", samples, " samples; this loader has seed ",
         options_.seed, ", batch size ", options_.batch_size, " and ", sampler_->size(), " samples");
+  check_order(state);
   check(position.epoch >= 0 && position.epoch <= kLastEpoch && position.batch >= 0 && position.batch <= size(), kOp,
         "the state is at batch ", position.batch, " of epoch ", position.epoch, "; an epoch has ", size(), " batches");
   return position;

@@ -18,15 +18,15 @@ struct LoaderOptions {
   /// A worker makes whole batches. 0: they are made in the calling thread, when they are asked for.
   int num_workers = 0;
   bool drop_last = false;       ///< leave out a last batch that is not full
-  int64_t prefetch_factor = 2;  ///< finished batches that may wait, for each worker
+  int64_t prefetch_factor = 2;  ///< finished batches that may wait, for each worker; 2^20 in all at most
   uint64_t seed = 0;            ///< of the order and of what get() draws
   /// In place of `shuffle`.
   std::shared_ptr<const Sampler> sampler{};
 };
 
 /// `for (auto [x, y] : loader)` is one epoch; the next loop is the next epoch, with another order and other
-/// random numbers. What a worker throws is thrown at its batch, which counts as handed out; leaving the loop early ends
-/// the workers.
+/// random numbers. What a worker throws, or an index outside of the dataset, is thrown at its batch, which counts as
+/// handed out; leaving the loop early ends the workers.
 /// One loop at a time.
 class Loader {
  public:
@@ -48,7 +48,8 @@ class Loader {
   TensorMap state_dict() const;
   /// Throws as load_state_dict does, and changes nothing.
   void check_state_dict(const TensorMap& state) const;
-  /// Throws, before anything is changed, if the state's seed, batch size or number of samples are others.
+  /// Throws, before anything is changed, if the state's seed, batch size, number of samples, drop_last or the name of
+  /// its sampler are others. The last two are missing in states of earlier versions, and are not compared then.
   void load_state_dict(const TensorMap& state);
 
   class Epoch;
@@ -84,6 +85,8 @@ class Loader {
     int64_t batch = 0;
   };
   Position read_state(const TensorMap& state) const;
+  /// Throws if the state was saved in another order.
+  void check_order(const TensorMap& state) const;
 
   const Dataset& dataset_;
   LoaderOptions options_;

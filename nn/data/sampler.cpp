@@ -1,7 +1,5 @@
 #include "nn/data/sampler.h"
 
-#include <numeric>
-
 #include "core/error.h"
 #include "nn/data/seed.h"
 #include "ops/create.h"
@@ -12,19 +10,19 @@ SequentialSampler::SequentialSampler(int64_t size) : size_(size) {
   check(size >= 0, "SequentialSampler", "size must not be negative, got ", size);
 }
 
-std::vector<int64_t> SequentialSampler::order(int64_t) const {
-  std::vector<int64_t> indices(static_cast<size_t>(size_));
-  std::iota(indices.begin(), indices.end(), int64_t{0});
-  return indices;
+Sampler::Order SequentialSampler::order(int64_t) const {
+  return [](int64_t position) { return position; };
 }
 
 RandomSampler::RandomSampler(int64_t size, uint64_t seed) : size_(size), seed_(seed) {
   check(size >= 0, "RandomSampler", "size must not be negative, got ", size);
 }
 
-std::vector<int64_t> RandomSampler::order(int64_t epoch) const {
+Sampler::Order RandomSampler::order(int64_t epoch) const {
   Generator random(derived_seed(seed_, epoch, kOrderStream));
-  return randperm(size_, &random).to_vector<int64_t>();
+  return [order = randperm(size_, &random)](int64_t position) { return order.data<int64_t>()[position]; };
 }
+
+std::string RandomSampler::name() const { return concat("RandomSampler(seed ", seed_, ")"); }
 
 }  // namespace voxgrad::data

@@ -1,13 +1,19 @@
 // The example programs, run as a user runs them: what they print and leave behind, how they refuse, stop and resume.
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <stdlib.h>
+#include <sys/file.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
+#include <thread>
 
 #include "core/nifti.h"
 #include "core/safetensors.h"
@@ -38,9 +44,10 @@ class Programs : public testing::Test {
   };
 
   /// Runs a program in the test's folder.
-  Result run(const std::string& command) const {
+  Result run(const std::string& command, const std::string& streams = ">log 2>&1") const {
     const fs::path log = folder_ / "log";
-    const std::string line = "cd '" + folder_.string() + "' && '" EXAMPLES_DIR "/'" + command + " >log 2>&1 </dev/null";
+    const std::string line =
+        "cd '" + folder_.string() + "' && '" EXAMPLES_DIR "/'" + command + ' ' + streams + " </dev/null";
     const int status = std::system(line.c_str());
     return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, read(log)};
   }
@@ -87,7 +94,8 @@ TEST_F(Programs, SuperresLeavesItsResults) {
   const fs::path out = folder_ / "results";
   EXPECT_NE(result.output.find("This is a phantom"), std::string::npos);
   EXPECT_NE(read(out / "report.md").find("phantom"), std::string::npos);
-  EXPECT_EQ(read(out / "held-out.png").substr(1, 3), "PNG");
+  EXPECT_NE(read(out / "report.md").find("(losses.png)"), std::string::npos);
+  for (const char* picture : {"held-out.png", "losses.png"}) EXPECT_EQ(read(out / picture).substr(1, 3), "PNG");
   const std::string losses = read(out / "losses.csv");
   EXPECT_EQ(std::count(losses.begin(), losses.end(), '\n'), 4);
   EXPECT_EQ(load_nifti(out / "phantom-superres.nii.gz").data.shape(), (Shape{128, 128, 128}));
@@ -131,6 +139,46 @@ TEST_F(Programs, SuperresResumedAfterItsLastStepTakesNoMore) {
   EXPECT_NE(some.output.find("holds the losses of 1 of the 3 steps"), std::string::npos) << some.output;
 }
 
+TEST_F(Programs, SuperresHasItsFolderForItself) {
+  fs::create_directory(folder_ / "shared");
+  const int lock = open((folder_ / "shared/.lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+  ASSERT_EQ(flock(lock, LOCK_EX), 0);
+  expect_refused(kTiny + "--steps 1 --out shared", 1, "'shared' is in use by another run");
+  close(lock);
+  EXPECT_EQ(run(kTiny + "--steps 1 --out shared").code, 0);
+}
+
+TEST_F(Programs, LostOutputIsAFailure) {
+  for (const char* command : {"superres --help", "kernelbench --device cpu --model 73 --steps 1", "quickstart"}) {
+    const Result result = run(command, ">/dev/full 2>log");
+    EXPECT_EQ(result.code, 1) << command;
+    EXPECT_EQ(result.output, "the standard output could not be written\n") << command;
+  }
+}
+
+// Nobody reads what the program prints, and the pipe is full: it trains on, and one signal ends it. Its steps are more
+// than there could be memory for an order of their patches.
+TEST_F(Programs, SuperresStopsThoughItsOutputIsNotRead) {
+  const std::string command = "cd '" + folder_.string() +
+                              "' && echo $$ >pid && head -c 65536 /dev/zero && exec '" EXAMPLES_DIR "/'" + kTiny +
+                              "--steps 1099511627776 --out out 2>log";
+  FILE* unread = popen(command.c_str(), "r");
+  ASSERT_NE(unread, nullptr);
+  const auto within = [](int seconds, const auto& condition) {
+    for (int i = 0; i < 100 * seconds && !condition(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    return condition();
+  };
+  EXPECT_TRUE(within(60, [&] { return fs::exists(folder_ / "out/checkpoint.safetensors"); }));
+  const pid_t process = std::stoi(read(folder_ / "pid"));
+  kill(process, SIGTERM);
+  int status = 0;
+  pid_t ended = 0;
+  EXPECT_TRUE(within(30, [&] { return ended != 0 || (ended = waitpid(process, &status, WNOHANG)) != 0; }));
+  if (ended == 0) kill(process, SIGKILL);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 130) << status << read(folder_ / "log");
+  pclose(unread);
+}
+
 TEST_F(Programs, MisuseExitsWith2) {
   for (const char* program : {"superres", "kernelbench"}) {
     expect_refused(std::string(program) + " --no-such-option", 2, "--no-such-option");
@@ -140,6 +188,14 @@ TEST_F(Programs, MisuseExitsWith2) {
   }
   expect_refused("superres --steps 0", 2, "--steps");
   expect_refused("superres --steps many", 2, "--steps");
+  expect_refused("superres --phantom --steps 4294967296 --batch 4294967296", 2, "--batch");
+  expect_refused("superres --steps 18446744073709551617", 2, "--steps");
+  for (const char* seed : {"-1", "18446744073709551616", "1e3", "010"})
+    expect_refused(std::string("superres --seed ") + seed, 2, "is not a whole number from 0 to 2^64 - 1");
+  for (const char* option : {"--volume", "--test-volume", "--out"})
+    expect_refused(std::string("superres ") + option + " ''", 2, std::string(option) + ": must not be empty");
+  for (const char* program : {"superres", "kernelbench"})
+    expect_refused(std::string(program) + " --device gpu", 2, "expected cpu, cuda or cuda:N, got 'gpu'");
   expect_refused("superres --lr nan", 2, "--lr");
   expect_refused("superres --channels 6", 2, "multiple of 4");
   expect_refused("superres --phantom --volume x.nii", 2, "exclude each other");
@@ -152,7 +208,6 @@ TEST_F(Programs, MisuseExitsWith2) {
 TEST_F(Programs, FailuresExitWith1) {
   expect_refused("superres --volume missing.nii", 1, "missing.nii");
   expect_refused("superres --volume .", 1, "directory");
-  expect_refused("superres --phantom --device tpu", 1, "expected cpu, cuda or cuda:N, got 'tpu'");
   expect_refused("superres --phantom --device cuda:63", 1, "device cuda:63 asked for: ");
   expect_refused("kernelbench --device cuda:63", 1, "device cuda:63 asked for: ");
   expect_refused("kernelbench --device cpu --cuda-graph", 1, "--cuda-graph needs a GPU, the device is cpu");
@@ -160,6 +215,9 @@ TEST_F(Programs, FailuresExitWith1) {
   expect_refused(kTiny + "--out empty --resume", 1, "checkpoint.safetensors");
   std::ofstream(folder_ / "file") << "in the way";
   expect_refused(kTiny + "--steps 1 --out file", 1, "superres: ");
+  fs::create_directories(folder_ / "blocked/report.md");
+  expect_refused(kTiny + "--steps 1 --out blocked", 1, "report.md': it is a directory");
+  EXPECT_FALSE(fs::exists(folder_ / "blocked/model.safetensors"));
   std::ofstream(folder_ / "broken.nii") << "this is no volume";
   expect_refused("superres --volume broken.nii", 1, "broken.nii");
 }

@@ -4,9 +4,12 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <filesystem>
 
+#include "examples/common/canvas.h"
 #include "examples/common/progress.h"
 #include "examples/superres/evaluate.h"
+#include "examples/superres/pictures.h"
 #include "examples/superres/volume.h"
 
 namespace superres {
@@ -98,6 +101,30 @@ TEST(Progress, BarIsAsWideAtAnyStep) {
     EXPECT_EQ(examples::bar_text(done, total, 4), "####");
   EXPECT_EQ(examples::bar_text(-1, 0, 4), "####");
   EXPECT_EQ(examples::bar_text(-1, 5, 4), "....");
+}
+
+TEST(Pictures, LossesOfAnySizeHaveACurve) {
+  const std::filesystem::path path = std::filesystem::path(testing::TempDir()) / "voxgrad-losses.png";
+  for (const auto& losses : std::vector<std::vector<LossLine>>{{{1, 0.5, 0}},
+                                                               {{1, 0, 0}, {2, 0, 0}},
+                                                               {{7, 1e-9, 0}, {8, 1e9, 0}},
+                                                               std::vector<LossLine>(1001, {3, 0.1, 0})}) {
+    std::filesystem::remove(path);
+    write_loss_curve(path, losses);
+    EXPECT_GT(std::filesystem::file_size(path), 1000u);
+  }
+  std::filesystem::remove(path);
+}
+
+TEST(Canvas, RefusesWhatDoesNotFit) {
+  examples::Canvas canvas(4, 3, 0);
+  const std::vector<uint8_t> pixels(12);
+  canvas.pixels(0, 0, 4, 3, pixels);
+  EXPECT_THROW(canvas.pixels(1, 0, 4, 3, pixels), vg::Error);
+  EXPECT_THROW(canvas.pixels(0, 0, 4, 2, pixels), vg::Error);
+  EXPECT_THROW(examples::Canvas(0, 3, 0), vg::Error);
+  EXPECT_THROW(examples::Canvas(40000, 3, 0), vg::Error);
+  EXPECT_THROW(canvas.save("/no such folder/picture.png"), vg::Error);
 }
 
 TEST(Phantom, IsAHeadInABox) {

@@ -49,21 +49,30 @@ TEST(Dataset, TensorDatasetSelectsRows) {
   EXPECT_ERROR(FunctionDataset(1, nullptr), "FunctionDataset: the function is empty");
 }
 
+std::vector<int64_t> visited(const data::Sampler& sampler, int64_t epoch) {
+  const data::Sampler::Order order = sampler.order(epoch);
+  std::vector<int64_t> indices;
+  for (int64_t position = 0; position < sampler.size(); ++position) indices.push_back(order(position));
+  return indices;
+}
+
 TEST(Sampler, OrdersDependOnSeedAndEpochOnly) {
   const data::RandomSampler a(50, 1), b(50, 1), other(50, 2);
-  const std::vector<int64_t> order = a.order(3);
-  EXPECT_EQ(order, b.order(3));
-  EXPECT_NE(order, a.order(4));
-  EXPECT_NE(order, other.order(3));
+  const std::vector<int64_t> order = visited(a, 3);
+  EXPECT_EQ(order, visited(b, 3));
+  EXPECT_NE(order, visited(a, 4));
+  EXPECT_NE(order, visited(other, 3));
   EXPECT_EQ(std::set<int64_t>(order.begin(), order.end()).size(), 50u);
-  EXPECT_EQ(data::SequentialSampler(3).order(7), (std::vector<int64_t>{0, 1, 2}));
+  EXPECT_EQ(visited(data::SequentialSampler(3), 7), (std::vector<int64_t>{0, 1, 2}));
+  EXPECT_EQ(visited(data::RandomSampler(8, 3), 1),
+            (std::vector<int64_t>{5, 7, 4, 3, 1, 6, 0, 2}));  // checkpoints count on it
   EXPECT_ERROR(data::RandomSampler(-1), "RandomSampler: size must not be negative");
 }
 
 TEST(Sampler, PermutationsAreUniform) {
   std::vector<int> counts(6);
   for (int64_t epoch = 0; epoch < 6000; ++epoch) {
-    const std::vector<int64_t> p = data::RandomSampler(3, 9).order(epoch);
+    const std::vector<int64_t> p = visited(data::RandomSampler(3, 9), epoch);
     ++counts[static_cast<size_t>(p[0] * 2 + (p[1] > p[2]))];
   }
   for (int count : counts) EXPECT_NEAR(count, 1000, 5 * 29);
@@ -237,6 +246,67 @@ TEST(Loader, ResumesInTheMiddleOfAnEpoch) {
   EXPECT_EQ(state.at("batch").item<int>(), 0);
 }
 
+/// Every second sample.
+class EvenSampler : public data::Sampler {
+ public:
+  explicit EvenSampler(int64_t size) : size_(size) {}
+  int64_t size() const override { return size_; }
+  Order order(int64_t) const override {
+    return [](int64_t position) { return 2 * position; };
+  }
+  std::string name() const override { return "EvenSampler"; }
+
+ private:
+  int64_t size_;
+};
+
+TEST(Loader, AStateBelongsToItsOrder) {
+  const data::TensorDataset dataset(arange(0, 10));
+  const auto even = std::make_shared<EvenSampler>(5);
+  Loader shuffled(dataset, {.shuffle = true}), sequential(dataset), dropping(dataset, {.drop_last = true}),
+      own(dataset, {.sampler = even}),
+      reseeded(dataset, {.sampler = std::make_shared<data::RandomSampler>(10, /*seed=*/3)});
+  const TensorMap state = shuffled.state_dict();
+  EXPECT_ERROR(sequential.load_state_dict(state),
+               "data::Loader: the state is a position in the order of RandomSampler(seed 0); this loader's is that of "
+               "SequentialSampler");
+  EXPECT_ERROR(reseeded.check_state_dict(state), "this loader's is that of RandomSampler(seed 3)");
+  EXPECT_ERROR(sequential.check_state_dict(dropping.state_dict()),
+               "data::Loader: the state has drop_last true, this loader has false");
+  own.begin();
+  Loader resumed(dataset, {.sampler = even});
+  resumed.load_state_dict(own.state_dict());
+  EXPECT_EQ(resumed.begin()->input.item(), 2);
+
+  TensorMap earlier = state;  // without what earlier versions did not write
+  earlier.erase("sampler");
+  earlier.erase("drop_last");
+  sequential.load_state_dict(earlier);
+  earlier["sampler"] = zeros({2});
+  EXPECT_ERROR(sequential.load_state_dict(earlier), "data::Loader: sampler must be a text of u8, got [2] f32 on cpu");
+}
+
+// Nothing is held for each sample of an epoch, but for a permutation.
+TEST(Loader, EpochsMayBeHuge) {
+  for (int64_t size : {int64_t{1} << 45, int64_t{1} << 52}) {
+    const FunctionDataset dataset(size, [](int64_t index, Generator&) {
+      return Sample{full({}, index, {.dtype = i64}), {}};
+    });
+    for (int workers : {0, 2}) {
+      Loader loader(dataset, {.batch_size = 3, .num_workers = workers});
+      TensorMap state = loader.state_dict();
+      state["batch"] = full({}, size / 3 - 1, {.dtype = i64});
+      loader.load_state_dict(state);
+      EXPECT_EQ(loader.begin()->input.to_vector<int64_t>()[2], size / 3 * 3 - 1);
+    }
+    Loader shuffled(dataset, {.shuffle = true});
+    EXPECT_THROW(shuffled.begin(), OutOfMemoryError);
+  }
+  const data::TensorDataset few(zeros({3}));
+  Loader large(few, {.batch_size = INT64_MAX});
+  EXPECT_EQ(large.begin()->input.size(0), 3);
+}
+
 TEST(Loader, EmptyDatasetsHaveNoBatches) {
   const data::TensorDataset dataset(zeros({0, 2}));
   Loader loader(dataset, {.num_workers = 2});
@@ -249,12 +319,16 @@ TEST(Loader, RefusesBadOptionsAndBatches) {
   EXPECT_ERROR(Loader(dataset, {.batch_size = 0}), "data::Loader: batch_size must be positive, got 0");
   EXPECT_ERROR(Loader(dataset, {.num_workers = -1}), "data::Loader: num_workers must lie in [0, 1024], got -1");
   for (int64_t factor : {0, (1 << 20) + 1})
-    EXPECT_ERROR(Loader(dataset, {.prefetch_factor = factor}), "data::Loader: prefetch_factor must lie in [1, 2^20]");
+    EXPECT_ERROR(Loader(dataset, {.prefetch_factor = factor}), "data::Loader: prefetch_factor must lie in [1, 2^20");
+  EXPECT_ERROR(Loader(dataset, {.num_workers = 2, .prefetch_factor = 1 << 20}), "got 1048576 with 2 workers");
   EXPECT_EQ(Loader(dataset, {.num_workers = 1, .prefetch_factor = 1 << 20}).size(), 4);
   auto sampler = std::make_shared<data::SequentialSampler>(9);
   EXPECT_ERROR(Loader(dataset, {.shuffle = true, .sampler = sampler}), "shuffle and sampler exclude each other");
-  Loader outside(dataset, {.sampler = sampler});
-  EXPECT_ERROR(outside.begin(), "data::Loader: the sampler gave index 4 for a dataset of 4");
+  for (int workers : {0, 2}) {
+    Loader outside(dataset, {.batch_size = 4, .num_workers = workers, .sampler = sampler});
+    auto batch = outside.begin();
+    EXPECT_ERROR(++batch, "data::Loader: the sampler gave index 4 for a dataset of 4");
+  }
   Loader loader(dataset);
   Loader seeded(dataset, {.seed = 3});
   EXPECT_ERROR(loader.load_state_dict(seeded.state_dict()), "data::Loader: the state has seed 3");

@@ -1,0 +1,32 @@
+// A worker that gets no memory at all: its batch fails, not the program.
+#include <optional>
+
+#include "nn/data/loader.h"
+#include "ops/create.h"
+#include "tests/failing_allocations.h"
+#include "tests/support.h"
+
+namespace voxgrad {
+namespace {
+
+thread_local std::optional<FailingAllocations> no_memory;
+
+TEST(LoaderMemory, AWorkerWithoutAnyDeliversItsError) {
+  const data::FunctionDataset dataset(8, [](int64_t index, Generator&) {
+    no_memory.reset();
+    data::Sample sample{full({}, static_cast<double>(index)), {}};
+    if (index % 2 == 1) no_memory.emplace(0, 1);  // for the rest of the batch
+    return sample;
+  });
+  data::Loader loader(dataset, {.num_workers = 2});
+  auto batch = loader.begin();
+  for (int64_t index = 0; index < 8; index += 2) {
+    EXPECT_EQ(batch->input.item(), static_cast<double>(index));
+    EXPECT_THROW(++batch, std::bad_alloc);
+    ++batch;
+  }
+  EXPECT_EQ(batch, loader.end());
+}
+
+}  // namespace
+}  // namespace voxgrad
