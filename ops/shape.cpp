@@ -246,7 +246,7 @@ Tensor cat(const Tensors& tensors, int64_t axis) {
   shape[axis] = 0;
   std::vector<int64_t> sizes;
   for (const Tensor& tensor : tensors) {
-    check_same_kind("cat", {first, tensor});
+    check_same_kind("cat", {{"the first tensor", first}, {"another", tensor}});
     bool fits = tensor.dim() == first.dim();
     for (int64_t i = 0; fits && i < first.dim(); ++i) fits = i == axis || tensor.shape()[i] == first.shape()[i];
     check(fits, "cat", "shapes ", first.shape(), " and ", tensor.shape(), " differ outside axis ", axis);
