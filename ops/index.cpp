@@ -52,6 +52,10 @@ Tensor scatter_add(const Tensor& source, int64_t axis, const Tensor& index, int6
 Tensor index_select(const Tensor& x, int64_t axis, const Tensor& index) {
   axis = check_index("index_select", x, axis, index);
   check(index.dim() == 1, "index_select", "index must have one axis, got ", index.shape());
+  if (index.device().is_cpu())  // gather would look too, but speak of itself
+    for (int64_t i : index.to_vector<int64_t>())
+      check(i >= 0 && i < x.size(axis), "index_select", "index ", i, " is out of range for axis ", axis, " of ",
+            x.shape());
   Shape row = Dims::filled(x.dim(), 1), shape = x.shape();
   row[axis] = shape[axis] = index.numel();
   return gather(x, axis, expand(reshape(index, row), shape));
