@@ -282,8 +282,9 @@ std::string explain(const Request& r, const Shape& input, const Shape& weight, c
   for (int a = 0; a < 3; ++a)
     flop *= static_cast<double>(
         conv_meetings({x.size[a + 2], y.size[a + 2], w.size[a + 2], g.stride[a], g.padding[a], g.dilation[a]}));
-  const double bytes =
-      static_cast<double>(x.numel() + y.numel() + w.numel()) * static_cast<double>(item_size(options.dtype));
+  double bytes = 0;
+  for (const View& view : {x, y, w})
+    bytes += static_cast<double>(view.numel()) * static_cast<double>(item_size(options.dtype));
   std::ostringstream text;
   text << r.op << ' ' << options.dtype << " on " << options.device << ": " << call.x.shape() << ", weight "
        << call.weight.shape() << " -> " << result << "; each kernel " << quantity(flop, "FLOP") << ", "

@@ -195,7 +195,7 @@ Tensor slice(const Tensor& x, int64_t axis, int64_t start, int64_t stop, int64_t
   stop = std::clamp<int64_t>(stop < 0 ? stop + size : stop, start, size);
   Shape shape = x.shape();
   Strides strides = x.strides();
-  shape[axis] = (stop - start + step - 1) / step;
+  shape[axis] = stop > start ? (stop - start - 1) / step + 1 : 0;
   strides[axis] = next_stride(strides[axis], step);
   const int64_t offset = x.storage_offset() + (x.numel() > 0 ? start * x.strides()[axis] : 0);
   return make_view("slice", x, shape, strides, offset, [from = x.shape(), axis, start, step](const Tensor& g) {

@@ -5,10 +5,12 @@
 
 #include <numeric>
 #include <set>
+#include <string>
 #include <tuple>
 #include <vector>
 
 #include "core/error.h"
+#include "ops/conv.h"
 
 namespace voxgrad {
 namespace {
@@ -123,6 +125,8 @@ TEST(ConvGeometry, SizesBeyond64BitsAreRefused) {
   EXPECT_THROW(conv_transpose_output_size(huge, 3, 4, 0, 0, 1), Error);
   EXPECT_THROW(conv_output_size(huge, 1, 1, huge, 1), Error);
   EXPECT_EQ(conv_output_size(huge, huge, 1, 0, 2), 2 - huge);  // dilation * kernel alone passes 64 bits
+  const std::string text = explain_conv3d({huge, 1, 1, 1, 1}, {1, 1, 1, 1, 1});
+  EXPECT_NE(text.find("3.69e+04 PB"), std::string::npos) << text;  // the bytes of both sides do as well
 }
 
 }  // namespace

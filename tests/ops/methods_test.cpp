@@ -1,9 +1,10 @@
-// What methods of Tensor do where memory overlaps and where a dtype cannot hold a value.
+// What methods of Tensor do where memory overlaps, where a dtype cannot hold a value, and with huge views.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <numeric>
 #include <vector>
 
 #include "core/dtype.h"
@@ -50,17 +51,19 @@ TEST(Methods, ConvertsIntegersByTheirLowBits) {
   }
 }
 
-/// Views of one buffer through storages of their own.
+/// The numbers 0, 1, ..., and views of them through storages of their own.
 struct Blobs {
-  std::vector<float> buffer{0, 1, 2, 3, 4, 5, 6, 7};
+  std::vector<float> buffer;
 
+  explicit Blobs(size_t count = 8) : buffer(count) { std::iota(buffer.begin(), buffer.end(), 0.f); }
   Tensor at(size_t start, const Shape& shape) { return from_blob(buffer.data() + start, shape, {}, {}); }
 };
 
 TEST(Methods, CopyReadsOverlappingStoragesFirst) {
-  Blobs blobs;
-  blobs.at(1, {7}).copy_(blobs.at(0, {7}));
-  EXPECT_EQ(blobs.buffer, (std::vector<float>{0, 0, 1, 2, 3, 4, 5, 6}));
+  constexpr int64_t kMany = 5000;  // more than is copied at a time
+  Blobs blobs(kMany + 1);
+  blobs.at(1, {kMany}).copy_(blobs.at(0, {kMany}));
+  for (size_t i = 1; i <= kMany; ++i) ASSERT_EQ(blobs.buffer[i], static_cast<float>(i - 1));
   Blobs square;
   square.at(0, {2, 2}).copy_(square.at(0, {2, 2}).transpose(0, 1));
   EXPECT_EQ(square.buffer, (std::vector<float>{0, 2, 1, 3, 4, 5, 6, 7}));
@@ -84,11 +87,18 @@ TEST(Methods, AddReadsOverlappingStoragesFirst) {
 TEST(Methods, CopyReadsAViewOfTheTargetFirst) {
   for (const Device device : devices()) {
     const Tensor x = arange(0, 6, 1, {.device = device});
-    x.slice(0, 0, 6, 2).copy_(x.slice(0, 1, 6, 2));  // interleaved
+    x.slice(0, 0, 6, 2).copy_(x.slice(0, 1, 6, 2));  // beside each other
     EXPECT_EQ(x.to_vector(), (Doubles{1, 1, 3, 3, 5, 5}));
     x.add_(x.select(0, 4));  // one of those that are written
     EXPECT_EQ(x.to_vector(), (Doubles{6, 6, 8, 8, 10, 10}));
   }
+}
+
+TEST(Methods, SlicesHugeViews) {
+  const Tensor x = zeros({1}).expand({INT64_MAX});
+  EXPECT_EQ(x.slice(0, 0, INT64_MAX, INT64_MAX).shape(), Shape{1});
+  EXPECT_EQ(x.slice(0, 1, INT64_MAX, INT64_MAX - 1).shape(), Shape{1});
+  EXPECT_EQ(x.slice(0, 5, 5, 7).shape(), Shape{0});
 }
 
 }  // namespace
