@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <ostream>
 #include <type_traits>
 
@@ -47,6 +48,30 @@ inline constexpr DType dtype_of = [] {
   else
     static_assert(sizeof(T) == 0, "no voxgrad dtype for this type");
 }();
+
+/// x as a To, as Tensor::to() converts elements, on every device. To an integer a float loses its fraction, beyond the
+/// ends it becomes the nearest end, and NaN becomes 0; integers keep their low bits. To bool: x != 0.
+template <class To, class From>
+VG_HOST_DEVICE To convert(From x) {
+  if constexpr (std::is_same_v<To, From>) {
+    return x;
+  } else if constexpr (std::is_class_v<From>) {  // a half
+    return convert<To>(static_cast<float>(x));
+  } else if constexpr (std::is_same_v<To, bool>) {
+    return x != From(0);
+  } else if constexpr (std::is_class_v<To>) {
+    return To(static_cast<float>(x));
+  } else if constexpr (std::is_integral_v<To> && std::is_floating_point_v<From>) {
+    using Limits = std::numeric_limits<To>;
+    constexpr To kMin = Limits::min(), kMax = Limits::max();
+    constexpr From kEnd = From(2) * static_cast<From>(kMax / 2 + 1);  // kMax + 1, which is exact
+    if (x != x) return To(0);
+    if (x < static_cast<From>(kMin)) return kMin;
+    return x < kEnd ? static_cast<To>(x) : kMax;
+  } else {
+    return static_cast<To>(x);
+  }
+}
 
 /// Throws "<op>: <value> does not fit <dtype>" for NaN and for what lies outside an integer dtype's range once its
 /// fraction is cut off. Floating dtypes and bool take any value.

@@ -26,6 +26,8 @@ struct Loop {
   int64_t next = 0;  // piece to be taken
   int64_t finished = 0;
   std::exception_ptr error{};
+
+  int64_t begin(int64_t piece) const { return count / pieces * piece + std::min(piece, count % pieces); }
 };
 
 class Pool {
@@ -68,7 +70,7 @@ class Pool {
       lock.unlock();
       std::exception_ptr error;
       try {
-        loop.body(loop.count * piece / loop.pieces, loop.count * (piece + 1) / loop.pieces);
+        loop.body(loop.begin(piece), loop.begin(piece + 1));
       } catch (...) {
         error = std::current_exception();
       }

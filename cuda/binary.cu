@@ -25,7 +25,7 @@ template <BinaryOp op>
 void binary_entry(const View& out, const View& x, const View& y, double a, double b) {
   const char* name = kBinaryNames[static_cast<size_t>(op)];
   const auto run = [&]<class T>() {
-    const Binary<op, T> f{constant_of<T>(a), constant_of<T>(b)};
+    const Binary<op, T> f{convert<T>(a), convert<T>(b)};
     using Out = decltype(apply<op>(T(), T(), T(), T()));
     map<Out, T, T>(name, f, out, x, y);
   };

@@ -22,23 +22,6 @@ void dispatch_word(int64_t bytes, const F& f) {
   if (bytes == 8) f.template operator()<uint64_t>();
 }
 
-template <class T>
-inline constexpr bool is_half = std::is_same_v<T, BFloat16> || std::is_same_v<T, Float16>;
-
-template <class To, class From>
-VG_HOST_DEVICE To convert(From x) {
-  if constexpr (is_half<From>)
-    return convert<To>(static_cast<float>(x));
-  else if constexpr (std::is_same_v<To, bool>)
-    return x != From(0);
-  else if constexpr (is_half<To>)
-    return To(static_cast<float>(x));
-  else if constexpr (std::is_same_v<To, uint8_t> && std::is_floating_point_v<From>)
-    return static_cast<To>(static_cast<int32_t>(x));  // a negative float to uint8_t would be undefined
-  else
-    return static_cast<To>(x);
-}
-
 template <class To, class From>
 struct Convert {
   __device__ To operator()(From x) const { return convert<To>(x); }

@@ -11,6 +11,7 @@
 #include "cuda/kernels.h"
 #include "cuda/reduce.cuh"
 #include "cuda/vector.cuh"
+#include "ops/scalar_ops.h"
 
 namespace voxgrad::cuda {
 namespace {
@@ -26,7 +27,7 @@ struct Sum {
   }
   template <class T>
   __device__ static T combine(T x, T y, bool) {
-    return x + y;
+    return static_cast<T>(wrapping(x) + wrapping(y));
   }
 };
 

@@ -18,7 +18,7 @@ template <UnaryOp op>
 void unary_entry(const View& out, const View& in, double a, double b) {
   const char* name = kUnaryNames[static_cast<size_t>(op)];
   const auto run = [&]<class T>() {
-    const Unary<op, T> f{constant_of<T>(a), constant_of<T>(b)};
+    const Unary<op, T> f{convert<T>(a), convert<T>(b)};
     using Out = decltype(apply<op>(T(), T(), T()));
     map<Out, T>(name, f, out, in);
   };

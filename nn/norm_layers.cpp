@@ -15,7 +15,9 @@ void check_eps(const char* layer, double eps) {
 
 GroupNorm::GroupNorm(int64_t num_groups, int64_t num_channels, const GroupNormOptions& given)
     : num_groups_(num_groups), num_channels_(num_channels), options_(given) {
-  check(num_groups > 0 && num_channels > 0 && num_channels % num_groups == 0, "GroupNorm", "num_groups = ", num_groups,
+  check(num_groups > 0 && num_channels > 0, "GroupNorm", "num_groups and num_channels must be positive, got ",
+        num_groups, " and ", num_channels);
+  check(num_channels % num_groups == 0, "GroupNorm", "num_groups = ", num_groups,
         " does not divide num_channels = ", num_channels);
   check_eps("GroupNorm", given.eps);
   if (!given.affine) return;

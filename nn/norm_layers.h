@@ -1,4 +1,5 @@
-// Normalisation layers. weight starts at one, bias at zero.
+// Normalisation layers. weight starts at one, bias at zero. Constructors throw Error if a size is not positive, or eps
+// negative or not finite; forward() throws what the function of ops/norm.h does.
 #pragma once
 
 #include "nn/module.h"

@@ -16,25 +16,38 @@ inline void check_floating(const char* op, const Tensor& tensor) {
   check(is_floating(tensor.dtype()), op, "needs a floating dtype, got ", describe(tensor));
 }
 
+/// A tensor and what messages call it.
+struct Operand {
+  const char* name;
+  const Tensor& tensor;
+  friend std::ostream& operator<<(std::ostream& out, const Operand& operand) {
+    return out << operand.name << ' ' << describe(operand.tensor);
+  }
+};
+
 /// All defined tensors share the first one's dtype and device; undefined ones are passed over.
-inline void check_same_kind(const char* op, std::initializer_list<Tensor> tensors) {
-  const Tensor* first = nullptr;
-  for (const Tensor& tensor : tensors) {
-    if (!tensor.defined()) continue;
-    if (!first) first = &tensor;
-    check(tensor.device() == first->device(), op, "tensors lie on different devices: ", describe(*first), " and ",
-          describe(tensor));
-    check(tensor.dtype() == first->dtype(), op, "dtypes differ: ", describe(*first), " and ", describe(tensor),
+inline void check_same_kind(const char* op, std::initializer_list<Operand> operands) {
+  const Operand* first = nullptr;
+  for (const Operand& operand : operands) {
+    if (!operand.tensor.defined()) continue;
+    if (!first) first = &operand;
+    check(operand.tensor.device() == first->tensor.device(), op, "tensors lie on different devices: ", *first, " and ",
+          operand);
+    check(operand.tensor.dtype() == first->tensor.dtype(), op, "dtypes differ: ", *first, " and ", operand,
           "; convert one with to()");
   }
 }
 
-/// Numbers that meet an integer tensor are integers themselves.
-inline void check_integer_constants(const char* op, const Tensor& tensor, std::initializer_list<double> constants) {
-  if (is_floating(tensor.dtype())) return;
-  for (double constant : constants)
-    check(constant == std::trunc(constant) && std::abs(constant) < 0x1p63, op,
-          "an integer tensor takes integer constants, got ", constant, " for ", describe(tensor));
+/// Numbers that meet an integer tensor are integers that its dtype holds; those that meet a bool tensor are 0 or 1.
+inline void check_constants(const char* op, const Tensor& tensor, std::initializer_list<double> constants) {
+  const DType dtype = tensor.dtype();
+  if (is_floating(dtype)) return;
+  for (double constant : constants) {
+    check(constant == std::trunc(constant), op, "an integer tensor takes integer constants, got ", constant, " for ",
+          Operand{"input", tensor});
+    check_fits(op, constant, dtype);
+    check(dtype != b8 || constant == 0 || constant == 1, op, constant, " does not fit bool");
+  }
 }
 
 /// Options stay far beyond any volume, and small enough for products with positions to fit in 64 bits.

@@ -108,6 +108,8 @@ struct Request {
   std::optional<Dims> output_size{};
 
   int64_t axes() const { return stride.size(); }
+  /// Of the input, which may lack its batch: the axis of its channels; the spatial ones follow.
+  int64_t channel_axis(const Tensor& input) const { return input.dim() - axes() - 1; }
 };
 
 /// Names both operands in a message.
@@ -137,7 +139,7 @@ int64_t output_channels(const Request& r, const Tensor& weight) {
 
 void check_channels(const Request& r, const Tensor& x, const Tensor& weight, const Tensor& bias) {
   const Operands operands{x, weight};
-  const int64_t channels = x.size(1);
+  const int64_t channels = x.size(r.channel_axis(x));
   if (r.transposed) {
     check(weight.size(0) == channels, r.op, "weight expects ", weight.size(0), " input channels, input has ", channels,
           operands);
@@ -156,16 +158,16 @@ void check_channels(const Request& r, const Tensor& x, const Tensor& weight, con
         "], got ", bias.shape(), operands);
 }
 
-/// `x` has its batch axis by now.
 void check_operands(const Request& r, const Tensor& x, const Tensor& weight, const Tensor& bias) {
   const Operands operands{x, weight};
+  check(x.dim() == r.axes() + 2 || x.dim() == r.axes() + 1, r.op, "input must have ", r.axes() + 2, " axes, or ",
+        r.axes() + 1, " without a batch", operands);
   check_floating(r.op, x);
-  check_same_kind(r.op, {x, weight, bias});
+  check_same_kind(r.op, {{"input", x}, {"weight", weight}, {"bias", bias}});
   check(weight.dim() == r.axes() + 2, r.op, "weight must have ", r.axes() + 2, " axes", operands);
-  for (int64_t i = 0; i < r.axes() + 2; ++i) {
-    check(weight.shape()[i] > 0, r.op, "weight has an empty axis", operands);
-    check(i == 0 || x.shape()[i] > 0, r.op, "input has an empty axis other than the batch", operands);
-  }
+  for (int64_t size : weight.shape()) check(size > 0, r.op, "weight has an empty axis", operands);
+  for (int64_t i = r.channel_axis(x); i < x.dim(); ++i)
+    check(x.size(i) > 0, r.op, "input has an empty axis other than the batch", operands);
   check_channels(r, x, weight, bias);
 }
 
@@ -174,19 +176,21 @@ Dims result_size(const Request& r, const Tensor& x, const Tensor& weight) {
   const Operands operands{x, weight};
   Dims size;
   for (int64_t i = 0; i < r.axes(); ++i) {
-    const int64_t in = x.size(i + 2), kernel = weight.size(i + 2);
-    if (!r.transposed) {
+    const int64_t axis = r.channel_axis(x) + 1 + i, in = x.size(axis), kernel = weight.size(i + 2);
+    if (r.transposed) {
+      const int64_t least = conv_transpose_output_size(in, kernel, r.stride[i], r.padding[i], 0, r.dilation[i]);
+      check(least < kMaxSize, r.op, "the result would have ", least, " elements along axis ", axis, operands);
+      size.push_back(r.output_size ? (*r.output_size)[i] : least + r.output_padding[i]);
+      if (r.output_size)
+        check(size[i] >= least && size[i] < least + r.stride[i], r.op, "output_size ", *r.output_size,
+              " cannot be had: along axis ", axis, " it can be ", least, " to ", least + r.stride[i] - 1, operands);
+    } else {
       size.push_back(conv_output_size(in, kernel, r.stride[i], r.padding[i], r.dilation[i]));
-      check(size[i] > 0, r.op, "the dilated kernel is larger than the padded input along axis ", i + 2, operands);
-      continue;
     }
-    const int64_t least = conv_transpose_output_size(in, kernel, r.stride[i], r.padding[i], 0, r.dilation[i]);
-    check(least < kMaxSize, r.op, "the result would have ", least, " elements along axis ", i + 2, operands);
-    size.push_back(r.output_size ? (*r.output_size)[i] : least + r.output_padding[i]);
-    if (r.output_size)
-      check(size[i] >= least && size[i] < least + r.stride[i], r.op, "output_size ", *r.output_size,
-            " cannot be had: along axis ", i + 2, " it can be ", least, " to ", least + r.stride[i] - 1, operands);
-    check(size[i] > 0, r.op, "the result would have ", size[i], " elements along axis ", i + 2, operands);
+    check(size[i] > 0, r.op,
+          r.transposed ? "" : "the dilated kernel is larger than the padded input: ", "the result would have ", size[i],
+          " elements along axis ", axis, " with stride ", r.stride, ", padding ", r.padding, ", dilation ", r.dilation,
+          operands);
   }
   return size;
 }
@@ -214,12 +218,9 @@ Call checked(const Request& r, const Tensor& input, const Tensor& weight, const 
   check_defined(r.op, "input", input);
   check_defined(r.op, "weight", weight);
   check_options(r);
-  const bool batched = input.dim() == r.axes() + 2;
-  check(batched || input.dim() == r.axes() + 1, r.op, "input must have ", r.axes() + 2, " axes, or ", r.axes() + 1,
-        " without a batch", Operands{input, weight});
-  const Tensor x = batched ? input : unsqueeze(input, 0);
-  check_operands(r, x, weight, bias);
-  const Triple size = lift(result_size(r, x, weight), 1);
+  check_operands(r, input, weight, bias);
+  const Triple size = lift(result_size(r, input, weight), 1);
+  const Tensor x = r.channel_axis(input) > 0 ? input : unsqueeze(input, 0);
   // Refuses what does not fit in 64 bits.
   numel({x.size(0), output_channels(r, weight), size[0], size[1], size[2]}, r.op);
   return {lift(x), lift(weight), size, {lift(r.stride, 1), lift(r.padding, 0), lift(r.dilation, 1), r.groups}};
@@ -281,8 +282,9 @@ std::string explain(const Request& r, const Shape& input, const Shape& weight, c
   for (int a = 0; a < 3; ++a)
     flop *= static_cast<double>(
         conv_meetings({x.size[a + 2], y.size[a + 2], w.size[a + 2], g.stride[a], g.padding[a], g.dilation[a]}));
-  const double bytes =
-      static_cast<double>(x.numel() + y.numel() + w.numel()) * static_cast<double>(item_size(options.dtype));
+  double bytes = 0;
+  for (const View& view : {x, y, w})
+    bytes += static_cast<double>(view.numel()) * static_cast<double>(item_size(options.dtype));
   std::ostringstream text;
   text << r.op << ' ' << options.dtype << " on " << options.device << ": " << call.x.shape() << ", weight "
        << call.weight.shape() << " -> " << result << "; each kernel " << quantity(flop, "FLOP") << ", "

@@ -19,7 +19,10 @@ int64_t narrow(Wide value, const char* op) {
   return static_cast<int64_t>(value);
 }
 
-int64_t floor_div(int64_t a, int64_t b) { return a / b - (a % b < 0 ? 1 : 0); }
+template <class T>
+T floor_div(T a, int64_t b) {
+  return a / b - (a % b < 0 ? 1 : 0);
+}
 int64_t ceil_div(int64_t a, int64_t b) { return -floor_div(-a, b); }
 int64_t modulo(int64_t a, int64_t b) { return a - floor_div(a, b) * b; }
 
@@ -27,7 +30,7 @@ int64_t modulo(int64_t a, int64_t b) { return a - floor_div(a, b) * b; }
 
 int64_t conv_output_size(int64_t size, int64_t kernel, int64_t stride, int64_t padding, int64_t dilation) {
   const Wide room = Wide(size) + 2 * Wide(padding) - Wide(dilation) * (kernel - 1) - 1;
-  return room < 0 ? 0 : narrow(room / stride + 1, "conv_output_size");
+  return narrow(floor_div(room, stride) + 1, "conv_output_size");
 }
 
 int64_t conv_transpose_output_size(int64_t size, int64_t kernel, int64_t stride, int64_t padding,

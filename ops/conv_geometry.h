@@ -16,8 +16,8 @@
 
 namespace voxgrad {
 
-/// Positions of y for x of `size` positions: (size + 2 padding - dilation (kernel - 1) - 1) / stride + 1, or 0
-/// (never negative) where the kernel does not fit. Throws Error when the result does not fit 64 bits.
+/// Positions of y for x of `size` positions: (size + 2 padding - dilation (kernel - 1) - 1) / stride + 1, rounded down;
+/// zero or negative where the kernel does not fit. Throws Error when the result does not fit 64 bits.
 int64_t conv_output_size(int64_t size, int64_t kernel, int64_t stride, int64_t padding, int64_t dilation);
 
 /// (size - 1) stride - 2 padding + dilation (kernel - 1) + output_padding + 1; may be zero or negative.

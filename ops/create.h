@@ -1,5 +1,6 @@
 // Making tensors. The dtype is f32 unless the options name another, whatever the values: also for arange and tensor,
-// where PyTorch makes i64 of whole numbers. An integer dtype refuses NaN and values beyond its range.
+// where PyTorch makes i64 of whole numbers. An integer dtype cuts fractions off; it refuses NaN and values
+// beyond its range.
 #pragma once
 
 #include <initializer_list>

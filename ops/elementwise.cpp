@@ -30,7 +30,7 @@ Tensor broadcast(const Tensor& x, const Shape& shape) {
 Tensor binary(BinaryOp op, const char* name, const Tensor& x, const Tensor& y, double a = 0, double b = 0) {
   check_defined(name, "the first operand", x);
   check_defined(name, "the second operand", y);
-  check_same_kind(name, {x, y});
+  check_same_kind(name, {{"the first operand", x}, {"the second operand", y}});
   const Shape shape = broadcast_shapes(x.shape(), y.shape(), name);
   const bool comparison = op >= BinaryOp::eq;
   const Tensor& like = x.shape() == shape ? x : y;
@@ -126,7 +126,7 @@ Tensor minimum(const Tensor& x, const Tensor& y) { return extremum(BinaryOp::min
 
 Tensor affine(const Tensor& x, double factor, double offset) {
   check_defined("affine", "input", x);
-  check_integer_constants("affine", x, {factor, offset});
+  check_constants("affine", x, {factor, offset});
   Tensor out = unary(UnaryOp::affine, "affine", x, factor, offset);
   return record("affine", out, {x}, [factor](const Tensor& g) { return Tensors{affine(g, factor, 0)}; });
 }
@@ -152,7 +152,7 @@ Tensor where(const Tensor& condition, const Tensor& x, const Tensor& y) {
   check(condition.dtype() == b8, "where", "condition must be bool, got ", describe(condition));
   check(condition.device() == x.device(), "where", "tensors lie on different devices: ", describe(condition), " and ",
         describe(x));
-  check_same_kind("where", {x, y});
+  check_same_kind("where", {{"x", x}, {"y", y}});
   const Shape shape = broadcast_shapes(broadcast_shapes(condition.shape(), x.shape(), "where"), y.shape(), "where");
   Tensor out = x.shape() == shape ? empty_like(x) : empty(shape, x.options());
   kernels(x.device())
@@ -174,8 +174,7 @@ Tensor ge(const Tensor& x, const Tensor& y) { return binary(BinaryOp::ge, "ge", 
 namespace {
 Tensor compare(BinaryOp op, const char* name, const Tensor& x, double y) {
   check_defined(name, "input", x);
-  check_integer_constants(name, x, {y});
-  check_fits(name, y, x.dtype());
+  check_constants(name, x, {y});
   return binary(op, name, x, full({}, y, x.options()));
 }
 }  // namespace
@@ -281,6 +280,10 @@ Tensor softplus_slope(const Tensor& g, const Tensor& x, double beta, double thre
 
 Tensor clamp(const Tensor& x, double low, double high) {
   check(!std::isnan(low) && !std::isnan(high) && low <= high, "clamp", "needs low <= high, got ", low, " and ", high);
+  check_defined("clamp", "input", x);
+  constexpr double kOpen = std::numeric_limits<double>::infinity();
+  if (low != -kOpen) check_constants("clamp", x, {low});
+  if (high != kOpen) check_constants("clamp", x, {high});
   return record("clamp", unary(UnaryOp::clamp, "clamp", x, low, high), {x}, [x = Saved(x), low, high](const Tensor& g) {
     return Tensors{activation_grad(BinaryOp::clamp_grad, "clamp_grad", g, x(), nullptr, low, high)};
   });

@@ -1,5 +1,9 @@
 // Elementwise arithmetic with broadcasting, comparisons, and the activations. All keep the first operand's
 // memory format, demand one dtype and one device of all tensors, and are differentiable any number of times.
+//
+// Arithmetic of integers wraps around, on every device: in i32, 2147483647 + 1 is -2147483648, whose neg() and abs()
+// are itself. A number that meets an integer tensor must be an integer that the tensor's dtype holds; it comes as a
+// double, which is exact up to 2^53.
 #pragma once
 
 #include "core/random.h"
@@ -44,7 +48,8 @@ Tensor sin(const Tensor& x);
 Tensor cos(const Tensor& x);
 Tensor erf(const Tensor& x);
 Tensor sign(const Tensor& x);
-/// x limited to [low, high]; use infinities for an open side. The gradient is 1 inside and on the limits, 0 at NaN.
+/// x limited to [low, high]; use infinities for an open side, of integers too. The gradient is 1 inside and on the
+/// limits, 0 at NaN.
 Tensor clamp(const Tensor& x, double low, double high);
 /// `condition` (bool) ? x : y, all three broadcast.
 Tensor where(const Tensor& condition, const Tensor& x, const Tensor& y);
@@ -56,7 +61,7 @@ Tensor lt(const Tensor& x, const Tensor& y);
 Tensor le(const Tensor& x, const Tensor& y);
 Tensor gt(const Tensor& x, const Tensor& y);
 Tensor ge(const Tensor& x, const Tensor& y);
-/// With a number, which an integer tensor's dtype must hold.
+/// With a number.
 Tensor eq(const Tensor& x, double y);
 Tensor ne(const Tensor& x, double y);
 Tensor lt(const Tensor& x, double y);

@@ -23,7 +23,7 @@
 
 namespace voxgrad {
 
-/// out = op(x; a, b). The formulas stand in ops/scalar_ops.h.
+/// out = op(x; a, b). The formulas stand in ops/scalar_ops.h; integers wrap around.
 enum class UnaryOp : uint8_t {
   affine,  // a * x + b; also i64, i32
   neg,
@@ -140,7 +140,7 @@ struct StepViews {
 
 struct Kernels {
   // ---- elementwise
-  /// out = in converted to out's dtype; any pair of dtypes. Floats to integers truncate; to bool, x != 0.
+  /// out = in converted to out's dtype, by convert() of core/dtype.h; any pair of dtypes.
   void (*copy)(const View& out, const View& in);
   /// Any dtype.
   void (*fill)(const View& out, double value);
@@ -157,7 +157,7 @@ struct Kernels {
 
   // ---- reductions
   /// `out` has `in`'s rank; its axes of size 1 where in's are larger are reduced. sum: also i64, i32 (into an i64
-  /// out), u8 and bool (into an i64 out); amax and amin: also i64, i32, and NaN wins.
+  /// out), u8 and bool (into an i64 out), wrapping around; amax and amin: also i64, i32, and NaN wins.
   /// f32 sums are accurate to a few roundings whatever the length (pairwise, or in double).
   void (*reduce)(ReduceOp op, const View& out, const View& in);
   /// y = softmax(x) or log_softmax(x) along `axis`; y has x's shape.

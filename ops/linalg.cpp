@@ -55,7 +55,7 @@ Tensor matmul(const Tensor& a, const Tensor& b) {
   check_defined("matmul", "the first operand", a);
   check_defined("matmul", "the second operand", b);
   check_floating("matmul", a);
-  check_same_kind("matmul", {a, b});
+  check_same_kind("matmul", {{"the first operand", a}, {"the second operand", b}});
   check(a.dim() > 0 && b.dim() > 0, "matmul", "needs vectors or matrices, got shapes ", a.shape(), " and ", b.shape());
   const int64_t inner = b.size(b.dim() > 1 ? -2 : 0);
   check(a.size(-1) == inner, "matmul", "inner sizes ", a.size(-1), " and ", inner, " differ (shapes ", a.shape(),
@@ -70,7 +70,7 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
   check_defined("linear", "input", x);
   check_defined("linear", "weight", weight);
   check_floating("linear", x);
-  check_same_kind("linear", {x, weight, bias});
+  check_same_kind("linear", {{"input", x}, {"weight", weight}, {"bias", bias}});
   check(weight.dim() == 2, "linear", "weight must be (out, in), got ", weight.shape());
   check(x.dim() > 0 && x.size(-1) == weight.size(1), "linear", "weight expects ", weight.size(1),
         " input features (input ", x.shape(), ", weight ", weight.shape(), ')');

@@ -15,7 +15,7 @@ void check_pair(const char* op, const Tensor& input, const Tensor& target) {
   check_defined(op, "input", input);
   check_defined(op, "target", target);
   check_floating(op, input);
-  check_same_kind(op, {input, target});
+  check_same_kind(op, {{"input", input}, {"target", target}});
   check(input.shape() == target.shape(), op, "input ", input.shape(), " and target ", target.shape(),
         " differ in shape");
 }

@@ -21,6 +21,23 @@ void check_broadcasts(const char* op, const Tensor& source, const Tensor& target
         " does not broadcast to ", target.shape());
 }
 
+/// The bytes from the first to behind the last that a view's elements take up.
+std::pair<uintptr_t, uintptr_t> bytes_of(const View& view) {
+  auto begin = reinterpret_cast<uintptr_t>(view.data), end = begin;
+  if (view.numel() == 0) return {begin, end};
+  const int64_t item = item_size(view.dtype);
+  for (int i = 0; i < view.rank; ++i)
+    (view.stride[i] < 0 ? begin : end) += static_cast<uintptr_t>((view.size[i] - 1) * view.stride[i] * item);
+  return {begin, end + static_cast<uintptr_t>(item)};
+}
+
+/// Whether a write to one may change the other, on the same device. Two storages may lie over one memory (from_blob).
+bool may_share_memory(const Tensor& a, const Tensor& b) {
+  const auto [a_begin, a_end] = bytes_of(a.view_in());
+  const auto [b_begin, b_end] = bytes_of(b.view_in());
+  return a_begin < b_end && b_begin < a_end;
+}
+
 /// To another device, as dense bytes.
 Tensor transfer(const Tensor& x, Device device) {
   runtime(device).require(device.index);
@@ -94,8 +111,7 @@ const Tensor& Tensor::copy_(const Tensor& source) const {
   NoGradGuard no_grad;
   const Tensor here = voxgrad::expand(source.to(device()), shape());
   // A source that overlaps the target is read before anything is written.
-  const bool shared = here.storage() == storage();
-  kernels(device()).copy(view_out(), (shared ? here.clone() : here).view_in());
+  kernels(device()).copy(view_out(), (may_share_memory(here, *this) ? here.clone() : here).view_in());
   return *this;
 }
 
@@ -109,19 +125,20 @@ const Tensor& Tensor::fill_(double value) const {
 const Tensor& Tensor::add_(const Tensor& other, double alpha) const {
   check_in_place("add_", *this, other);
   check_defined("add_", "the other tensor", other);
-  check_same_kind("add_", {*this, other});
+  check_same_kind("add_", {{"the target", *this}, {"the other tensor", other}});
+  check_constants("add_", *this, {alpha});
   check_broadcasts("add_", other, *this);
   NoGradGuard no_grad;
   Tensor term = voxgrad::expand(alpha == 1 ? other : affine(other, alpha, 0), shape());
-  const bool same_view = term.storage_offset() == storage_offset() && term.strides() == strides();
-  if (term.storage() == storage() && !same_view) term = term.clone();  // read before anything is written
+  const bool same_view = term.raw_data() == raw_data() && term.strides() == strides();
+  if (!same_view && may_share_memory(term, *this)) term = term.clone();  // read before anything is written
   kernels(device()).binary(BinaryOp::add, view_out(), view_in(), term.view_in(), 0, 0);
   return *this;
 }
 
 const Tensor& Tensor::mul_(double factor) const {
   check_in_place("mul_", *this);
-  check_integer_constants("mul_", *this, {factor});
+  check_constants("mul_", *this, {factor});
   kernels(device()).unary(UnaryOp::affine, view_out(), view_in(), factor, 0);
   return *this;
 }

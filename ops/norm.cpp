@@ -118,7 +118,7 @@ void check_input(const char* op, const Tensor& x, int64_t least_rank, const char
 void check_parameters(const char* op, const Tensor& x, const Tensor& weight, const Tensor& bias, const Shape& shape) {
   check_affine(op, "weight", weight, shape);
   check_affine(op, "bias", bias, shape);
-  check_same_kind(op, {x, weight, bias});
+  check_same_kind(op, {{"input", x}, {"weight", weight}, {"bias", bias}});
 }
 
 }  // namespace
@@ -128,9 +128,12 @@ namespace {
 void check_group_norm(const Tensor& x, int64_t num_groups, const Tensor& weight, const Tensor& bias, double eps) {
   check_input("group_norm", x, 2, "(N, C, spatial...)");
   check_eps("group_norm", eps);
-  check(num_groups > 0 && x.size(1) > 0 && x.size(1) % num_groups == 0, "group_norm", "num_groups ", num_groups,
-        " does not divide the ", x.size(1), " channels of input ", x.shape());
+  check(num_groups > 0, "group_norm", "num_groups must be positive, got ", num_groups);
+  check(x.size(1) > 0 && x.size(1) % num_groups == 0, "group_norm", "num_groups ", num_groups, " does not divide the ",
+        x.size(1), " channels of input ", x.shape());
   check_parameters("group_norm", x, weight, bias, {x.size(1)});
+  check(x.numel() != num_groups, "group_norm", "expected more than 1 value per channel, got input ", x.shape(), " in ",
+        num_groups, " groups");
 }
 
 }  // namespace
@@ -150,6 +153,9 @@ Tensor instance_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, 
   check_input("instance_norm", x, 3, "(N, C, spatial...)");
   check_eps("instance_norm", eps);
   check_parameters("instance_norm", x, weight, bias, {x.size(1)});
+  int64_t voxels = 1;
+  for (int64_t i = 2; i < x.dim(); ++i) voxels *= x.size(i);
+  check(voxels != 1, "instance_norm", "expected more than 1 value per channel, got input ", x.shape());
   return normalise("instance_norm", x, x.size(1), weight, bias, eps);
 }
 

@@ -1,4 +1,5 @@
-// Normalisation over groups of channels. x is (N, C, spatial...); statistics use the biased variance.
+// Normalisation over groups of channels. x is (N, C, spatial...); statistics use the biased variance. The functions
+// throw Error if eps is negative or not finite.
 #pragma once
 
 #include "core/tensor.h"
@@ -6,10 +7,10 @@
 namespace voxgrad {
 
 /// Wu and He, "Group Normalization", ECCV 2018. weight and bias (C), both or either may be undefined.
-/// Throws if num_groups does not divide C.
+/// Throws if num_groups does not divide C, and, as PyTorch does, for one sample with one value in each group.
 Tensor group_norm(const Tensor& x, int64_t num_groups, const Tensor& weight = {}, const Tensor& bias = {},
                   double eps = 1e-5);
-/// Every channel of every sample by itself.
+/// Every channel of every sample by itself. Throws, as PyTorch does, if a channel has one voxel.
 Tensor instance_norm(const Tensor& x, const Tensor& weight = {}, const Tensor& bias = {}, double eps = 1e-5);
 /// Over the last axes, whose sizes are `normalized_shape`; weight and bias have that shape.
 Tensor layer_norm(const Tensor& x, const Shape& normalized_shape, const Tensor& weight = {}, const Tensor& bias = {},

@@ -7,6 +7,7 @@
 
 #include "core/autograd.h"
 #include "ops/checks.h"
+#include "ops/conv_geometry.h"
 #include "ops/create.h"
 #include "ops/elementwise.h"
 #include "ops/kernels.h"
@@ -18,15 +19,9 @@ namespace {
 
 constexpr int kFirstSpatial = 2;
 
-/// Runs `map` on x with a batch axis, which an unbatched (C, D, H, W) is given for the time.
-template <class Map>
-Tensor batched(const char* op, const Tensor& x, Map map) {
-  check_defined(op, "input", x);
-  check_floating(op, x);
-  check(x.dim() == 5 || x.dim() == 4, op, "input must be (N, C, D, H, W) or (C, D, H, W), got ", describe(x));
+void check_no_empty_axis(const char* op, const Tensor& x) {
   for (int64_t i = x.dim() - 4; i < x.dim(); ++i)
     check(x.size(i) > 0, op, "input has an empty axis other than the batch: ", x.shape());
-  return x.dim() == 5 ? map(x) : squeeze(map(unsqueeze(x, 0)), 0);
 }
 
 /// The linear map along `axis` to `size` outputs, or its transpose (where `size` is that of the map's input).
@@ -57,30 +52,42 @@ void check_windows(const char* op, const Windows& w) {
 }
 
 /// Dilated windows can step over a small input altogether and would have no maximum.
-void check_not_empty(const char* op, const Windows& w, int axis, int64_t in, int64_t out) {
-  const int64_t k = w.kernel_size[axis], d = w.dilation[axis], p = w.padding[axis];
+void check_not_empty(const char* op, const Windows& w, const Tensor& x, int axis, int64_t out) {
+  const int64_t k = w.kernel_size[axis], d = w.dilation[axis], p = w.padding[axis], in = x.size(x.dim() - 3 + axis);
   if (d == 1 || p == 0) return;
   for (int64_t o = 0; o < out; ++o) {
     const int64_t start = o * w.stride[axis] - p;
     const int64_t first = start < 0 ? start + (-start + d - 1) / d * d : start;
-    check(first <= start + (k - 1) * d && first < in, op, "a window along axis ", axis + kFirstSpatial,
+    check(first <= start + (k - 1) * d && first < in, op, "a window along axis ", x.dim() - 3 + axis,
           " holds padding only (size ", in, ", kernel_size ", k, ", padding ", p, ", dilation ", d, ')');
   }
 }
 
+/// Checks x, which may lack its batch.
 Triple pooled_size(const char* op, const Windows& w, const Tensor& x) {
+  check_defined(op, "input", x);
+  check_floating(op, x);
+  check(x.dim() == 5 || x.dim() == 4, op, "input must be (N, C, D, H, W) or (C, D, H, W), got ", describe(x));
+  check_no_empty_axis(op, x);
   Triple size(0);
   for (int i = 0; i < 3; ++i) {
-    const int64_t in = x.size(i + kFirstSpatial), stride = w.stride[i];
-    const int64_t room = in + 2 * w.padding[i] - w.dilation[i] * (w.kernel_size[i] - 1) - 1;
-    check(room >= 0 || (w.ceil_mode && room + stride - 1 >= 0), op, "the window (kernel_size ", w.kernel_size,
-          ", dilation ", w.dilation, ") is larger than the padded input ", x.shape());
-    size[i] = (room + (w.ceil_mode ? stride - 1 : 0)) / stride + 1;
+    const int64_t axis = x.dim() - 3 + i, in = x.size(axis), stride = w.stride[i];
+    size[i] =
+        conv_output_size(in + (w.ceil_mode ? stride - 1 : 0), w.kernel_size[i], stride, w.padding[i], w.dilation[i]);
+    check(size[i] > 0, op, "the window is larger than the padded input ", x.shape(), ": the result would have ",
+          size[i], " elements along axis ", axis, " with kernel_size ", w.kernel_size, ", stride ", w.stride,
+          ", padding ", w.padding, ", dilation ", w.dilation);
     // A last window that would begin in the padding behind the input is left out.
     if (w.ceil_mode && (size[i] - 1) * stride >= in + w.padding[i]) --size[i];
-    check_not_empty(op, w, i, in, size[i]);
+    check_not_empty(op, w, x, i, size[i]);
   }
   return size;
+}
+
+/// Runs `map` on x with a batch axis, which an unbatched (C, D, H, W) is given for the time.
+template <class Map>
+Tensor batched(const Tensor& x, Map map) {
+  return x.dim() == 5 ? map(x) : squeeze(map(unsqueeze(x, 0)), 0);
 }
 
 /// Zeros of `size`, with the values of `y` added at `indices`.
@@ -92,8 +99,7 @@ Tensor max_unpool(const Tensor& y, const Tensor& indices, const Triple& size, co
   });
 }
 
-MaxPoolResult max_pool(const Tensor& x, const Windows& w) {
-  const Triple pooled = pooled_size("max_pool3d", w, x);
+MaxPoolResult max_pool(const Tensor& x, const Windows& w, const Triple& pooled) {
   const Tensor y = empty_volume(x, x.size(1), pooled, x.dtype()), indices = empty_volume(x, x.size(1), pooled, i64);
   const PoolGeometry geometry{w.kernel_size, w.stride, w.padding, w.dilation};
   kernels(x.device()).max_pool(y.view_out(), indices.view_out(), x.view_in(), geometry);
@@ -116,8 +122,8 @@ Tensor window_counts(const Windows& w, int axis, int64_t in, int64_t out, Tensor
   return from_span<double>(counts, shape).to(options.device, options.dtype);
 }
 
-Tensor average(const Tensor& x, const Windows& w, bool count_include_pad, std::optional<int64_t> divisor) {
-  const Triple size = pooled_size("avg_pool3d", w, x);
+Tensor average(const Tensor& x, const Windows& w, const Triple& size, bool count_include_pad,
+               std::optional<int64_t> divisor) {
   Tensor y = x;
   for (int i = 0; i < 3; ++i) {
     Resample box{.mode = Resample::Mode::box, .count_include_pad = count_include_pad && !divisor};
@@ -185,9 +191,10 @@ std::ostream& operator<<(std::ostream& out, const ScaleFactor& s) {
 MaxPoolResult max_pool3d_with_indices(const Tensor& x, const MaxPoolOptions& options) {
   options.validate("max_pool3d");
   const Windows windows = windows_of(options);
+  const Triple size = pooled_size("max_pool3d", windows, x);
   Tensor indices;
-  const Tensor output = batched("max_pool3d", x, [&](const Tensor& volume) {
-    MaxPoolResult result = max_pool(volume, windows);
+  const Tensor output = batched(x, [&](const Tensor& volume) {
+    MaxPoolResult result = max_pool(volume, windows, size);
     indices = result.indices;
     return result.output;
   });
@@ -198,30 +205,34 @@ Tensor max_pool3d(const Tensor& x, const MaxPoolOptions& options) { return max_p
 
 Tensor avg_pool3d(const Tensor& x, const AvgPoolOptions& o) {
   o.validate("avg_pool3d");
-  return batched("avg_pool3d", x, [&](const Tensor& volume) {
-    return average(volume, windows_of(o), o.count_include_pad, o.divisor_override);
-  });
+  const Windows windows = windows_of(o);
+  const Triple size = pooled_size("avg_pool3d", windows, x);
+  return batched(
+      x, [&](const Tensor& volume) { return average(volume, windows, size, o.count_include_pad, o.divisor_override); });
 }
 
 Tensor interpolate(const Tensor& x, const InterpolateOptions& options) {
   constexpr const char* kOp = "interpolate";
   options.validate(kOp);
+  check_defined(kOp, "input", x);
+  check_floating(kOp, x);
+  check(x.dim() == 5, kOp, "input must be (N, C, D, H, W), got ", describe(x),
+        "; unsqueeze(2) gives images (N, C, H, W) a depth of 1, unsqueeze(0) a volume (C, D, H, W) its batch");
+  check_no_empty_axis(kOp, x);
   const bool linear = options.mode == InterpolateMode::trilinear;
-  return batched(kOp, x, [&](const Tensor& volume) {
-    const Triple size = interpolated_size(volume, options);
-    for (int i = 0; i < 3; ++i)
-      check(size[i] > 0, kOp, "the result must have at least one voxel along each axis, size is ", size, " for input ",
-            volume.shape());
-    Tensor y = volume;
-    for (int i = 0; i < 3; ++i) {
-      const int64_t axis = i + kFirstSpatial, in = volume.size(axis);
-      const Resample map{.mode = linear ? Resample::Mode::linear : Resample::Mode::nearest,
-                         .align_corners = options.align_corners,
-                         .scale = step_of(options, i, in, size[i])};
-      if (in != size[i]) y = resample(y, axis, map, size[i]);
-    }
-    return y.is_same(volume) ? volume.clone() : y;
-  });
+  const Triple size = interpolated_size(x, options);
+  for (int i = 0; i < 3; ++i)
+    check(size[i] > 0, kOp, "the result must have at least one voxel along each axis, size is ", size, " for input ",
+          x.shape());
+  Tensor y = x;
+  for (int i = 0; i < 3; ++i) {
+    const int64_t axis = i + kFirstSpatial, in = x.size(axis);
+    const Resample map{.mode = linear ? Resample::Mode::linear : Resample::Mode::nearest,
+                       .align_corners = options.align_corners,
+                       .scale = step_of(options, i, in, size[i])};
+    if (in != size[i]) y = resample(y, axis, map, size[i]);
+  }
+  return y.is_same(x) ? x.clone() : y;
 }
 
 }  // namespace voxgrad

@@ -1,4 +1,5 @@
-// Pooling and resampling of (N, C, D, H, W).
+// Pooling and resampling of (N, C, D, H, W). The functions throw Error for an empty axis other than the batch, for
+// options that fit no input, and for a result without voxels.
 #pragma once
 
 #include <array>
@@ -29,6 +30,9 @@ struct AvgPoolOptions {
   void validate(const char* op) const;
 };
 
+/// x (N, C, D, H, W), or (C, D, H, W) without a batch, as in PyTorch; the result has the same axes, with
+/// D' = (D + 2 padding - dilation (kernel_size - 1) - 1) / stride + 1, rounded down, or up in ceil_mode. avg_pool3d:
+/// the same.
 Tensor max_pool3d(const Tensor& x, const MaxPoolOptions& options);
 struct MaxPoolResult {
   Tensor output;
@@ -57,6 +61,8 @@ struct InterpolateOptions {
 };
 /// PyTorch's interpolate, with recompute_scale_factor left at its default: a given scale_factor is used as it is.
 /// An axis whose size stays is left as it is, whatever the scale_factor (PyTorch's trilinear mode on the CPU).
+/// x is (N, C, D, H, W). Fewer axes throw: PyTorch takes (N, C, H, W) for images, whose depth here is an axis of size 1
+/// with scale_factor 1.
 Tensor interpolate(const Tensor& x, const InterpolateOptions& options);
 
 }  // namespace voxgrad

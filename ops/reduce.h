@@ -5,7 +5,7 @@
 
 namespace voxgrad {
 
-/// Integers and bool sum to i64.
+/// Integers and bool sum to i64, which wraps around.
 Tensor sum(const Tensor& x, const Dims& axes = {}, bool keepdim = false);
 Tensor mean(const Tensor& x, const Dims& axes = {}, bool keepdim = false);
 /// Largest and smallest value. The gradient is shared equally among ties. Empty reductions throw.

@@ -3,7 +3,6 @@
 
 #include <cmath>
 #include <iterator>
-#include <limits>
 #include <type_traits>
 
 #include "ops/kernels.h"
@@ -52,15 +51,13 @@ VG_HOST_DEVICE bool is_nan(T x) {
   return x != x;
 }
 
-/// An operator's constant as a T. Integers saturate: an open side of clamp is infinite.
+/// x for +, - and * that wrap around: signed integers, whose overflow C++ leaves undefined, as unsigned ones.
 template <class T>
-VG_HOST_DEVICE T constant_of(double value) {
-  if constexpr (std::is_integral_v<T> && !std::is_same_v<T, bool>) {
-    constexpr T low = std::numeric_limits<T>::min(), high = std::numeric_limits<T>::max();
-    if (value <= static_cast<double>(low)) return low;
-    if (value >= static_cast<double>(high)) return high;
-  }
-  return static_cast<T>(value);
+VG_HOST_DEVICE auto wrapping(T x) {
+  if constexpr (std::is_integral_v<T> && std::is_signed_v<T>)
+    return static_cast<std::make_unsigned_t<T>>(x);
+  else
+    return x;
 }
 
 /// Element `i` of arange, rounded once: whether a compiler fuses the product and the sum makes no difference.
@@ -68,15 +65,15 @@ VG_HOST_DEVICE inline double arange_value(double start, double step, int64_t i) 
   return std::fma(static_cast<double>(i), step, start);
 }
 
-/// op(x; a, b), a and b already of type T.
+/// op(x; a, b), a and b already of type T. Integer arithmetic wraps around.
 template <UnaryOp op, class T>
 VG_HOST_DEVICE auto apply(T x, [[maybe_unused]] T a, [[maybe_unused]] T b) {
   if constexpr (op == UnaryOp::affine)
-    return static_cast<T>(a * x + b);
+    return static_cast<T>(wrapping(a) * wrapping(x) + wrapping(b));
   else if constexpr (op == UnaryOp::neg)
-    return static_cast<T>(-x);
+    return static_cast<T>(-wrapping(x));
   else if constexpr (op == UnaryOp::abs)
-    return x < T(0) ? static_cast<T>(-x) : (x == T(0) ? T(0) : x);
+    return x < T(0) ? static_cast<T>(-wrapping(x)) : (x == T(0) ? T(0) : x);
   else if constexpr (op == UnaryOp::exp)
     return std::exp(x);
   else if constexpr (op == UnaryOp::log)
@@ -123,11 +120,11 @@ VG_HOST_DEVICE auto apply(T x, [[maybe_unused]] T a, [[maybe_unused]] T b) {
 template <BinaryOp op, class T>
 VG_HOST_DEVICE auto apply(T x, T y, [[maybe_unused]] T a, [[maybe_unused]] T b) {
   if constexpr (op == BinaryOp::add)
-    return static_cast<T>(x + y);
+    return static_cast<T>(wrapping(x) + wrapping(y));
   else if constexpr (op == BinaryOp::sub)
-    return static_cast<T>(x - y);
+    return static_cast<T>(wrapping(x) - wrapping(y));
   else if constexpr (op == BinaryOp::mul)
-    return static_cast<T>(x * y);
+    return static_cast<T>(wrapping(x) * wrapping(y));
   else if constexpr (op == BinaryOp::maximum)
     return is_nan(x) || x > y ? x : y;
   else if constexpr (op == BinaryOp::minimum)

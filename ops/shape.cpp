@@ -195,8 +195,7 @@ Tensor slice(const Tensor& x, int64_t axis, int64_t start, int64_t stop, int64_t
   stop = std::clamp<int64_t>(stop < 0 ? stop + size : stop, start, size);
   Shape shape = x.shape();
   Strides strides = x.strides();
-  const int64_t reach = stop - start;
-  shape[axis] = reach / step + (reach % step != 0);
+  shape[axis] = stop > start ? (stop - start - 1) / step + 1 : 0;
   strides[axis] = next_stride(strides[axis], step);
   const int64_t offset = x.storage_offset() + (numel(shape) > 0 ? start * x.strides()[axis] : 0);
   return make_view("slice", x, shape, strides, offset, [from = x.shape(), axis, start, step](const Tensor& g) {
@@ -247,7 +246,7 @@ Tensor cat(const Tensors& tensors, int64_t axis) {
   shape[axis] = 0;
   std::vector<int64_t> sizes;
   for (const Tensor& tensor : tensors) {
-    check_same_kind("cat", {first, tensor});
+    check_same_kind("cat", {{"the first tensor", first}, {"another", tensor}});
     bool fits = tensor.dim() == first.dim();
     for (int64_t i = 0; fits && i < first.dim(); ++i) fits = i == axis || tensor.shape()[i] == first.shape()[i];
     check(fits, "cat", "shapes ", first.shape(), " and ", tensor.shape(), " differ outside axis ", axis);

@@ -36,6 +36,8 @@ expect "-DVOXGRAD_CUDA=OFF -DVOXGRAD_WERROR=ON" env VOXGRAD_CUDA=OFF VOXGRAD_WER
 expect "--no-tests=error -R name" ../root/run test -R name
 expect "--target core_tests nn_tests" ../root/run sanitize core nn
 expect "-L ^core\$|^nn\$" ../root/run sanitize core nn
+expect "-DVOXGRAD_EXAMPLES=OFF" ../root/run sanitize
+expect "-DVOXGRAD_EXAMPLES=ON" ../root/run sanitize examples
 
 code=0
 "$root/run" nonsense >/dev/null 2>&1 || code=$?

@@ -20,8 +20,9 @@ const char* name(ConvArithmetic arithmetic);
 /// The families of kernels on tensor cores; narrow: of few channels (plan_narrow.h).
 enum class ConvKernel : uint8_t { mma_sync, wgmma, narrow };
 
-/// What tests ask for in place of what the planner would choose.
-struct ConvChoice {
+/// What tests ask for in place of what the planner would choose. Aligned to its size: else Clang calls a library for an
+/// atomic of it.
+struct alignas(8) ConvChoice {
   bool plain : 1 = false;     // the plain kernel
   bool mma_sync : 1 = false;  // not wgmma
   bool narrow : 1 = false;    // kernels of few channels wherever they can be

@@ -16,22 +16,6 @@ void dispatch_any(DType dtype, const char* op, F&& f) {
   dispatch<float, double, BFloat16, Float16, int64_t, int32_t, uint8_t, bool>(dtype, op, "CPU", f);
 }
 
-template <class To, class From>
-To convert(From x) {
-  if constexpr (std::is_same_v<To, From>)
-    return x;
-  else if constexpr (std::is_same_v<To, bool>)
-    return x != From(0);
-  else if constexpr (sizeof(To) == 2)
-    return To(static_cast<float>(x));
-  else if constexpr (sizeof(From) == 2)
-    return convert<To>(static_cast<float>(x));
-  else if constexpr (std::is_same_v<To, uint8_t> && std::is_floating_point_v<From>)
-    return static_cast<To>(static_cast<int32_t>(x));  // a negative float to uint8_t would be undefined
-  else
-    return static_cast<To>(x);
-}
-
 constexpr int64_t kTile = 32;
 
 /// A copy between layouts: out is contiguous along the inner axis of `nest`, in along `axis`. Tiles go through a

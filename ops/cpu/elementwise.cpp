@@ -50,7 +50,7 @@ inline constexpr bool has_block_form = [] {
 /// out = op(in...; a, b) with operands of type T.
 template <auto op, class T, class... Views>
 void elementwise(double a, double b, const View& out, const Views&... in) {
-  const T ta = constant_of<T>(a), tb = constant_of<T>(b);
+  const T ta = convert<T>(a), tb = convert<T>(b);
   const auto typed = [&]<class... In>() {
     if constexpr (has_block_form<op, T>) {
       map_rows<T, In...>([block = block_form<op, T>(ta, tb)](T* y, const In*... x,

@@ -9,6 +9,7 @@
 #include "core/dtype.h"
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/loops.h"
+#include "ops/scalar_ops.h"
 
 namespace voxgrad::cpu {
 namespace {
@@ -22,7 +23,7 @@ struct Sum {
   }
   template <class A>
   static A combine(A a, A b) {
-    return a + b;
+    return static_cast<A>(wrapping(a) + wrapping(b));
   }
 };
 

@@ -9,6 +9,8 @@
 #include <atomic>
 #include <cstdlib>
 #include <fstream>
+#include <map>
+#include <mutex>
 #include <vector>
 
 #include "tests/support.h"
@@ -36,6 +38,26 @@ TEST(Parallel, VisitsEveryPieceOnce) {
   for (const int threads : {1, 2, 7}) {
     const Threads guard(threads);
     for (const int64_t count : {0, 1, 6, 1000}) EXPECT_TRUE(covers(count)) << count << " on " << threads;
+  }
+}
+
+TEST(Parallel, TakesAnyCount) {
+  const Threads guard(7);
+  for (const int64_t count : {int64_t{1} << 62, INT64_MAX}) {
+    std::mutex mutex;
+    std::map<int64_t, int64_t> pieces;
+    parallel_for(count, 1, [&](int64_t begin, int64_t end) {
+      const std::lock_guard lock(mutex);
+      pieces[begin] = end;
+    });
+    EXPECT_EQ(pieces.size(), 7U);
+    int64_t next = 0;
+    for (const auto& [begin, end] : pieces) {
+      EXPECT_EQ(begin, next);
+      EXPECT_NEAR(static_cast<double>(end - begin), static_cast<double>(count) / 7, 1e3);
+      next = end;
+    }
+    EXPECT_EQ(next, count);
   }
 }
 

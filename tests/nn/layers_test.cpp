@@ -186,6 +186,7 @@ TEST(Layers, RefuseBadOptions) {
   EXPECT_ERROR(ConvTranspose3d({.in_channels = 1, .out_channels = 1, .kernel_size = 3, .output_padding = 1}),
                "ConvTranspose3d: output_padding must be smaller than stride or dilation");
   EXPECT_ERROR(GroupNorm(3, 8), "GroupNorm: num_groups = 3 does not divide num_channels = 8");
+  EXPECT_ERROR(GroupNorm(-2, 8), "GroupNorm: num_groups and num_channels must be positive, got -2 and 8");
   EXPECT_ERROR(GroupNorm(2, 8, {.eps = -1}), "GroupNorm: eps must be finite and not negative, got -1");
   EXPECT_ERROR(GroupNorm(2, 8)(ones({2, 4, 3})), "GroupNorm: expects (N, 8, ...), got [2, 4, 3]");
   EXPECT_ERROR(InstanceNorm3d(0), "InstanceNorm3d: num_features");

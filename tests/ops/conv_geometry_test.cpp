@@ -5,10 +5,12 @@
 
 #include <numeric>
 #include <set>
+#include <string>
 #include <tuple>
 #include <vector>
 
 #include "core/error.h"
+#include "ops/conv.h"
 
 namespace voxgrad {
 namespace {
@@ -111,7 +113,7 @@ TEST(ConvGeometry, OutputSizes) {
   EXPECT_EQ(conv_output_size(5, 3, 2, 1, 1), 3);
   EXPECT_EQ(conv_output_size(6, 3, 2, 1, 1), 3);
   EXPECT_EQ(conv_output_size(2, 3, 1, 0, 1), 0);
-  EXPECT_EQ(conv_output_size(2, 4, 5, 0, 3), 0);  // -7 / 5 must not round up to a position
+  EXPECT_EQ(conv_output_size(2, 4, 5, 0, 3), -1);  // -8 / 5 must not round up to a position
   EXPECT_EQ(conv_transpose_output_size(16, 4, 2, 1, 0, 1), 32);
   EXPECT_EQ(conv_transpose_output_size(12, 3, 2, 1, 1, 1), 24);
   EXPECT_EQ(conv_transpose_output_size(16, 3, 2, 1, 0, 2), 33);
@@ -122,7 +124,9 @@ TEST(ConvGeometry, SizesBeyond64BitsAreRefused) {
   const int64_t huge = int64_t{1} << 62;
   EXPECT_THROW(conv_transpose_output_size(huge, 3, 4, 0, 0, 1), Error);
   EXPECT_THROW(conv_output_size(huge, 1, 1, huge, 1), Error);
-  EXPECT_EQ(conv_output_size(huge, huge, 1, 0, 2), 0);  // dilation * kernel alone passes 64 bits
+  EXPECT_EQ(conv_output_size(huge, huge, 1, 0, 2), 2 - huge);  // dilation * kernel alone passes 64 bits
+  const std::string text = explain_conv3d({huge, 1, 1, 1, 1}, {1, 1, 1, 1, 1});
+  EXPECT_NE(text.find("3.69e+04 PB"), std::string::npos) << text;  // the bytes of both sides do as well
 }
 
 }  // namespace

@@ -83,6 +83,30 @@ TEST(Elementwise, GradientsAtNaN) {
   }
 }
 
+TEST(Elementwise, IntegersWrapAround) {
+  for (const Device device : devices())
+    for (const DType dtype : {i32, i64}) {
+      const auto integers = [&](std::vector<int64_t> values) {
+        return from_span<int64_t>(values, {static_cast<int64_t>(values.size())}, device).to(dtype);
+      };
+      const int64_t most = dtype == i32 ? INT32_MAX : INT64_MAX, least = -most - 1;
+      const Tensor x = integers({most, least, least, most});
+      const auto expect = [&](const Tensor& got, const std::vector<int64_t>& expected, const char* what) {
+        EXPECT_EQ(got.to_vector<int64_t>(), expected) << what << ' ' << dtype;
+      };
+      expect(x + integers({1, -1, least, most}), {least, most, 0, -2}, "add");
+      expect(x - integers({-1, 1, most, least}), {least, most, 1, -1}, "sub");
+      expect(x * integers({2, 2, -1, most}), {-2, 0, least, 1}, "mul");
+      expect(-x, {-most, least, least, -most}, "neg");
+      expect(abs(x), {most, least, least, most}, "abs");
+      expect(affine(x, 3, 5), {least + 2, least + 5, least + 5, least + 2}, "affine");
+      expect(x.clone().add_(x, 2), {most - 2, least, least, most - 2}, "add_");
+      expect(clamp(x, -std::numeric_limits<double>::infinity(), 7), {7, least, least, 7}, "clamp");
+    }
+  const Tensor most = full({100}, 0x1p62, {.dtype = i64});
+  for (const Device device : devices()) EXPECT_EQ(most.to(device).sum().item<int64_t>(), 0);
+}
+
 TEST(Elementwise, ComparesWithNumbers) {
   for (const Device device : devices())
     for (const DType dtype : {f32, f64, i64, u8}) {

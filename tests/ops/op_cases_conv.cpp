@@ -202,7 +202,7 @@ void add_chains(std::vector<OpCase>& cases) {
     const Array y = reference::map(a[0], [](double v) { return v > 0 ? v : 0.0; });
     return reference::group_norm(y, 2, &a[1], &a[2], 0.1);
   };
-  norm.edges = {{{0, 4, 2, 3, 1}, {4}, {4}}, {{1, 2, 1}, {2}, {2}}, {{2, 4, 0}, {4}, {4}}};
+  norm.edges = {{{0, 4, 2, 3, 1}, {4}, {4}}, {{2, 2, 1}, {2}, {2}}, {{2, 4, 0}, {4}, {4}}};
   norm.keeps_layout = true;
   norm.tolerance = 3e-5;
   cases.push_back(norm);

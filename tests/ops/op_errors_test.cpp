@@ -75,7 +75,17 @@ TEST(OpErrors, ConvolutionOptions) {
       {[&] {
          conv3d(x, floats({8, 32, 9, 1, 1}));
        },
-       "the dilated kernel is larger than the padded input"},
+       "conv3d: the dilated kernel is larger than the padded input: the result would have 0 elements along axis 2 with "
+       "stride [1, 1, 1], padding [0, 0, 0], dilation [1, 1, 1] (input [2, 32, 8, 8, 8], weight [8, 32, 9, 1, 1])"},
+      {[&] {
+         conv2d(floats({3, 8, 5}), floats({8, 3, 1, 4}), {}, {.stride = 2, .padding = {0, 1}, .dilation = 5});
+       },
+       "the result would have -4 elements along axis 2 with stride [2, 2], padding [0, 1], dilation [5, 5] (input [3, "
+       "8, 5], weight [8, 3, 1, 4])"},
+      {[&] {
+         conv1d(floats({3, 2}), floats({8, 3, 4}));
+       },
+       "the result would have -1 elements along axis 1"},
   };
   for (const BadCall& bad : table) EXPECT_ERROR(bad.call(), bad.message);
 }
@@ -88,6 +98,14 @@ TEST(OpErrors, ConvolutionOperands) {
        },
        "weight must have 5 axes"},
       {[&] {
+         conv3d(floats({8, 4, 4, 4}), floats({8, 32, 3, 3, 3}));
+       },
+       "weight expects 32 * 1 groups input channels, input has 8 (input [8, 4, 4, 4], weight [8, 32, 3, 3, 3])"},
+      {[&] {
+         conv3d(floats({0, 4, 4, 4}), floats({8, 32, 3, 3, 3}));
+       },
+       "input has an empty axis other than the batch (input [0, 4, 4, 4]"},
+      {[&] {
          conv3d(floats({32, 8, 8}), floats({8, 32, 3, 3, 3}));
        },
        "input must have 5 axes, or 4 without a batch"},
@@ -98,7 +116,11 @@ TEST(OpErrors, ConvolutionOperands) {
       {[&] {
          conv3d(x, zeros({8, 32, 3, 3, 3}, {.dtype = f64}));
        },
-       "dtypes differ"},
+       "conv3d: dtypes differ: input [2, 32, 8, 8, 8] f32 on cpu and weight [8, 32, 3, 3, 3] f64 on cpu; convert one"},
+      {[&] {
+         conv3d(x, floats({8, 32, 3, 3, 3}), zeros({8}, {.dtype = f64}));
+       },
+       "dtypes differ: input [2, 32, 8, 8, 8] f32 on cpu and bias [8] f64 on cpu"},
       {[&] {
          conv3d(whole({1, 1, 3, 3, 3}), whole({1, 1, 1, 1, 1}));
        },
@@ -122,7 +144,7 @@ TEST(OpErrors, TransposedConvolutions) {
       {[&] {
          conv_transpose3d(x, floats({32, 8, 1, 1, 1}), {}, {.padding = 4});
        },
-       "the result would have 0 elements"},
+       "the result would have 0 elements along axis 2 with stride [1, 1, 1], padding [4, 4, 4], dilation [1, 1, 1]"},
       {[&] {
          conv_transpose3d(x, floats({32, 8, 3, 3, 3}), {}, {.stride = 2, .output_size = 30});
        },
@@ -139,7 +161,8 @@ TEST(OpErrors, Elementwise) {
   const Tensor x = floats({2, 3});
   const BadCall table[] = {
       {[&] { add(x, floats({4})); }, "add: shapes [2, 3] and [4] do not broadcast"},
-      {[&] { mul(x, x.to(f64)); }, "mul: dtypes differ: [2, 3] f32 on cpu and [2, 3] f64 on cpu"},
+      {[&] { mul(x, x.to(f64)); },
+       "mul: dtypes differ: the first operand [2, 3] f32 on cpu and the second operand [2, 3] f64 on cpu"},
       {[&] { div(whole({2}), whole({2})); }, "div has no CPU kernel for i64"},
       {[&] { exp(whole({2})); }, "exp has no CPU kernel for i64"},
       {[&] { whole({2}) * 0.5; }, "an integer tensor takes integer constants"},
@@ -157,6 +180,32 @@ TEST(OpErrors, Elementwise) {
       {[&] { ge(whole({2}).to(u8), -1); }, "ge: -1 does not fit u8"},
   };
   for (const BadCall& bad : table) EXPECT_ERROR(bad.call(), bad.message);
+}
+
+TEST(OpErrors, NumbersThatIntegersDoNotHold) {
+  const Tensor x = full({3}, 1, {.dtype = i32}), flags = zeros({3}, {.dtype = b8});
+  const BadCall table[] = {
+      {[&] { x + 1e15; }, "1e+15 does not fit i32"},
+      {[&] { 1e15 + x; }, "1e+15 does not fit i32"},
+      {[&] { x - 1e15; }, "-1e+15 does not fit i32"},
+      {[&] { 1e15 - x; }, "1e+15 does not fit i32"},
+      {[&] { x * -1e15; }, "-1e+15 does not fit i32"},
+      {[&] { x / 1e15; }, "1e+15 does not fit i32"},
+      {[&] { affine(x, 1, 0x1p31); }, "affine: 2.14748e+09 does not fit i32"},
+      {[&] { affine(whole({3}), INFINITY, 0); }, "affine: inf does not fit i64"},
+      {[&] { affine(x, kNan, 0); }, "an integer tensor takes integer constants, got nan"},
+      {[&] { x.add_(x, 1e15); }, "add_: 1e+15 does not fit i32"},
+      {[&] { x.mul_(1e15); }, "mul_: 1e+15 does not fit i32"},
+      {[&] { clamp(x, 0, 1e15); }, "clamp: 1e+15 does not fit i32"},
+      {[&] { clamp(x, -1e15, 0); }, "clamp: -1e+15 does not fit i32"},
+      {[&] { clamp(x, 0.5, 2); }, "clamp: an integer tensor takes integer constants, got 0.5"},
+      {[&] { clamp(x, INFINITY, INFINITY); }, "clamp: inf does not fit i32"},
+      {[&] { eq(x, 1e15); }, "eq: 1e+15 does not fit i32"},
+      {[&] { eq(flags, 2); }, "eq: 2 does not fit bool"},
+      {[&] { full({3}, 1e15, {.dtype = i32}); }, "full: 1e+15 does not fit i32"},
+  };
+  for (const BadCall& bad : table) EXPECT_ERROR(bad.call(), bad.message);
+  EXPECT_EQ(x.to_vector(), (std::vector<double>{1, 1, 1}));  // nothing was written
 }
 
 TEST(OpErrors, ReductionsAndProducts) {
@@ -208,7 +257,7 @@ TEST(OpErrors, ShapesAndIndices) {
       {[&] {
          cat({x, x.to(f64)}, 0);
        },
-       "dtypes differ"},
+       "dtypes differ: the first tensor [2, 3] f32 on cpu and another [2, 3] f64 on cpu"},
       {[&] {
          stack({x, floats({3, 2})});
        },
@@ -229,8 +278,9 @@ TEST(OpErrors, ShapesAndIndices) {
          gather(x, 0, whole({2, 2}));
        },
        "outside axis 0"},
-      {[&] { index_select(x, 0, full({1}, 5, {.dtype = i64})); }, "5"},
-      {[&] { index_select(x, 0, full({1}, -1, {.dtype = i64})); }, "-1"},
+      {[&] { index_select(x, 0, full({1}, 5, {.dtype = i64})); },
+       "index_select: index 5 is out of range for axis 0 of [2, 3]"},
+      {[&] { index_select(x, 0, full({1}, -1, {.dtype = i64})); }, "index_select: index -1 is"},
   };
   for (const BadCall& bad : table) EXPECT_ERROR(bad.call(), bad.message);
 }
@@ -239,7 +289,18 @@ TEST(OpErrors, NormsPoolsAndLosses) {
   const Tensor x = floats({2, 6, 4, 4, 4});
   const BadCall table[] = {
       {[&] { group_norm(x, 4); }, "group_norm: num_groups 4 does not divide the 6 channels"},
-      {[&] { group_norm(x, 0); }, "num_groups 0"},
+      {[&] { group_norm(x, 0); }, "group_norm: num_groups must be positive, got 0"},
+      {[&] { group_norm(x, -2); }, "group_norm: num_groups must be positive, got -2"},
+      {[&] {
+         group_norm(floats({1, 4, 1, 1}), 4);
+       },
+       "group_norm: expected more than 1 value per channel, got input [1, 4, 1, 1] in 4 groups"},
+      {[&] {
+         instance_norm(floats({2, 3, 1, 1, 1}));
+       },
+       "instance_norm: expected more than 1 value per channel, got input [2, 3, 1, 1, 1]"},
+      {[&] { instance_norm(x, floats({6}).to(f64)); },
+       "dtypes differ: input [2, 6, 4, 4, 4] f32 on cpu and weight [6]"},
       {[&] {
          group_norm(floats({2, 0, 3}), 1);
        },
@@ -254,7 +315,17 @@ TEST(OpErrors, NormsPoolsAndLosses) {
       {[&] { max_pool3d(x, {.kernel_size = 2, .padding = 2}); },
        "max_pool3d: padding must lie between 0 and half of kernel_size"},
       {[&] { max_pool3d(x, {.kernel_size = 0}); }, "max_pool3d: kernel_size must lie in [1, 2^31), got [0, 0, 0]"},
-      {[&] { max_pool3d(x, {.kernel_size = 9}); }, "is larger than the padded input"},
+      {[&] { max_pool3d(x, {.kernel_size = 9}); },
+       "max_pool3d: the window is larger than the padded input [2, 6, 4, 4, 4]: the result would have 0 elements along "
+       "axis 2 with kernel_size [9, 9, 9], stride [9, 9, 9], padding [0, 0, 0], dilation [1, 1, 1]"},
+      {[&] {
+         max_pool3d(floats({6, 4, 4, 4}), {.kernel_size = {1, 1, 3}, .stride = Triple(1), .dilation = 4});
+       },
+       "padded input [6, 4, 4, 4]: the result would have -4 elements along axis 3"},
+      {[&] {
+         avg_pool3d(floats({6, 4, 4}), {.kernel_size = 2});
+       },
+       "avg_pool3d: input must be (N, C, D, H, W) or (C, D, H, W), got [6, 4, 4]"},
       {[&] {
          max_pool3d(floats({1, 1, 2, 4, 4}), {.kernel_size = 2, .padding = 1, .dilation = 3});
        },
@@ -276,7 +347,11 @@ TEST(OpErrors, NormsPoolsAndLosses) {
       {[&] {
          interpolate(floats({2, 2}), {.size = 2});
        },
-       "interpolate: input must be (N, C, D, H, W) or (C, D, H, W), got [2, 2]"},
+       "interpolate: input must be (N, C, D, H, W), got [2, 2]"},
+      {[&] {
+         interpolate(floats({2, 3, 4, 4}), {.scale_factor = 2});
+       },
+       "interpolate: input must be (N, C, D, H, W), got [2, 3, 4, 4] f32 on cpu; unsqueeze(2) gives images"},
       {[&] { mse_loss(x, floats({2})); }, "mse_loss: input [2, 6, 4, 4, 4] and target [2] differ in shape"},
       {[&] {
          cross_entropy(floats({2, 3}), floats({2}));
