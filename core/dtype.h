@@ -49,6 +49,24 @@ inline constexpr DType dtype_of = [] {
     static_assert(sizeof(T) == 0, "no voxgrad dtype for this type");
 }();
 
+/// The type in which arithmetic on elements of type T is done: float for halves, whose results are rounded once.
+template <class T>
+using compute_t = std::conditional_t<std::is_same_v<T, BFloat16> || std::is_same_v<T, Float16>, float, T>;
+
+/// Lists of C++ types, for dispatch(): the dtypes that kernels take.
+template <class... Ts>
+struct Types {};
+using WideFloats = Types<float, double>;  // that compute in their own type
+using Floats = Types<float, double, BFloat16, Float16>;
+using Numbers = Types<float, double, BFloat16, Float16, int64_t, int32_t, uint8_t>;
+using Anything = Types<float, double, BFloat16, Float16, int64_t, int32_t, uint8_t, bool>;
+
+/// Whether a list has the C++ type of `dtype`.
+template <class... Ts>
+constexpr bool has(Types<Ts...>, DType dtype) {
+  return ((dtype == dtype_of<Ts>) || ...);
+}
+
 /// x as a To, as Tensor::to() converts elements, on every device. To an integer a float loses its fraction, beyond the
 /// ends it becomes the nearest end, and NaN becomes 0; integers keep their low bits. To bool: x != 0.
 template <class To, class From>
@@ -80,9 +98,9 @@ void check_fits(const char* op, double value, DType dtype);
 /// Throws "<op> has no <device> kernel for <dtype>".
 [[noreturn]] void no_kernel(const char* op, const char* device, DType dtype);
 
-/// Calls f.template operator()<T>() with T the C++ type of `dtype`, if it is among Ts; else no_kernel().
+/// Calls f.template operator()<T>() with T the C++ type of `dtype`, if it is in the list; else no_kernel().
 template <class... Ts, class F>
-void dispatch(DType dtype, const char* op, const char* device, F&& f) {
+void dispatch(Types<Ts...>, DType dtype, const char* op, const char* device, F&& f) {
   const bool found = ((dtype == dtype_of<Ts> && (f.template operator()<Ts>(), true)) || ...);
   if (!found) no_kernel(op, device, dtype);
 }

@@ -60,7 +60,7 @@ bool is_dense(const Shape& shape, const Strides& strides) {
 template <class T>
 T load(const char* op, const void* data, DType dtype) {
   T value{};
-  dispatch<float, double, BFloat16, Float16, int64_t, int32_t, uint8_t, bool>(dtype, op, "CPU", [&]<class S>() {
+  dispatch(Anything(), dtype, op, "CPU", [&]<class S>() {
     S stored;
     std::memcpy(static_cast<void*>(&stored), data, sizeof(S));
     if constexpr (std::is_integral_v<T> && !std::is_integral_v<S>) check_fits(op, stored, dtype_of<T>);
@@ -162,7 +162,7 @@ void Tensor::set(const Dims& index, double value) const {
   check_in_place("set", *this);
   check_fits("set", value, dtype());
   char bytes[8];
-  dispatch<float, double, BFloat16, Float16, int64_t, int32_t, uint8_t, bool>(dtype(), "set", "CPU", [&]<class T>() {
+  dispatch(Anything(), dtype(), "set", "CPU", [&]<class T>() {
     T stored;
     if constexpr (std::is_same_v<T, BFloat16> || std::is_same_v<T, Float16>)
       stored = T(static_cast<float>(value));

@@ -143,7 +143,7 @@ void multiply(const Launch& launch, const View& c, const Operand& a, const Opera
 }  // namespace
 
 void kernel::matmul(const View& c, const View& a, const View& b) {
-  dispatch<float, double>(c.dtype, "matmul", "CUDA", [&]<class T>() {
+  dispatch(WideFloats(), c.dtype, "matmul", "CUDA", [&]<class T>() {
     if (c.numel() == 0) return;
     if (a.size[2] == 0) return fill(c, 0);
     const Launch launch(c);

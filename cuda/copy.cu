@@ -8,20 +8,6 @@
 namespace voxgrad::cuda::kernel {
 namespace {
 
-template <class F>
-void dispatch_any(DType dtype, const char* op, F&& f) {
-  dispatch_cuda<float, double, BFloat16, Float16, int64_t, int32_t, uint8_t, bool>(dtype, op, f);
-}
-
-/// Calls f with an unsigned integer of `bytes` bytes, for what only moves elements.
-template <class F>
-void dispatch_word(int64_t bytes, const F& f) {
-  if (bytes == 1) f.template operator()<uint8_t>();
-  if (bytes == 2) f.template operator()<uint16_t>();
-  if (bytes == 4) f.template operator()<uint32_t>();
-  if (bytes == 8) f.template operator()<uint64_t>();
-}
-
 template <class To, class From>
 struct Convert {
   __device__ To operator()(From x) const { return convert<To>(x); }
@@ -50,15 +36,15 @@ __global__ void __launch_bounds__(kBlock) range(T* out, int64_t count, double st
 void copy(const View& out, const View& in) {
   if (out.dtype == in.dtype)
     return dispatch_word(item_size(out.dtype), [&]<class Word>() { map<Word, Word>("copy", Same(), out, in); });
-  dispatch_any(out.dtype, "copy", [&]<class To>() {
-    dispatch_any(in.dtype, "copy", [&]<class From>() {
+  dispatch_cuda(Anything(), out.dtype, "copy", [&]<class To>() {
+    dispatch_cuda(Anything(), in.dtype, "copy", [&]<class From>() {
       if constexpr (!std::is_same_v<To, From>) map<To, From>("copy", Convert<To, From>(), out, in);
     });
   });
 }
 
 void fill(const View& out, double value) {
-  dispatch_any(out.dtype, "fill", [&]<class T>() {
+  dispatch_cuda(Anything(), out.dtype, "fill", [&]<class T>() {
     const T element = convert<T>(value);
     dispatch_word(sizeof(T), [&]<class Word>() {
       if constexpr (sizeof(Word) == sizeof(T)) map<Word>("fill", Constant<Word>{std::bit_cast<Word>(element)}, out);
@@ -69,7 +55,7 @@ void fill(const View& out, double value) {
 void arange(const View& out, double start, double step) {
   const int64_t count = out.numel();
   if (count == 0) return;
-  dispatch_cuda<float, double, int64_t, int32_t>(out.dtype, "arange", [&]<class T>() {
+  dispatch_cuda(Numbers(), out.dtype, "arange", [&]<class T>() {
     const Launch launch(out);
     range<<<grid_size(count), kBlock, 0, launch.stream>>>(out.as<T>(), count, start, step);
     check_launch("arange");

@@ -136,7 +136,7 @@ void gather(const char* op, const View& out, const View& in, const View& index, 
 }
 
 void scatter_add(const char* op, const View& out, const View& in, const View& index, int axis) {
-  dispatch_cuda<float, double>(out.dtype, "scatter_add", [&]<class T>() {
+  dispatch_cuda(WideFloats(), out.dtype, "scatter_add", [&]<class T>() {
     fill(out, 0);
     if (in.numel() > 0 && out.numel() > 0) scatter_typed<T>(op, out, in, index, axis);
   });

@@ -237,7 +237,7 @@ __global__ void __launch_bounds__(kBlock)
       const Vector<T, width> in[N + 1] = {load_slot<width>(static_cast<const T*>(p.in[k]) + start[k + 1],
                                                            rows.one_element[k + 1], first, whole, rows.length)...};
 #pragma unroll
-      for (int j = 0; j < width; ++j) result.v[j] = f(in[k].v[j]...);
+      for (int j = 0; j < width; ++j) result.v[j] = static_cast<T>(f(in[k].v[j]...));
     }
     (std::make_index_sequence<N>());
     if (whole) {
@@ -254,7 +254,7 @@ __global__ void __launch_bounds__(kBlock)
 template <class Out, class... In>
 inline constexpr bool kHasRows = false;
 template <class T>
-inline constexpr bool kHasRows<T, T, T> = std::is_floating_point_v<T>;
+inline constexpr bool kHasRows<T, T, T> = std::is_floating_point_v<compute_t<T>>;
 template <class T>
 inline constexpr bool kHasRows<T, T> = std::is_unsigned_v<T>;
 template <class T>
@@ -316,8 +316,17 @@ bool select(Op op, const F& f) {
 
 /// dispatch() of core/dtype.h for CUDA.
 template <class... Ts, class F>
-void dispatch_cuda(DType dtype, const char* op, F&& f) {
-  dispatch<Ts...>(dtype, op, "CUDA", std::forward<F>(f));
+void dispatch_cuda(Types<Ts...> types, DType dtype, const char* op, F&& f) {
+  dispatch(types, dtype, op, "CUDA", std::forward<F>(f));
+}
+
+/// Calls f with an unsigned integer of `bytes` bytes, for what only moves elements.
+template <class F>
+void dispatch_word(int64_t bytes, const F& f) {
+  if (bytes == 1) f.template operator()<uint8_t>();
+  if (bytes == 2) f.template operator()<uint16_t>();
+  if (bytes == 4) f.template operator()<uint32_t>();
+  if (bytes == 8) f.template operator()<uint64_t>();
 }
 
 }  // namespace voxgrad::cuda

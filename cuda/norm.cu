@@ -129,7 +129,7 @@ void group_norm(const View& y, const View& mean, const View& rstd, const View& x
                 double eps) {
   if (x.size[1] == 0 || mean.numel() == 0) return;
   const Launch launch(x);
-  dispatch<float, double>(x.dtype, "group_norm", "CUDA",
+  dispatch(WideFloats(), x.dtype, "group_norm", "CUDA",
                           [&]<class T>() { forward<T>(y, mean, rstd, x, gamma, beta, eps, launch); });
 }
 

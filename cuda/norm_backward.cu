@@ -156,7 +156,7 @@ void group_norm_backward(const View& dx, const View* dgamma, const View* dbeta, 
                          const View& mean, const View& rstd, const View* gamma, const ReluBefore& before) {
   if (x.size[1] == 0) return;
   const Launch launch(x);
-  dispatch<float, double>(x.dtype, "group_norm_backward", "CUDA",
+  dispatch(WideFloats(), x.dtype, "group_norm_backward", "CUDA",
                           [&]<class T>() { backward<T>(dx, dgamma, dbeta, dy, x, mean, rstd, gamma, before, launch); });
 }
 

@@ -110,7 +110,7 @@ void step_all(const char* op, std::span<const StepViews> params, const Update& u
 /// Calls body(element of the params' type) if there is anything to do.
 template <class F>
 void dispatch_step(const char* op, std::span<const StepViews> params, const F& body) {
-  if (!params.empty()) dispatch_cuda<float, double>(params.front().param.dtype, op, [&]<class T>() { body(T()); });
+  if (!params.empty()) dispatch_cuda(WideFloats(), params.front().param.dtype, op, [&]<class T>() { body(T()); });
 }
 
 /// RmspropUpdate with the state that there is, in order.

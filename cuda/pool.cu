@@ -116,7 +116,7 @@ void max_pool(const View& y, const View& indices, const View& x, const PoolGeome
   const int64_t count = y.numel();
   if (count == 0) return;
   const Launch launch(y);
-  dispatch<float, double>(y.dtype, "max_pool", "CUDA", [&]<class T>() {
+  dispatch(WideFloats(), y.dtype, "max_pool", "CUDA", [&]<class T>() {
     max_pool_kernel<T>
         <<<grid_size(count), kBlock, 0, launch.stream>>>(Volume(y), Volume(indices), Volume(x), geometry, count);
   });
@@ -127,7 +127,7 @@ void max_pool_backward(const View& dx, const View& dy, const View& indices, cons
   const int64_t count = dx.numel();
   if (count == 0) return;
   const Launch launch(dx);
-  dispatch<float, double>(dx.dtype, "max_pool_backward", "CUDA", [&]<class T>() {
+  dispatch(WideFloats(), dx.dtype, "max_pool_backward", "CUDA", [&]<class T>() {
     max_pool_backward_kernel<T>
         <<<grid_size(count), kBlock, 0, launch.stream>>>(Volume(dx), Volume(dy), Volume(indices), geometry, count);
   });

@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(kBlock) draw(T* out, int64_t count, GeneratorS
 template <class Draw>
 void draw_all(const char* op, const View& out, GeneratorState state) {
   const int64_t count = out.numel();
-  dispatch_cuda<float, double>(out.dtype, op, [&]<class T>() {
+  dispatch_cuda(WideFloats(), out.dtype, op, [&]<class T>() {
     if (count == 0) return;
     refuse_in_capture(op, out.device, "random numbers, which replays would repeat, cannot be drawn");
     const Launch launch(out);

@@ -18,7 +18,7 @@ namespace {
 
 /// The type that sums of T are made in.
 template <class T>
-using SumOf = std::conditional_t<std::is_floating_point_v<T>, double, int64_t>;
+using SumOf = std::conditional_t<std::is_floating_point_v<compute_t<T>>, double, int64_t>;
 
 struct Sum {
   template <class T>
@@ -67,7 +67,7 @@ __device__ void store_result(const ReduceProblem& problem, int64_t output, int64
   if (problem.partial)
     static_cast<Accumulator*>(problem.partial)[range * problem.outputs + output] = value;
   else
-    static_cast<Out*>(problem.out)[problem.kept.offset(output, problem.kept.b)] = static_cast<Out>(value);
+    static_cast<Out*>(problem.out)[problem.kept.offset(output, problem.kept.b)] = convert<Out>(value);
 }
 
 /// Vectors or elements that a thread has on their way at a time.
@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(kBlock)
   __shared__ Accumulator shared[kBlock];
   const BlockLayout layout = problem.layout;
   const int64_t run_length = problem.reduced.size[0];
-  const In neutral = Operation::template identity<In>(problem.largest);
+  const In neutral = convert<In>(Operation::template identity<compute_t<In>>(problem.largest));
   for (int64_t tile = blockIdx.x; tile < output_tiles * problem.ranges; tile += gridDim.x) {
     const int64_t output_tile = quotient(tile, problem.ranges), range = tile - output_tile * problem.ranges;
     const int64_t output = output_tile * layout.columns + layout.column();
@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(kBlock)
         count = min(run_length - start, end - at);
         const In* const data[] = {in + problem.reduced.offset(run, problem.reduced.a, 1) + start};
         read_span<kRowUnroll<In>>(data, count, neutral, layout.reducer(), layout.reducers, [&](const In(&x)[1]) {
-          value = Operation::combine(value, static_cast<Accumulator>(x[0]), problem.largest);
+          value = Operation::combine(value, convert<Accumulator>(x[0]), problem.largest);
         });
       }
     }
@@ -129,14 +129,14 @@ __global__ void __launch_bounds__(kBlock)
 #pragma unroll
         for (int u = 0; u < kStridedUnroll; ++u) {
 #pragma unroll
-          for (In& x : loaded[u].v) x = Operation::template identity<In>(problem.largest);
+          for (In& x : loaded[u].v) x = convert<In>(Operation::template identity<compute_t<In>>(problem.largest));
           if (index + u * layout.reducers < end) loaded[u] = load_vector<In, width>(in + cursor.offset());
           cursor.advance(layout.reducers);
         }
 #pragma unroll
         for (int u = 0; u < kStridedUnroll; ++u)
 #pragma unroll
-          for (int j = 0; j < width; ++j) value[j] = combine(value[j], static_cast<Accumulator>(loaded[u].v[j]));
+          for (int j = 0; j < width; ++j) value[j] = combine(value[j], convert<Accumulator>(loaded[u].v[j]));
       }
     }
 #pragma unroll
@@ -245,7 +245,7 @@ void reduce_as(const View& out, const View& in, bool largest, const Launch& laun
     problem.layout = {kBlock / reducers, reducers, false};
     thread_elements = kRowUnroll<In> * kVectorWidth<In>;
   } else {
-    if constexpr (std::is_floating_point_v<In>)
+    if constexpr (std::is_floating_point_v<compute_t<In>>)
       if (has_vector_columns(problem, kVectorWidth<In>, sizeof(In))) {
         width = kVectorWidth<In>;
         kernel = reduce_strided<Operation, In, Accumulator, Out, kVectorWidth<In>>;
@@ -278,15 +278,15 @@ void reduce(ReduceOp op, const View& out, const View& in) {
   if (out.numel() == 0) return;
   const Launch launch(out);
   if (op == ReduceOp::sum) {
-    dispatch<float, double, int64_t, int32_t, uint8_t, bool>(in.dtype, "sum", "CUDA", [&]<class T>() {
-      using Out = std::conditional_t<std::is_floating_point_v<T>, T, int64_t>;
+    dispatch(Anything(), in.dtype, "sum", "CUDA", [&]<class T>() {
+      using Out = std::conditional_t<std::is_floating_point_v<compute_t<T>>, T, int64_t>;
       reduce_as<Sum, T, SumOf<T>, Out>(out, in, false, launch);
     });
     return;
   }
   const bool largest = op == ReduceOp::amax;
-  dispatch<float, double, int64_t, int32_t>(in.dtype, largest ? "amax" : "amin", "CUDA",
-                                            [&]<class T>() { reduce_as<Extremum, T, T, T>(out, in, largest, launch); });
+  dispatch(Numbers(), in.dtype, largest ? "amax" : "amin", "CUDA",
+                                            [&]<class T>() { reduce_as<Extremum, T, compute_t<T>, T>(out, in, largest, launch); });
 }
 
 }  // namespace kernel

@@ -21,7 +21,7 @@ struct Unchanged {
 void kernel::relu_bias_backward(const View& dz, const View& dbias, const View& dy, const View& y) {
   if (y.size[1] == 0) return;
   const Launch launch(y);
-  dispatch<float, double>(y.dtype, "relu_bias_backward", "CUDA", [&]<class T>() {
+  dispatch(WideFloats(), y.dtype, "relu_bias_backward", "CUDA", [&]<class T>() {
     const Groups shape(y, 1);
     apply_through_relu<T>("relu_bias_backward", shape, ChannelSums(shape), Unchanged<T>{}, launch, dz, &dbias, dy, y);
   });

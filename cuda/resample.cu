@@ -78,7 +78,7 @@ void resample(const View& out, const View& in, int axis, const Resample& map, bo
   problem.map = map;
 
   const Launch launch(out);
-  dispatch<float, double>(out.dtype, "resample", "CUDA", [&]<class T>() {
+  dispatch(WideFloats(), out.dtype, "resample", "CUDA", [&]<class T>() {
     const auto kernel = transposed ? resample_kernel<T, true> : resample_kernel<T, false>;
     kernel<<<grid_size(count), kBlock, 0, launch.stream>>>(problem);
   });

@@ -72,7 +72,7 @@ void softmax(const View& y, const View& x, int axis, bool logarithm) {
   problem.layout = BlockLayout::choose(problem.length, rows_adjacent);
 
   const Launch launch(y);
-  dispatch<float, double>(y.dtype, logarithm ? "log_softmax" : "softmax", "CUDA", [&]<class T>() {
+  dispatch(WideFloats(), y.dtype, logarithm ? "log_softmax" : "softmax", "CUDA", [&]<class T>() {
     const int64_t tiles = (problem.count + problem.layout.columns - 1) / problem.layout.columns;
     softmax_kernel<T><<<grid_size(tiles, 1), kBlock, 0, launch.stream>>>(problem);
   });

@@ -8,28 +8,18 @@
 namespace voxgrad::cuda::kernel {
 namespace {
 
-template <UnaryOp op, class T>
+template <UnaryOp op, class C>
 struct Unary {
-  T a, b;
-  __device__ auto operator()(T x) const { return apply<op>(x, a, b); }
+  C a, b;
+  __device__ auto operator()(C x) const { return apply<op>(x, a, b); }
 };
 
 template <UnaryOp op>
 void unary_entry(const View& out, const View& in, double a, double b) {
-  const char* name = kUnaryNames[static_cast<size_t>(op)];
-  const auto run = [&]<class T>() {
-    const Unary<op, T> f{convert<T>(a), convert<T>(b)};
-    using Out = decltype(apply<op>(T(), T(), T()));
-    map<Out, T>(name, f, out, in);
-  };
-  if constexpr (op == UnaryOp::affine || op == UnaryOp::neg || op == UnaryOp::abs || op == UnaryOp::clamp)
-    dispatch_cuda<float, double, int64_t, int32_t>(in.dtype, name, run);
-  else if constexpr (op == UnaryOp::logical_not)
-    dispatch_cuda<bool>(in.dtype, name, run);
-  else if constexpr (op == UnaryOp::isfinite)
-    dispatch_cuda<float, double, BFloat16, Float16>(in.dtype, name, run);
-  else
-    dispatch_cuda<float, double>(in.dtype, name, run);
+  dispatch_cuda(typename Operator<op>::DTypes(), in.dtype, name(op), [&]<class T>() {
+    using C = compute_t<T>;
+    map<result_t<op, T>, T>(name(op), Unary<op, C>{convert<C>(a), convert<C>(b)}, out, in);
+  });
 }
 
 }  // namespace

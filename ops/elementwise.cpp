@@ -13,11 +13,108 @@
 namespace voxgrad {
 namespace {
 
-Tensor unary(UnaryOp op, const char* name, const Tensor& x, double a = 0, double b = 0) {
-  check_defined(name, "input", x);
-  Tensor out = empty_like(x);
+/// What a gradient reads, and so what is kept for it.
+enum class Reads : uint8_t { nothing, x, y, both };
+
+// ---- helpers of the rows' gradients
+
+/// The same operator on other operands.
+template <BinaryOp op>
+Tensor again(const Tensor& x, const Tensor& y, double a = 0, double b = 0);
+
+/// The part of a maximum's or minimum's gradient that goes to an operand: none where it lost, half where both are
+/// equal, all where one is NaN.
+Tensor share(const Tensor& x, const Tensor& y, const Tensor& lost) {
+  const Tensor half_if_tied = affine(eq(x, y).to(x.dtype()), 0.5, 0);
+  return 1.0 - lost.to(x.dtype()) - half_if_tied;
+}
+
+Tensor pow_slope_in_base(const Tensor& x, const Tensor& y) {
+  // x ^ 0 is 1 for every x: its slope is 0 there, not 0 * 0 ^ -1 or 0 * NaN.
+  const Tensor flat = mul(eq(y, 0), logical_not(gt(abs(x), 0)));
+  return y * pow(where(flat, full({}, 1, x.options()), x), y - 1.0);
+}
+Tensor pow_slope_in_exponent(const Tensor& x, const Tensor& y) {
+  // 0 ^ y is constant for y > 0: its slope in y is 0 there, not 0 * log(0); nor at 0 ^ 0.
+  const Tensor flat = mul(eq(x, 0), ge(y, 0));
+  return pow(x, y) * log(where(flat, full({}, 1, x.options()), x));
+}
+
+// Second derivatives.
+Tensor gelu_curvature(const Tensor& x) { return affine(exp(x * x * -0.5), kInvSqrtTwoPi, 0) * (2.0 - x * x); }
+Tensor silu_curvature(const Tensor& x) {
+  const Tensor s = sigmoid(x);
+  return s * (1.0 - s) * (2.0 + x * (1.0 - 2.0 * s));
+}
+Tensor mish_curvature(const Tensor& x) {
+  const Tensor s = sigmoid(x), gate = tanh(softplus(x)), bend = s * (1.0 - gate * gate);
+  return bend * (2.0 + x * (1.0 - s - 2.0 * gate * s));
+}
+Tensor softplus_curvature(const Tensor& x, double beta, double threshold) {
+  const Tensor s = sigmoid(x * beta);
+  return where(gt(x * beta, threshold), full({}, 0, x.options()), s * (1.0 - s) * beta);
+}
+Tensor elu_curvature(const Tensor& x, double alpha, double scale) {
+  return where(gt(x, 0), full({}, 0, x.options()), exp(x) * (alpha * scale));
+}
+Tensor hardswish_curvature(const Tensor& x) { return lt(abs(x), 3).to(x.dtype()) * (1.0 / 3); }
+
+// ---- the rows' gradients
+
+template <auto op>
+struct Gradient;
+
+#define VG_ROW(name, types, formula, kept, derivative)                                                         \
+  template <>                                                                                                  \
+  struct Gradient<UnaryOp::name> {                                                                             \
+    static constexpr Reads reads = Reads::kept;                                                                \
+    static Tensor of([[maybe_unused]] const Tensor& g, [[maybe_unused]] const Tensor& x,                       \
+                     [[maybe_unused]] const Tensor& y, [[maybe_unused]] double a, [[maybe_unused]] double b) { \
+      return derivative;                                                                                       \
+    }                                                                                                          \
+  };
+VG_UNARY_OPERATORS(VG_ROW)
+#undef VG_ROW
+
+#define VG_ROW(name, types, formula, kept_x, derivative_x, kept_y, derivative_y)                                 \
+  template <>                                                                                                    \
+  struct Gradient<BinaryOp::name> {                                                                              \
+    static constexpr Reads reads_x = Reads::kept_x, reads_y = Reads::kept_y;                                     \
+    static Tensor of_x([[maybe_unused]] const Tensor& g, [[maybe_unused]] const Tensor& x,                       \
+                       [[maybe_unused]] const Tensor& y, [[maybe_unused]] double a, [[maybe_unused]] double b) { \
+      return derivative_x;                                                                                       \
+    }                                                                                                            \
+    static Tensor of_y([[maybe_unused]] const Tensor& g, [[maybe_unused]] const Tensor& x,                       \
+                       [[maybe_unused]] const Tensor& y, [[maybe_unused]] double a, [[maybe_unused]] double b) { \
+      return derivative_y;                                                                                       \
+    }                                                                                                            \
+  };
+VG_BINARY_OPERATORS(VG_ROW)
+#undef VG_ROW
+
+constexpr bool reads(Reads kept, Reads operand) { return kept == operand || kept == Reads::both; }
+
+/// Whether an operator's formula gives bool from numbers.
+template <auto op>
+inline constexpr bool gives_bool = std::is_same_v<result_t<op, float>, bool>;
+
+template <UnaryOp op>
+Tensor unary(const Tensor& x, double a = 0, double b = 0) {
+  check_defined(name(op), "input", x);
+  constexpr bool to_bool = gives_bool<op>;
+  Tensor out =
+      to_bool && x.dtype() != b8 ? empty_strided(x.shape(), empty_like(x).strides(), {b8, x.device()}) : empty_like(x);
   kernels(x.device()).unary(op, out.view_out(), x.view_in(), a, b);
-  return out;
+  using G = Gradient<op>;
+  if constexpr (to_bool)
+    return out;
+  else if constexpr (G::reads == Reads::y)
+    return record(name(op), out, {x},
+                  [a, b](const Tensor& g, const Tensor& y) { return Tensors{G::of(g, {}, y, a, b)}; });
+  else
+    return record(name(op), out, {x}, [x = G::reads == Reads::x ? Saved(x) : Saved(), a, b](const Tensor& g) {
+      return Tensors{G::of(g, x(), {}, a, b)};
+    });
 }
 
 /// The view of `x` broadcast to `shape`, without a record.
@@ -26,109 +123,62 @@ Tensor broadcast(const Tensor& x, const Shape& shape) {
   return x.shape() == shape ? x : expand(x, shape);
 }
 
-/// Runs the kernel on the broadcast operands; the result takes the memory format of the first that is not stretched.
-Tensor binary(BinaryOp op, const char* name, const Tensor& x, const Tensor& y, double a = 0, double b = 0) {
-  check_defined(name, "the first operand", x);
-  check_defined(name, "the second operand", y);
-  check_same_kind(name, {{"the first operand", x}, {"the second operand", y}});
-  const Shape shape = broadcast_shapes(x.shape(), y.shape(), name);
-  const bool comparison = op >= BinaryOp::eq;
+/// The result takes the memory format of the first operand that is not stretched.
+Tensor empty_for(const Tensor& x, const Tensor& y, const Shape& shape, DType dtype) {
   const Tensor& like = x.shape() == shape ? x : y;
-  Tensor out =
-      like.shape() == shape && !comparison ? empty_like(like) : empty(shape, {comparison ? b8 : x.dtype(), x.device()});
-  kernels(x.device()).binary(op, out.view_out(), broadcast(x, shape).view_in(), broadcast(y, shape).view_in(), a, b);
-  return out;
+  const TensorOptions options{dtype, x.device()};
+  return like.shape() == shape ? empty_strided(shape, empty_like(like).strides(), options) : empty(shape, options);
 }
 
-/// Kept for the gradient of the other operand, if that one is wanted.
-Saved keep(const Tensor& x, const Tensor& other) { return other.requires_grad() ? Saved(x) : Saved(); }
+template <BinaryOp op>
+Tensor binary(const Tensor& x, const Tensor& y, double a = 0, double b = 0) {
+  check_defined(name(op), "the first operand", x);
+  check_defined(name(op), "the second operand", y);
+  check_same_kind(name(op), {{"the first operand", x}, {"the second operand", y}});
+  const Shape shape = broadcast_shapes(x.shape(), y.shape(), name(op));
+  Tensor out = empty_for(x, y, shape, gives_bool<op> ? b8 : x.dtype());
+  kernels(x.device()).binary(op, out.view_out(), broadcast(x, shape).view_in(), broadcast(y, shape).view_in(), a, b);
+  if constexpr (gives_bool<op>) return out;
+  using G = Gradient<op>;
+  const bool dx = x.requires_grad(), dy = y.requires_grad();
+  const auto keep = [&](const Tensor& t, Reads operand) {
+    return (dx && reads(G::reads_x, operand)) || (dy && reads(G::reads_y, operand)) ? Saved(t) : Saved();
+  };
+  return record(name(op), out, {x, y},
+                [=, sx = x.shape(), sy = y.shape(), x = keep(x, Reads::x), y = keep(y, Reads::y)](const Tensor& g) {
+                  const auto summed = [](const Tensor& grad, const Shape& to) {
+                    return grad.defined() ? sum_to(grad, to) : grad;
+                  };
+                  return Tensors{dx ? summed(G::of_x(g, x(), y(), a, b), sx) : Tensor(),
+                                 dy ? summed(G::of_y(g, x(), y(), a, b), sy) : Tensor()};
+                });
+}
+
+template <BinaryOp op>
+Tensor again(const Tensor& x, const Tensor& y, double a, double b) {
+  return binary<op>(x, y, a, b);
+}
 
 }  // namespace
 
 // ---- arithmetic
 
-Tensor add(const Tensor& x, const Tensor& y) {
-  Tensor out = binary(BinaryOp::add, "add", x, y);
-  return record("add", out, {x, y}, [sx = x.shape(), sy = y.shape()](const Tensor& g) {
-    return Tensors{sum_to(g, sx), sum_to(g, sy)};
-  });
-}
-
-Tensor sub(const Tensor& x, const Tensor& y) {
-  Tensor out = binary(BinaryOp::sub, "sub", x, y);
-  return record("sub", out, {x, y}, [sx = x.shape(), sy = y.shape()](const Tensor& g) {
-    return Tensors{sum_to(g, sx), sum_to(neg(g), sy)};
-  });
-}
-
-Tensor mul(const Tensor& x, const Tensor& y) {
-  Tensor out = binary(BinaryOp::mul, "mul", x, y);
-  return record("mul", out, {x, y}, [sx = x.shape(), sy = y.shape(), x = keep(x, y), y = keep(y, x)](const Tensor& g) {
-    return Tensors{y.defined() ? sum_to(g * y(), sx) : Tensor(), x.defined() ? sum_to(g * x(), sy) : Tensor()};
-  });
-}
-
-Tensor div(const Tensor& x, const Tensor& y) {
-  Tensor out = binary(BinaryOp::div, "div", x, y);
-  return record("div", out, {x, y},
-                [sx = x.shape(), x = keep(x, y), y = Saved(y), dx = x.requires_grad()](const Tensor& g) {
-                  return Tensors{dx ? sum_to(g / y(), sx) : Tensor(),
-                                 x.defined() ? sum_to(-(g * x() / y() / y()), y().shape()) : Tensor()};
-                });
-}
-
-Tensor pow(const Tensor& x, const Tensor& y) {
-  Tensor out = binary(BinaryOp::pow, "pow", x, y);
-  return record("pow", out, {x, y},
-                [x = Saved(x), y = Saved(y), dx = x.requires_grad(), dy = y.requires_grad()](const Tensor& g) {
-                  Tensors grads(2);
-                  const Tensor one = full({}, 1, x().options());
-                  if (dx) {
-                    // x ^ 0 is 1 for every x: its slope is 0 there, not 0 * 0 ^ -1 or 0 * NaN.
-                    const Tensor flat = mul(eq(y(), 0), logical_not(gt(abs(x()), 0)));
-                    grads[0] = sum_to(g * (y() * pow(where(flat, one, x()), y() - 1.0)), x().shape());
-                  }
-                  if (dy) {
-                    // 0 ^ y is constant for y > 0: its slope in y is 0 there, not 0 * log(0); nor at 0 ^ 0.
-                    const Tensor flat = mul(eq(x(), 0), ge(y(), 0));
-                    grads[1] = sum_to(g * (pow(x(), y()) * log(where(flat, one, x()))), y().shape());
-                  }
-                  return grads;
-                });
-}
-
+Tensor add(const Tensor& x, const Tensor& y) { return binary<BinaryOp::add>(x, y); }
+Tensor sub(const Tensor& x, const Tensor& y) { return binary<BinaryOp::sub>(x, y); }
+Tensor mul(const Tensor& x, const Tensor& y) { return binary<BinaryOp::mul>(x, y); }
+Tensor div(const Tensor& x, const Tensor& y) { return binary<BinaryOp::div>(x, y); }
+Tensor pow(const Tensor& x, const Tensor& y) { return binary<BinaryOp::pow>(x, y); }
+Tensor maximum(const Tensor& x, const Tensor& y) { return binary<BinaryOp::maximum>(x, y); }
+Tensor minimum(const Tensor& x, const Tensor& y) { return binary<BinaryOp::minimum>(x, y); }
 Tensor pow(const Tensor& x, double exponent) {
   check_finite("pow", "exponent", exponent);
-  Tensor out = unary(UnaryOp::pow, "pow", x, exponent);
-  return record("pow", out, {x}, [x = Saved(x), exponent](const Tensor& g) {
-    if (exponent == 0) return Tensors{zeros_like(g)};
-    return Tensors{g * affine(pow(x(), exponent - 1), exponent, 0)};
-  });
+  return unary<UnaryOp::pow>(x, exponent);
 }
-
-namespace {
-Tensor extremum(BinaryOp op, const char* name, const Tensor& x, const Tensor& y) {
-  Tensor out = binary(op, name, x, y);
-  return record(name, out, {x, y},
-                [op, x = Saved(x), y = Saved(y), dx = x.requires_grad(), dy = y.requires_grad()](const Tensor& g) {
-                  const Tensor half_if_tied = affine(eq(x(), y()).to(g.dtype()), 0.5, 0);
-                  const auto part = [&](const Tensor& mine, const Tensor& other) {
-                    const Tensor loses = op == BinaryOp::maximum ? lt(mine, other) : gt(mine, other);
-                    return sum_to(g * (1.0 - loses.to(g.dtype()) - half_if_tied), mine.shape());
-                  };
-                  return Tensors{dx ? part(x(), y()) : Tensor(), dy ? part(y(), x()) : Tensor()};
-                });
-}
-}  // namespace
-
-Tensor maximum(const Tensor& x, const Tensor& y) { return extremum(BinaryOp::maximum, "maximum", x, y); }
-Tensor minimum(const Tensor& x, const Tensor& y) { return extremum(BinaryOp::minimum, "minimum", x, y); }
 
 Tensor affine(const Tensor& x, double factor, double offset) {
   check_defined("affine", "input", x);
   check_constants("affine", x, {factor, offset});
-  Tensor out = unary(UnaryOp::affine, "affine", x, factor, offset);
-  return record("affine", out, {x}, [factor](const Tensor& g) { return Tensors{affine(g, factor, 0)}; });
+  return unary<UnaryOp::affine>(x, factor, offset);
 }
 
 Tensor operator+(const Tensor& x, const Tensor& y) { return add(x, y); }
@@ -164,172 +214,79 @@ Tensor where(const Tensor& condition, const Tensor& x, const Tensor& y) {
   });
 }
 
-Tensor eq(const Tensor& x, const Tensor& y) { return binary(BinaryOp::eq, "eq", x, y); }
-Tensor ne(const Tensor& x, const Tensor& y) { return binary(BinaryOp::ne, "ne", x, y); }
-Tensor lt(const Tensor& x, const Tensor& y) { return binary(BinaryOp::lt, "lt", x, y); }
-Tensor le(const Tensor& x, const Tensor& y) { return binary(BinaryOp::le, "le", x, y); }
-Tensor gt(const Tensor& x, const Tensor& y) { return binary(BinaryOp::gt, "gt", x, y); }
-Tensor ge(const Tensor& x, const Tensor& y) { return binary(BinaryOp::ge, "ge", x, y); }
+Tensor eq(const Tensor& x, const Tensor& y) { return binary<BinaryOp::eq>(x, y); }
+Tensor ne(const Tensor& x, const Tensor& y) { return binary<BinaryOp::ne>(x, y); }
+Tensor lt(const Tensor& x, const Tensor& y) { return binary<BinaryOp::lt>(x, y); }
+Tensor le(const Tensor& x, const Tensor& y) { return binary<BinaryOp::le>(x, y); }
+Tensor gt(const Tensor& x, const Tensor& y) { return binary<BinaryOp::gt>(x, y); }
+Tensor ge(const Tensor& x, const Tensor& y) { return binary<BinaryOp::ge>(x, y); }
 
 namespace {
-Tensor compare(BinaryOp op, const char* name, const Tensor& x, double y) {
-  check_defined(name, "input", x);
-  check_constants(name, x, {y});
-  return binary(op, name, x, full({}, y, x.options()));
+template <BinaryOp op>
+Tensor compare(const Tensor& x, double y) {
+  check_defined(name(op), "input", x);
+  check_constants(name(op), x, {y});
+  return binary<op>(x, full({}, y, x.options()));
 }
 }  // namespace
 
-Tensor eq(const Tensor& x, double y) { return compare(BinaryOp::eq, "eq", x, y); }
-Tensor ne(const Tensor& x, double y) { return compare(BinaryOp::ne, "ne", x, y); }
-Tensor lt(const Tensor& x, double y) { return compare(BinaryOp::lt, "lt", x, y); }
-Tensor le(const Tensor& x, double y) { return compare(BinaryOp::le, "le", x, y); }
-Tensor gt(const Tensor& x, double y) { return compare(BinaryOp::gt, "gt", x, y); }
-Tensor ge(const Tensor& x, double y) { return compare(BinaryOp::ge, "ge", x, y); }
-
-Tensor logical_not(const Tensor& x) {
-  check_defined("logical_not", "input", x);
-  check(x.dtype() == b8, "logical_not", "needs bool, got ", describe(x));
-  return unary(UnaryOp::logical_not, "logical_not", x);
-}
-
-Tensor isfinite(const Tensor& x) {
-  check_defined("isfinite", "input", x);
-  check_floating("isfinite", x);
-  Tensor out = empty(x.shape(), {b8, x.device()});
-  kernels(x.device()).unary(UnaryOp::isfinite, out.view_out(), x.view_in(), 0, 0);
-  return out;
-}
+Tensor eq(const Tensor& x, double y) { return compare<BinaryOp::eq>(x, y); }
+Tensor ne(const Tensor& x, double y) { return compare<BinaryOp::ne>(x, y); }
+Tensor lt(const Tensor& x, double y) { return compare<BinaryOp::lt>(x, y); }
+Tensor le(const Tensor& x, double y) { return compare<BinaryOp::le>(x, y); }
+Tensor gt(const Tensor& x, double y) { return compare<BinaryOp::gt>(x, y); }
+Tensor ge(const Tensor& x, double y) { return compare<BinaryOp::ge>(x, y); }
+Tensor logical_not(const Tensor& x) { return unary<UnaryOp::logical_not>(x); }
+Tensor isfinite(const Tensor& x) { return unary<UnaryOp::isfinite>(x); }
 
 // ---- functions of one tensor
 
-Tensor neg(const Tensor& x) {
-  return record("neg", unary(UnaryOp::neg, "neg", x), {x}, [](const Tensor& g) { return Tensors{neg(g)}; });
-}
-Tensor abs(const Tensor& x) {
-  return record("abs", unary(UnaryOp::abs, "abs", x), {x},
-                [x = Saved(x)](const Tensor& g) { return Tensors{g * sign(x())}; });
-}
-Tensor exp(const Tensor& x) {
-  return record("exp", unary(UnaryOp::exp, "exp", x), {x},
-                [](const Tensor& g, const Tensor& y) { return Tensors{g * y}; });
-}
-Tensor log(const Tensor& x) {
-  return record("log", unary(UnaryOp::log, "log", x), {x},
-                [x = Saved(x)](const Tensor& g) { return Tensors{g / x()}; });
-}
-Tensor sqrt(const Tensor& x) {
-  return record("sqrt", unary(UnaryOp::sqrt, "sqrt", x), {x},
-                [](const Tensor& g, const Tensor& y) { return Tensors{g * 0.5 / y}; });
-}
-Tensor rsqrt(const Tensor& x) {
-  return record("rsqrt", unary(UnaryOp::rsqrt, "rsqrt", x), {x},
-                [](const Tensor& g, const Tensor& y) { return Tensors{g * -0.5 * y * y * y}; });
-}
-Tensor reciprocal(const Tensor& x) {
-  return record("reciprocal", unary(UnaryOp::reciprocal, "reciprocal", x), {x},
-                [](const Tensor& g, const Tensor& y) { return Tensors{-(g * y * y)}; });
-}
-Tensor sin(const Tensor& x) {
-  return record("sin", unary(UnaryOp::sin, "sin", x), {x},
-                [x = Saved(x)](const Tensor& g) { return Tensors{g * cos(x())}; });
-}
-Tensor cos(const Tensor& x) {
-  return record("cos", unary(UnaryOp::cos, "cos", x), {x},
-                [x = Saved(x)](const Tensor& g) { return Tensors{-(g * sin(x()))}; });
-}
-Tensor erf(const Tensor& x) {
-  constexpr double kTwoOverSqrtPi = 1.12837916709551257390;
-  return record("erf", unary(UnaryOp::erf, "erf", x), {x},
-                [x = Saved(x)](const Tensor& g) { return Tensors{g * exp(-(x() * x())) * kTwoOverSqrtPi}; });
-}
-Tensor sign(const Tensor& x) {
-  return record("sign", unary(UnaryOp::sign, "sign", x), {x}, [](const Tensor& g) { return Tensors{zeros_like(g)}; });
-}
-
-namespace {
-/// The gradients that have a kernel of their own: out = op(g, saved). Linear in g, so the gradient in g is the
-/// same kernel again; `slope` gives d out / d saved where it is not zero.
-using Slope = Tensor (*)(const Tensor& g, const Tensor& saved, double a, double b);
-
-Tensor activation_grad(BinaryOp op, const char* name, const Tensor& g, const Tensor& saved, Slope slope, double a = 0,
-                       double b = 0) {
-  Tensor out = binary(op, name, g, saved, a, b);
-  return record(name, out, {g, saved},
-                [=, g = Saved(g), saved = Saved(saved), d_saved = saved.requires_grad()](const Tensor& gg) {
-                  return Tensors{activation_grad(op, name, gg, saved(), slope, a, b),
-                                 slope && d_saved ? gg * slope(g(), saved(), a, b) : Tensor()};
-                });
-}
-
-// The second derivatives, written in ops.
-Tensor sigmoid_slope(const Tensor& g, const Tensor& y, double, double) { return g * affine(y, -2, 1); }
-Tensor tanh_slope(const Tensor& g, const Tensor& y, double, double) { return g * affine(y, -2, 0); }
-Tensor gelu_slope(const Tensor& g, const Tensor& x, double, double) {
-  return g * kInvSqrtTwoPi * exp(x * x * -0.5) * (2.0 - x * x);
-}
-Tensor silu_slope(const Tensor& g, const Tensor& x, double, double) {
-  const Tensor s = sigmoid(x);
-  return g * s * (1.0 - s) * (2.0 + x * (1.0 - 2.0 * s));
-}
-Tensor softplus_slope(const Tensor& g, const Tensor& x, double beta, double threshold) {
-  const Tensor s = sigmoid(x * beta);
-  const Tensor zero = full({}, 0, x.options());
-  return g * where(gt(x * beta, threshold), zero, s * (1.0 - s) * beta);
-}
-}  // namespace
-
+Tensor neg(const Tensor& x) { return unary<UnaryOp::neg>(x); }
+Tensor abs(const Tensor& x) { return unary<UnaryOp::abs>(x); }
+Tensor exp(const Tensor& x) { return unary<UnaryOp::exp>(x); }
+Tensor log(const Tensor& x) { return unary<UnaryOp::log>(x); }
+Tensor sqrt(const Tensor& x) { return unary<UnaryOp::sqrt>(x); }
+Tensor rsqrt(const Tensor& x) { return unary<UnaryOp::rsqrt>(x); }
+Tensor reciprocal(const Tensor& x) { return unary<UnaryOp::reciprocal>(x); }
+Tensor sin(const Tensor& x) { return unary<UnaryOp::sin>(x); }
+Tensor cos(const Tensor& x) { return unary<UnaryOp::cos>(x); }
+Tensor erf(const Tensor& x) { return unary<UnaryOp::erf>(x); }
+Tensor sign(const Tensor& x) { return unary<UnaryOp::sign>(x); }
 Tensor clamp(const Tensor& x, double low, double high) {
   check(!std::isnan(low) && !std::isnan(high) && low <= high, "clamp", "needs low <= high, got ", low, " and ", high);
   check_defined("clamp", "input", x);
   constexpr double kOpen = std::numeric_limits<double>::infinity();
   if (low != -kOpen) check_constants("clamp", x, {low});
   if (high != kOpen) check_constants("clamp", x, {high});
-  return record("clamp", unary(UnaryOp::clamp, "clamp", x, low, high), {x}, [x = Saved(x), low, high](const Tensor& g) {
-    return Tensors{activation_grad(BinaryOp::clamp_grad, "clamp_grad", g, x(), nullptr, low, high)};
-  });
+  return unary<UnaryOp::clamp>(x, low, high);
 }
-Tensor relu(const Tensor& x) {
-  return record("relu", unary(UnaryOp::relu, "relu", x), {x}, [](const Tensor& g, const Tensor& y) {
-    return Tensors{activation_grad(BinaryOp::relu_grad, "relu_grad", g, y, nullptr)};
-  });
-}
+
+Tensor relu(const Tensor& x) { return unary<UnaryOp::relu>(x); }
 Tensor leaky_relu(const Tensor& x, double negative_slope) {
   check_finite("leaky_relu", "negative_slope", negative_slope);
-  // The gradient is decided by the input: the output has the input's sign only for positive slopes.
-  return record(
-      "leaky_relu", unary(UnaryOp::leaky_relu, "leaky_relu", x, negative_slope), {x},
-      [x = Saved(x), negative_slope](const Tensor& g) {
-        return Tensors{activation_grad(BinaryOp::leaky_relu_grad, "leaky_relu_grad", g, x(), nullptr, negative_slope)};
-      });
+  // The row's gradient reads the result, which has the operand's sign only where the slope is not negative.
+  if (negative_slope < 0) return where(gt(x, 0), x, x * negative_slope);
+  return unary<UnaryOp::leaky_relu>(x, negative_slope);
 }
-Tensor sigmoid(const Tensor& x) {
-  return record("sigmoid", unary(UnaryOp::sigmoid, "sigmoid", x), {x}, [](const Tensor& g, const Tensor& y) {
-    return Tensors{activation_grad(BinaryOp::sigmoid_grad, "sigmoid_grad", g, y, sigmoid_slope)};
-  });
+Tensor sigmoid(const Tensor& x) { return unary<UnaryOp::sigmoid>(x); }
+Tensor tanh(const Tensor& x) { return unary<UnaryOp::tanh>(x); }
+Tensor gelu(const Tensor& x) { return unary<UnaryOp::gelu>(x); }
+Tensor silu(const Tensor& x) { return unary<UnaryOp::silu>(x); }
+Tensor mish(const Tensor& x) { return unary<UnaryOp::mish>(x); }
+Tensor hardsigmoid(const Tensor& x) { return unary<UnaryOp::hardsigmoid>(x); }
+Tensor hardswish(const Tensor& x) { return unary<UnaryOp::hardswish>(x); }
+Tensor elu(const Tensor& x, double alpha) {
+  check_finite("elu", "alpha", alpha);
+  return unary<UnaryOp::elu>(x, alpha, 1);
 }
-Tensor tanh(const Tensor& x) {
-  return record("tanh", unary(UnaryOp::tanh, "tanh", x), {x}, [](const Tensor& g, const Tensor& y) {
-    return Tensors{activation_grad(BinaryOp::tanh_grad, "tanh_grad", g, y, tanh_slope)};
-  });
-}
-Tensor gelu(const Tensor& x) {
-  return record("gelu", unary(UnaryOp::gelu, "gelu", x), {x}, [x = Saved(x)](const Tensor& g) {
-    return Tensors{activation_grad(BinaryOp::gelu_grad, "gelu_grad", g, x(), gelu_slope)};
-  });
-}
-Tensor silu(const Tensor& x) {
-  return record("silu", unary(UnaryOp::silu, "silu", x), {x}, [x = Saved(x)](const Tensor& g) {
-    return Tensors{activation_grad(BinaryOp::silu_grad, "silu_grad", g, x(), silu_slope)};
-  });
+Tensor selu(const Tensor& x) {
+  constexpr double kAlpha = 1.6732632423543772848170429916717, kScale = 1.0507009873554804934193349852946;
+  return unary<UnaryOp::elu>(x, kAlpha, kScale);
 }
 Tensor softplus(const Tensor& x, double beta, double threshold) {
   check(std::isfinite(beta) && beta != 0, "softplus", "beta must be finite and not zero, got ", beta);
   check(!std::isnan(threshold), "softplus", "threshold is NaN");
-  return record("softplus", unary(UnaryOp::softplus, "softplus", x, beta, threshold), {x},
-                [x = Saved(x), beta, threshold](const Tensor& g) {
-                  return Tensors{activation_grad(BinaryOp::softplus_grad, "softplus_grad", g, x(), softplus_slope, beta,
-                                                 threshold)};
-                });
+  return unary<UnaryOp::softplus>(x, beta, threshold);
 }
 
 Tensor dropout(const Tensor& x, double p, bool training, Generator* generator) {

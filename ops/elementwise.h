@@ -79,6 +79,17 @@ Tensor tanh(const Tensor& x);
 Tensor gelu(const Tensor& x);
 /// x * sigmoid(x).
 Tensor silu(const Tensor& x);
+/// x * tanh(softplus(x)) (Misra, "Mish", 2019).
+Tensor mish(const Tensor& x);
+/// x where positive, else alpha * (exp(x) - 1) (Clevert, Unterthiner and Hochreiter 2015).
+Tensor elu(const Tensor& x, double alpha = 1);
+/// elu scaled so that activations keep mean 0 and variance 1 (Klambauer et al., "Self-normalizing neural networks",
+/// 2017).
+Tensor selu(const Tensor& x);
+/// x / 6 + 1/2, limited to [0, 1].
+Tensor hardsigmoid(const Tensor& x);
+/// x * hardsigmoid(x) (Howard et al., "Searching for MobileNetV3", 2019).
+Tensor hardswish(const Tensor& x);
 /// log(1 + exp(beta * x)) / beta; x itself where beta * x > threshold.
 Tensor softplus(const Tensor& x, double beta = 1, double threshold = 20);
 /// Zeroes each element with probability p and scales the others by 1 / (1 - p); x itself if not training.

@@ -19,64 +19,10 @@
 #include "core/device.h"
 #include "core/random.h"
 #include "core/view.h"
+#include "ops/operators.h"
 #include "ops/optim.h"
 
 namespace voxgrad {
-
-/// out = op(x; a, b). The formulas stand in ops/scalar_ops.h; integers wrap around.
-enum class UnaryOp : uint8_t {
-  affine,  // a * x + b; also i64, i32
-  neg,
-  abs,  // also i64, i32
-  exp,
-  log,
-  sqrt,
-  rsqrt,
-  reciprocal,
-  sin,
-  cos,
-  erf,
-  sign,
-  pow,    // x ^ a
-  clamp,  // to [a, b]; also i64, i32
-  relu,
-  leaky_relu,
-  sigmoid,
-  tanh,
-  gelu,
-  silu,
-  softplus,
-  logical_not,  // bool -> bool only
-  isfinite,     // any float -> bool
-};
-
-/// out = op(x, y). Broadcasting comes in as zero strides.
-enum class BinaryOp : uint8_t {
-  add,
-  sub,
-  mul,
-  maximum,
-  minimum,  // f32, f64, i64, i32; add and mul also bf16, f16, and bool: or, and
-  div,
-  pow,
-  // gradients: x is the gradient that came in, y what was saved (y = the output for relu, leaky_relu,
-  // sigmoid and tanh; the input for clamp, gelu, silu, softplus)
-  relu_grad,
-  leaky_relu_grad,
-  sigmoid_grad,
-  tanh_grad,
-  gelu_grad,
-  silu_grad,
-  softplus_grad,
-  clamp_grad,
-  // comparisons: any dtype but bf16 and f16 -> bool
-  eq,
-  ne,
-  lt,
-  le,
-  gt,
-  ge,
-};
 
 enum class ReduceOp : uint8_t { sum, amax, amin };
 

@@ -255,7 +255,7 @@ void convolve(const char* op, const View& out, const View& in, const View& w, co
     return through_float32(out, in, w, epilogue.bias, [&](const View& o, const View& i, const View& v, const View* b) {
       convolve(op, o, i, v, {b, epilogue.relu}, geometry, transposed);
     });
-  dispatch<float, double>(out.dtype, op, "CUDA",
+  dispatch(WideFloats(), out.dtype, op, "CUDA",
                           [&]<class T>() { convolve<T>(out, in, w, epilogue, geometry, transposed, launch.stream); });
   check_launch(op);
 }

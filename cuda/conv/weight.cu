@@ -181,7 +181,7 @@ void conv_backward_weight(const View& w, const View& x, const View& y, const Con
     return through_float32(w, x, y, nullptr, [&](const View& weight, const View& a, const View& b, const View*) {
       conv_backward_weight(weight, a, b, geometry);
     });
-  dispatch<float, double>(w.dtype, kOp, "CUDA", [&]<class T>() { weight_gradient<T>(w, x, y, geometry, launch); });
+  dispatch(WideFloats(), w.dtype, kOp, "CUDA", [&]<class T>() { weight_gradient<T>(w, x, y, geometry, launch); });
 }
 
 }  // namespace kernel

@@ -323,7 +323,7 @@ void convolve(const char* op, bool transposed, const View& out, const View& in, 
     return through_float32(out, in, w, epilogue.bias, [&](const View& o, const View& i, const View& v, const View* b) {
       convolve(op, transposed, o, i, v, {b, epilogue.relu}, geometry);
     });
-  dispatch<float, double>(out.dtype, op, "CPU", [&]<class T>() {
+  dispatch(WideFloats(), out.dtype, op, "CPU", [&]<class T>() {
     if (out.numel() == 0) return;
     Problem<T> problem{.out = Volume<T>(out), .in = Volume<const T>(in), .gather = {}};
     const View &x = transposed ? out : in, &y = transposed ? in : out;

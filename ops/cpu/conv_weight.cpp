@@ -283,7 +283,7 @@ void conv_backward_weight(const View& w, const View& x, const View& y, const Con
     return through_float32(w, x, y, nullptr, [&](const View& weight, const View& a, const View& b, const View*) {
       conv_backward_weight(weight, a, b, geometry);
     });
-  dispatch<float, double>(w.dtype, "conv_backward_weight", "CPU", [&]<class T>() {
+  dispatch(WideFloats(), w.dtype, "conv_backward_weight", "CPU", [&]<class T>() {
     if (w.numel() == 0) return;
     for_each_kernel_piece(w, geometry,
                           [&](const View& piece, const ConvGeometry& g) { WeightGradient<T>(piece, x, y, g).run(); });

@@ -10,12 +10,6 @@
 namespace voxgrad::cpu {
 namespace {
 
-/// Calls f with the C++ type of `dtype`.
-template <class F>
-void dispatch_any(DType dtype, const char* op, F&& f) {
-  dispatch<float, double, BFloat16, Float16, int64_t, int32_t, uint8_t, bool>(dtype, op, "CPU", f);
-}
-
 constexpr int64_t kTile = 32;
 
 /// A copy between layouts: out is contiguous along the inner axis of `nest`, in along `axis`. Tiles go through a
@@ -70,18 +64,18 @@ void copy(const View& out, const View& in) {
         return copy_words<uint64_t>(out, in);
     }
   }
-  dispatch_any(out.dtype, "copy", [&]<class To>() {
-    dispatch_any(in.dtype, "copy",
+  dispatch(Anything(), out.dtype, "copy", "CPU", [&]<class To>() {
+    dispatch(Anything(), in.dtype, "copy", "CPU",
                  [&]<class From>() { map<To, From>([](From x) { return convert<To>(x); }, out, in); });
   });
 }
 
 void fill(const View& out, double value) {
-  dispatch_any(out.dtype, "fill", [&]<class T>() { map<T>([x = convert<T>(value)] { return x; }, out); });
+  dispatch(Anything(), out.dtype, "fill", "CPU", [&]<class T>() { map<T>([x = convert<T>(value)] { return x; }, out); });
 }
 
 void arange(const View& out, double start, double step) {
-  dispatch<float, double, int64_t, int32_t>(out.dtype, "arange", "CPU", [&]<class T>() {
+  dispatch(Numbers(), out.dtype, "arange", "CPU", [&]<class T>() {
     T* y = out.as<T>();
     parallel_for(out.numel(), kGrain, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) y[i] = convert<T>(arange_value(start, step, i));

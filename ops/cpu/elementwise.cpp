@@ -47,52 +47,64 @@ inline constexpr bool has_block_form = [] {
     return false;
 }();
 
-/// out = op(in...; a, b) with operands of type T.
-template <auto op, class T, class... Views>
+/// y = op(x...; a, b) over a row.
+template <auto op, class Out, class C, class... In>
+void compute_row(C a, C b, int64_t count, Out* y, const In*... x) {
+  if constexpr (has_block_form<op, C>) {
+    map_blocks<C>(block_form<op, C>(a, b), count, y, x...);
+  } else {
+    VG_INDEPENDENT
+    for (int64_t i = 0; i < count; ++i) y[i] = apply<op>(x[i]..., a, b);
+  }
+}
+
+/// The row in float32, if it is one of halves.
+template <class T>
+const compute_t<T>* widened(const T* x, int64_t count, compute_t<T>* buffer) {
+  if constexpr (std::is_same_v<T, compute_t<T>>) {
+    return x;
+  } else {
+    VG_INDEPENDENT
+    for (int64_t i = 0; i < count; ++i) buffer[i] = static_cast<float>(x[i]);
+    return buffer;
+  }
+}
+
+/// out = op(in...; a, b) with operands of type In.
+template <auto op, class T, class... In, class... Views>
 void elementwise(double a, double b, const View& out, const Views&... in) {
-  const T ta = convert<T>(a), tb = convert<T>(b);
-  const auto typed = [&]<class... In>() {
-    if constexpr (has_block_form<op, T>) {
-      map_rows<T, In...>([block = block_form<op, T>(ta, tb)](T* y, const In*... x,
-                                                             int64_t count) { map_blocks<T>(block, count, y, x...); },
-                         out, in...);
-    } else {
-      using Out = decltype(apply<op>(In()..., ta, tb));
-      map<Out, In...>([ta, tb](In... x) { return apply<op>(x..., ta, tb); }, out, in...);
-    }
-  };
-  if constexpr (sizeof...(Views) == 1)
-    typed.template operator()<T>();
-  else
-    typed.template operator()<T, T>();
+  using C = compute_t<T>;
+  using Out = result_t<op, T>;
+  using Computed = std::conditional_t<std::is_same_v<Out, bool>, bool, C>;
+  map_rows<Out, In...>(
+      [a = convert<C>(a), b = convert<C>(b)](Out* y, const In*... x, int64_t count) {
+        if constexpr (std::is_same_v<T, C>) {
+          compute_row<op, Out>(a, b, count, y, x...);
+        } else {
+          std::tuple<RowBuffer<compute_t<In>>...> wide;
+          RowBuffer<Computed> result;
+          std::apply(
+              [&](auto&... buffer) {
+                compute_row<op, Computed>(a, b, count, result.data(), widened(x, count, buffer.data())...);
+              },
+              wide);
+          VG_INDEPENDENT
+          for (int64_t i = 0; i < count; ++i) y[i] = convert<Out>(result.data()[i]);
+        }
+      },
+      out, in...);
 }
 
 template <UnaryOp op>
 void unary_entry(const View& out, const View& in, double a, double b) {
-  const auto run = [&]<class T>() { elementwise<op, T>(a, b, out, in); };
-  const char* name = kUnaryNames[static_cast<size_t>(op)];
-  if constexpr (op == UnaryOp::affine || op == UnaryOp::neg || op == UnaryOp::abs || op == UnaryOp::clamp)
-    dispatch<float, double, int64_t, int32_t>(in.dtype, name, "CPU", run);
-  else if constexpr (op == UnaryOp::logical_not)
-    dispatch<bool>(in.dtype, name, "CPU", run);
-  else if constexpr (op == UnaryOp::isfinite)
-    dispatch<float, double, BFloat16, Float16>(in.dtype, name, "CPU", run);
-  else
-    dispatch<float, double>(in.dtype, name, "CPU", run);
+  dispatch(typename Operator<op>::DTypes(), in.dtype, name(op), "CPU",
+           [&]<class T>() { elementwise<op, T, T>(a, b, out, in); });
 }
 
 template <BinaryOp op>
 void binary_entry(const View& out, const View& x, const View& y, double a, double b) {
-  const auto run = [&]<class T>() { elementwise<op, T>(a, b, out, x, y); };
-  const char* name = kBinaryNames[static_cast<size_t>(op)];
-  if constexpr (op >= BinaryOp::eq)
-    dispatch<float, double, int64_t, int32_t, uint8_t, bool>(x.dtype, name, "CPU", run);
-  else if constexpr (op == BinaryOp::add || op == BinaryOp::mul)
-    dispatch<float, double, BFloat16, Float16, int64_t, int32_t, bool>(x.dtype, name, "CPU", run);
-  else if constexpr (op <= BinaryOp::minimum)
-    dispatch<float, double, int64_t, int32_t>(x.dtype, name, "CPU", run);
-  else
-    dispatch<float, double>(x.dtype, name, "CPU", run);
+  dispatch(typename Operator<op>::DTypes(), x.dtype, name(op), "CPU",
+           [&]<class T>() { elementwise<op, T, T, T>(a, b, out, x, y); });
 }
 
 }  // namespace
@@ -114,9 +126,8 @@ void binary(BinaryOp op, const View& out, const View& x, const View& y, double a
 }
 
 void where(const View& out, const View& condition, const View& x, const View& y) {
-  dispatch<float, double, int64_t, int32_t, uint8_t, bool>(out.dtype, "where", "CPU", [&]<class T>() {
-    map<T, bool, T, T>([](bool c, T a, T b) { return c ? a : b; }, out, condition, x, y);
-  });
+  dispatch(Anything(), out.dtype, "where", "CPU",
+           [&]<class T>() { map<T, bool, T, T>([](bool c, T a, T b) { return c ? a : b; }, out, condition, x, y); });
 }
 
 }  // namespace voxgrad::cpu

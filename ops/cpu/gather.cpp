@@ -66,7 +66,7 @@ void gather(const char* op, const View& out, const View& in, const View& index, 
 }
 
 void scatter_add(const char* op, const View& out, const View& in, const View& index, int axis) {
-  dispatch<float, double>(in.dtype, "scatter_add", "CPU", [&]<class T>() {
+  dispatch(WideFloats(), in.dtype, "scatter_add", "CPU", [&]<class T>() {
     fill(out, 0);
     for_indexed<T>(op, in, out, index, axis, [](const T& from, T& to) { to += from; });
   });

@@ -49,7 +49,7 @@ void matmul(const View& c, const View& a, const View& b) {
   if (depth == 0) return fill(c, 0);
   const int64_t down = (m + kTileRows - 1) / kTileRows, across = (n + kTileColumns - 1) / kTileColumns;
   const int64_t work = std::min(m, kTileRows) * std::min(n, kTileColumns) * depth / 8;
-  dispatch<float, double>(c.dtype, "matmul", "CPU", [&]<class T>() {
+  dispatch(WideFloats(), c.dtype, "matmul", "CPU", [&]<class T>() {
     parallel_for(batches * down * across, grain_of(work), [&](int64_t begin, int64_t end) {
       for (int64_t tile = begin; tile < end; ++tile) {
         const int64_t batch = tile / (down * across);

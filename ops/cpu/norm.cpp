@@ -321,13 +321,13 @@ void sum_over_positions(const View& sums, const View& x) {
 
 void group_norm(const View& y, const View& mean, const View& rstd, const View& x, const View* gamma, const View* beta,
                 double eps) {
-  dispatch<float, double>(x.dtype, "group_norm", "CPU",
+  dispatch(WideFloats(), x.dtype, "group_norm", "CPU",
                           [&]<class T>() { forward<T>(y, mean, rstd, x, gamma, beta, eps); });
 }
 
 void group_norm_backward(const View& dx, const View* dgamma, const View* dbeta, const View& dy, const View& x,
                          const View& mean, const View& rstd, const View* gamma, const ReluBefore& before) {
-  dispatch<float, double>(x.dtype, "group_norm_backward", "CPU",
+  dispatch(WideFloats(), x.dtype, "group_norm_backward", "CPU",
                           [&]<class T>() { backward<T>(dx, dgamma, dbeta, dy, x, mean, rstd, gamma, before.relu); });
   if (before.dbias) sum_over_positions(*before.dbias, dx);
 }

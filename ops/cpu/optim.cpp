@@ -22,7 +22,7 @@ void for_each_element(const View& param, F step) {
 template <class F>
 void for_each_param(const char* op, std::span<const StepViews> params, const F& body) {
   for (const StepViews& views : params)
-    dispatch<float, double>(views.param.dtype, op, "CPU", [&]<class T>() { body(views, T()); });
+    dispatch(WideFloats(), views.param.dtype, op, "CPU", [&]<class T>() { body(views, T()); });
 }
 
 }  // namespace

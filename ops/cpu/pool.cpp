@@ -68,7 +68,7 @@ void max_pool(const View& y, const View& indices, const View& x, const PoolGeome
   if (y.numel() == 0) return;
   const int64_t depth = y.size[2], height = y.size[3], width = y.size[4];
   const int64_t taps = geometry.kernel_size[0] * geometry.kernel_size[1] * geometry.kernel_size[2];
-  dispatch<float, double>(x.dtype, "max_pool", "CPU", [&]<class T>() {
+  dispatch(WideFloats(), x.dtype, "max_pool", "CPU", [&]<class T>() {
     parallel_for(y.size[0] * y.size[1] * depth, grain_of(height * width * taps), [&](int64_t begin, int64_t end) {
       RowMaxima<T> row{std::vector<T>(static_cast<size_t>(width)), std::vector<int64_t>(static_cast<size_t>(width))};
       for (int64_t i = begin; i < end; ++i) {
@@ -91,7 +91,7 @@ void max_pool_backward(const View& dx, const View& dy, const View& indices, cons
   fill(dx, 0);
   if (dx.numel() == 0) return;
   const int64_t height = dx.size[3], width = dx.size[4];
-  dispatch<float, double>(dy.dtype, "max_pool_backward", "CPU", [&]<class T>() {
+  dispatch(WideFloats(), dy.dtype, "max_pool_backward", "CPU", [&]<class T>() {
     // Windows may overlap: a volume belongs to one thread.
     parallel_for(
         dy.size[0] * dy.size[1], grain_of(dy.size[2] * dy.size[3] * dy.size[4]), [&](int64_t begin, int64_t end) {

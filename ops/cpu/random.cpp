@@ -12,7 +12,7 @@ namespace {
 /// y[counter's elements] = draw(uniforms of the counter, place among them).
 template <class F>
 void generate(const char* op, const View& out, GeneratorState state, F&& draw) {
-  dispatch<float, double>(out.dtype, op, "CPU", [&]<class T>() {
+  dispatch(WideFloats(), out.dtype, op, "CPU", [&]<class T>() {
     constexpr int64_t n = kUniformsPerCounter<T>;
     const int64_t count = out.numel();
     T* y = out.as<T>();

@@ -16,7 +16,7 @@ namespace {
 
 struct Sum {
   template <class T>
-  using Accumulator = std::conditional_t<std::is_floating_point_v<T>, double, int64_t>;
+  using Accumulator = std::conditional_t<std::is_floating_point_v<compute_t<T>>, double, int64_t>;
   template <class A>
   static constexpr A start() {
     return A(0);
@@ -30,7 +30,7 @@ struct Sum {
 // Once NaN, an extremum stays NaN: nothing compares with it.
 struct Max {
   template <class T>
-  using Accumulator = T;
+  using Accumulator = compute_t<T>;
   template <class A>
   static constexpr A start() {
     return std::is_integral_v<A> ? std::numeric_limits<A>::lowest() : -std::numeric_limits<A>::infinity();
@@ -42,7 +42,7 @@ struct Max {
 };
 struct Min {
   template <class T>
-  using Accumulator = T;
+  using Accumulator = compute_t<T>;
   template <class A>
   static constexpr A start() {
     return std::is_integral_v<A> ? std::numeric_limits<A>::max() : std::numeric_limits<A>::infinity();
@@ -107,9 +107,9 @@ struct Reduction {
     for_range(reduced, begin, end, [&](int64_t offset, int64_t count, int64_t step) {
       const T* row = x + offset;
       const A part = step == 1 ? fold_lanes(count, Op::template start<A>(), Op::template combine<A>,
-                                            [row](int64_t i) { return static_cast<A>(row[i]); })
+                                            [row](int64_t i) { return convert<A>(row[i]); })
                                : fold_lanes(count, Op::template start<A>(), Op::template combine<A>,
-                                            [row, step](int64_t i) { return static_cast<A>(row[i * step]); });
+                                            [row, step](int64_t i) { return convert<A>(row[i * step]); });
       total = Op::combine(total, part);
     });
     return total;
@@ -122,9 +122,9 @@ struct Reduction {
       for (int64_t r = 0; r < terms; ++r) {
         const T* row = x + offset + r * step;
         if (column_step == 1)
-          for (int64_t j = 0; j < count; ++j) result[j] = Op::combine(result[j], static_cast<A>(row[j]));
+          for (int64_t j = 0; j < count; ++j) result[j] = Op::combine(result[j], convert<A>(row[j]));
         else
-          for (int64_t j = 0; j < count; ++j) result[j] = Op::combine(result[j], static_cast<A>(row[j * column_step]));
+          for (int64_t j = 0; j < count; ++j) result[j] = Op::combine(result[j], convert<A>(row[j * column_step]));
       }
     });
   }
@@ -150,7 +150,7 @@ struct Reduction {
         if (chunks > 1)
           partial[static_cast<size_t>(offset[2] + j * step[2])] = result[j];
         else
-          out.as<Out>()[offset[1] + j * step[1]] = static_cast<Out>(result[j]);
+          out.as<Out>()[offset[1] + j * step[1]] = convert<Out>(result[j]);
       }
     };
     const int64_t terms = std::max<int64_t>(1, length / chunks);
@@ -161,7 +161,7 @@ struct Reduction {
         A total = Op::template start<A>();
         for (int64_t c = 0; c < chunks; ++c)
           total = Op::combine(total, partial[static_cast<size_t>(c * outputs + offset[2] + j * step[2])]);
-        out.as<Out>()[offset[1] + j * step[1]] = static_cast<Out>(total);
+        out.as<Out>()[offset[1] + j * step[1]] = convert<Out>(total);
       }
     });
   }
@@ -173,10 +173,10 @@ void reduce(ReduceOp op, const View& out, const View& in) {
   if (out.numel() == 0) return;
   const auto run = [&]<class Op, class T, class Out>() { Reduction<Op, T>(out, in).template run<Out>(out); };
   if (op == ReduceOp::sum)
-    return dispatch<float, double, int64_t, int32_t, uint8_t, bool>(in.dtype, "sum", "CPU", [&]<class T>() {
-      run.template operator()<Sum, T, std::conditional_t<std::is_floating_point_v<T>, T, int64_t>>();
+    return dispatch(Anything(), in.dtype, "sum", "CPU", [&]<class T>() {
+      run.template operator()<Sum, T, std::conditional_t<std::is_floating_point_v<compute_t<T>>, T, int64_t>>();
     });
-  dispatch<float, double, int64_t, int32_t>(in.dtype, op == ReduceOp::amax ? "amax" : "amin", "CPU", [&]<class T>() {
+  dispatch(Numbers(), in.dtype, op == ReduceOp::amax ? "amax" : "amin", "CPU", [&]<class T>() {
     if (op == ReduceOp::amax)
       run.template operator()<Max, T, T>();
     else

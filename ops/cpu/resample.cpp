@@ -89,7 +89,7 @@ void resample(const View& out, const View& in, int axis, const Resample& map, bo
   const auto nest = make_nest(axis, out, in);
   const Offsets<2> along{out.stride[axis], in.stride[axis]}, across = nest.inner_stride();
   const int64_t work = static_cast<int64_t>(matrix.entries.size()) + outputs;
-  dispatch<float, double>(in.dtype, "resample", "CPU", [&]<class T>() {
+  dispatch(WideFloats(), in.dtype, "resample", "CPU", [&]<class T>() {
     for_each_row(
         nest,
         [&](const Offsets<2>& offset, int64_t count) {

@@ -74,7 +74,7 @@ void softmax(const View& y, const View& x, int axis, bool logarithm) {
   if (length == 0) return;
   const auto nest = make_nest(axis, y, x);
   const Offsets<2> across = nest.inner_stride(), along{y.stride[axis], x.stride[axis]};
-  dispatch<float, double>(x.dtype, logarithm ? "log_softmax" : "softmax", "CPU", [&]<class T>() {
+  dispatch(WideFloats(), x.dtype, logarithm ? "log_softmax" : "softmax", "CPU", [&]<class T>() {
     for_each_row(
         nest,
         [&](const Offsets<2>& offset, int64_t count) {
