@@ -19,9 +19,11 @@ namespace {
 
 constexpr int kFirstSpatial = 2;
 
-void check_no_empty_axis(const char* op, const Tensor& x) {
-  for (int64_t i = x.dim() - 4; i < x.dim(); ++i)
+void check_axes(const char* op, const Tensor& x) {
+  for (int64_t i = x.dim() - 4; i < x.dim(); ++i) {
     check(x.size(i) > 0, op, "input has an empty axis other than the batch: ", x.shape());
+    check(x.size(i) <= int64_t{1} << 62, op, "input has an axis of more than 2^62: ", x.shape());
+  }
 }
 
 /// The linear map along `axis` to `size` outputs, or its transpose (where `size` is that of the map's input).
@@ -60,6 +62,7 @@ void check_not_empty(const char* op, const Windows& w, const Tensor& x, int axis
     const int64_t first = start < 0 ? start + (-start + d - 1) / d * d : start;
     check(first <= start + (k - 1) * d && first < in, op, "a window along axis ", x.dim() - 3 + axis,
           " holds padding only (size ", in, ", kernel_size ", k, ", padding ", p, ", dilation ", d, ')');
+    if (start >= 0) o = std::max(o, out - 2);  // of the windows that begin inside, the last is the one to look at
   }
 }
 
@@ -68,7 +71,7 @@ Triple pooled_size(const char* op, const Windows& w, const Tensor& x) {
   check_defined(op, "input", x);
   check_floating(op, x);
   check(x.dim() == 5 || x.dim() == 4, op, "input must be (N, C, D, H, W) or (C, D, H, W), got ", describe(x));
-  check_no_empty_axis(op, x);
+  check_axes(op, x);
   Triple size(0);
   for (int i = 0; i < 3; ++i) {
     const int64_t axis = x.dim() - 3 + i, in = x.size(axis), stride = w.stride[i];
@@ -218,7 +221,7 @@ Tensor interpolate(const Tensor& x, const InterpolateOptions& options) {
   check_floating(kOp, x);
   check(x.dim() == 5, kOp, "input must be (N, C, D, H, W), got ", describe(x),
         "; unsqueeze(2) gives images (N, C, H, W) a depth of 1, unsqueeze(0) a volume (C, D, H, W) its batch");
-  check_no_empty_axis(kOp, x);
+  check_axes(kOp, x);
   const bool linear = options.mode == InterpolateMode::trilinear;
   const Triple size = interpolated_size(x, options);
   for (int i = 0; i < 3; ++i)

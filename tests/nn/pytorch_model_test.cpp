@@ -40,7 +40,7 @@ struct Model : nn::Module {
   Tensor forward(const Tensor& x) { return head_norm(head(body(norm(up(x))))); }
 };
 
-/// As close as two orders of summation in f32 come.
+/// As close as two orders of summation in f32 come, with fused multiply-adds and without.
 void expect_close(const std::string& what, const Tensor& actual, const Tensor& expected) {
   ASSERT_EQ(actual.shape(), expected.shape()) << what;
   EXPECT_EQ(actual.dtype(), expected.dtype()) << what;
@@ -51,7 +51,7 @@ void expect_close(const std::string& what, const Tensor& actual, const Tensor& e
     difference = std::max(difference, std::abs(ours[i] - theirs[i]));
   }
   EXPECT_GT(largest, 0) << what;
-  EXPECT_LE(difference, 2e-5 * largest) << what;
+  EXPECT_LE(difference, 4e-5 * largest) << what;
 }
 
 TEST(PyTorchModel, ItsFileLoadsAndComputesTheSame) {

@@ -315,6 +315,10 @@ TEST(OpErrors, NormsPoolsAndLosses) {
       {[&] { max_pool3d(x, {.kernel_size = 2, .padding = 2}); },
        "max_pool3d: padding must lie between 0 and half of kernel_size"},
       {[&] { max_pool3d(x, {.kernel_size = 0}); }, "max_pool3d: kernel_size must lie in [1, 2^31), got [0, 0, 0]"},
+      {[&] {
+         max_pool3d(floats({1, 1, 1, 1, 1}).expand({1, 1, 1, 1, INT64_MAX}), {.kernel_size = 1});
+       },
+       "max_pool3d: input has an axis of more than 2^62"},
       {[&] { max_pool3d(x, {.kernel_size = 9}); },
        "max_pool3d: the window is larger than the padded input [2, 6, 4, 4, 4]: the result would have 0 elements along "
        "axis 2 with kernel_size [9, 9, 9], stride [9, 9, 9], padding [0, 0, 0], dilation [1, 1, 1]"},
