@@ -103,6 +103,24 @@ VG_UNARY_OPERATORS(VG_ROW)
 VG_BINARY_OPERATORS(VG_ROW)
 #undef VG_ROW
 
+#define VG_ROW(name, types, ...) \
+  case UnaryOp::name:            \
+    return has(types(), dtype);
+/// Whether an operator takes elements of `dtype`.
+constexpr bool takes(UnaryOp op, DType dtype) {
+  switch (op) { VG_UNARY_OPERATORS(VG_ROW) }
+  return false;
+}
+#undef VG_ROW
+#define VG_ROW(name, types, ...) \
+  case BinaryOp::name:           \
+    return has(types(), dtype);
+constexpr bool takes(BinaryOp op, DType dtype) {
+  switch (op) { VG_BINARY_OPERATORS(VG_ROW) }
+  return false;
+}
+#undef VG_ROW
+
 /// op(x..., a, b) of one type: compute_t of the operands' elements.
 template <auto op, class T, class... Ts>
 VG_HOST_DEVICE auto apply(T x, Ts... rest) {

@@ -94,7 +94,7 @@ void on_both(const std::string& what, double tolerance, Run run, const Twins&...
   (twins.expect_same(tolerance, what), ...);
 }
 
-double rounding(DType dtype) { return dtype == f64 ? 1e-13 : 4e-6; }
+double rounding(DType dtype) { return dtype == f64 ? 1e-13 : dtype == bf16 ? 0x1p-7 : dtype == f16 ? 0x1p-10 : 4e-6; }
 
 /// Layouts of (output, first input, second input) with shape, from one aligned row to anything goes.
 struct Geometry {
@@ -169,25 +169,25 @@ TEST_F(CudaKernels, Fill) {
 }
 
 TEST_F(CudaKernels, ArangeIsBitEqual) {
-  for (const DType dtype : {f32, f64, i64, i32}) {
+  for (const DType dtype : {f32, f64, bf16, f16, i64, i32}) {
     const Twin out(dtype, {1001}, {.offset = 1}, 1);
     on_both(
         name(dtype), 0, [](const Kernels& k, const View& o) { k.arange(o, -3.7, 0.1); }, out);
   }
 }
 
+/// The dtype of an operator's result.
+DType result_of(UnaryOp op, DType dtype) { return op == UnaryOp::logical_not || op == UnaryOp::isfinite ? b8 : dtype; }
+DType result_of(BinaryOp op, DType dtype) { return op >= BinaryOp::eq ? b8 : dtype; }
+
 TEST_F(CudaKernels, Unary) {
   for (const Geometry& g : kGeometries)
     for (size_t i = 0; i < std::size(kUnaryNames); ++i)
-      for (const DType dtype : {f32, f64, i64, i32, b8, bf16}) {
+      for (const DType dtype : kAllTypes) {
         const auto op = static_cast<UnaryOp>(i);
-        const bool integers = op <= UnaryOp::abs || op == UnaryOp::clamp;
-        const bool taken = op == UnaryOp::logical_not ? dtype == b8
-                           : op == UnaryOp::isfinite  ? is_floating(dtype)
-                                                      : dtype <= f64 || (integers && (dtype == i64 || dtype == i32));
-        if (!taken) continue;
-        const double low = op == UnaryOp::log || op == UnaryOp::sqrt || op == UnaryOp::rsqrt ? 0.1 : -3;
-        const Twin out(op == UnaryOp::isfinite ? b8 : dtype, g.shape, g.out, 1), x(dtype, g.shape, g.x, 2, low, 3);
+        if (!takes(op, dtype)) continue;
+        const bool positive = op == UnaryOp::log || op == UnaryOp::sqrt || op == UnaryOp::rsqrt || dtype == u8;
+        const Twin out(result_of(op, dtype), g.shape, g.out, 1), x(dtype, g.shape, g.x, 2, positive ? 0.1 : -3, 3);
         on_both(
             concat(g.name, " ", kUnaryNames[i], " ", dtype), rounding(dtype),
             [op](const Kernels& k, const View& o, const View& v) {
@@ -199,12 +199,11 @@ TEST_F(CudaKernels, Unary) {
 
 TEST_F(CudaKernels, UnaryOfSpecialValues) {
   const double infinity = std::numeric_limits<double>::infinity();
-  for (const DType dtype : {f32, f64})
+  for (const DType dtype : {f32, f64, bf16, f16})
     for (size_t i = 0; i < std::size(kUnaryNames); ++i) {
       const auto op = static_cast<UnaryOp>(i);
-      if (op == UnaryOp::logical_not) continue;
       Twin x(dtype, {7}, {}, 1);
-      const Twin out(op == UnaryOp::isfinite ? b8 : dtype, {7}, {}, 2);
+      const Twin out(result_of(op, dtype), {7}, {}, 2);
       int64_t at = x.start;
       for (const double value : {infinity, -infinity, std::nan(""), 0.0, -0.0, 88.0, -88.0}) x.cpu.set({at++}, value);
       x.gpu = x.cpu.to(Device::cuda());
@@ -217,14 +216,11 @@ TEST_F(CudaKernels, UnaryOfSpecialValues) {
 TEST_F(CudaKernels, Binary) {
   for (const Geometry& g : kGeometries)
     for (size_t i = 0; i < std::size(kBinaryNames); ++i)
-      for (const DType dtype : {f32, f64, i64, i32, u8, b8}) {
+      for (const DType dtype : kAllTypes) {
         const auto op = static_cast<BinaryOp>(i);
-        const bool compares = op >= BinaryOp::eq;
-        const bool integers = op <= BinaryOp::minimum && (dtype == i64 || dtype == i32);
-        const bool logic = dtype == b8 && (op == BinaryOp::add || op == BinaryOp::mul);
-        if (!(compares || integers || logic || dtype <= f64)) continue;
+        if (!takes(op, dtype)) continue;
         const double low = op == BinaryOp::pow || dtype == u8 ? 0.25 : -3;
-        const Twin out(compares ? b8 : dtype, g.shape, g.out, 1), x(dtype, g.shape, g.x, 2, low, 3),
+        const Twin out(result_of(op, dtype), g.shape, g.out, 1), x(dtype, g.shape, g.x, 2, low, 3),
             y(dtype, g.shape, g.y, 3, low, 3);
         on_both(
             concat(g.name, " ", kBinaryNames[i], " ", dtype), rounding(dtype),
@@ -235,7 +231,7 @@ TEST_F(CudaKernels, Binary) {
 
 TEST_F(CudaKernels, Where) {
   for (const Geometry& g : kGeometries)
-    for (const DType dtype : {f32, f64, i64, i32, u8, b8}) {
+    for (const DType dtype : kAllTypes) {
       const Twin out(dtype, g.shape, g.out, 1), condition(b8, g.shape, g.x, 2), x(dtype, g.shape, g.y, 3, 0, 9),
           y(dtype, g.shape, g.x, 4, 0, 9);
       on_both(

@@ -48,6 +48,7 @@ struct OpCase {
   std::vector<std::vector<Shape>> edges{};
   bool differentiable = true;
   double tolerance = 1e-5;    ///< of f32, relative to the largest value
+  int roundings = 1;          ///< of a half's result: 1, and 1 more for each intermediate tensor on its way
   bool exact = false;         ///< f32 must agree with the reference to the last bit (integers)
   bool keeps_layout = false;  ///< channels-last in, channels-last out
 };

@@ -1,4 +1,5 @@
 // Elementwise operators, activations, comparisons, copies and creation.
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <span>
@@ -64,6 +65,15 @@ void add_functions(std::vector<OpCase>& cases) {
       {"tanh", tanh, [](double x) { return std::tanh(x); }},
       {"gelu", gelu, gelu_of},
       {"silu", silu, [](double x) { return x * sigmoid_of(x); }},
+      {"mish", mish, [](double x) { return x * std::tanh(std::log1p(std::exp(x))); }},
+      {"elu", [](const Tensor& x) { return elu(x, 1.5); }, [](double x) { return x > 0 ? x : 1.5 * std::expm1(x); },
+       Domain::away},
+      {"selu", selu, [](double x) { return 1.0507009873554805 * (x > 0 ? x : 1.6732632423543772 * std::expm1(x)); },
+       Domain::away},
+      {"hardsigmoid", [](const Tensor& x) { return hardsigmoid(x * 2.5); },
+       [](double x) { return std::clamp(2.5 * x / 6 + 0.5, 0.0, 1.0); }, Domain::away},
+      {"hardswish", [](const Tensor& x) { return hardswish(x * 2.5); },
+       [](double x) { return 2.5 * x * std::clamp(2.5 * x / 6 + 0.5, 0.0, 1.0); }, Domain::away},
       {"softplus", [](const Tensor& x) { return softplus(x); }, [](double x) { return std::log(1 + std::exp(x)); }},
       {"softplus_beta", [](const Tensor& x) { return softplus(x, 3, 2); },
        [](double x) { return 3 * x > 2 ? x : std::log(1 + std::exp(3 * x)) / 3; }},

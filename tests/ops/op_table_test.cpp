@@ -42,8 +42,8 @@ void expect_close(const Tensor& result, const Array& expected, double tolerance,
   }
 }
 
-/// Gradients of sum(result * weights) with fixed weights, one for each differentiable input.
-Tensors gradients(const OpCase& op_case, const Tensors& inputs) {
+/// Gradients of sum(result * weights) with fixed weights, which `rounded` holds, one for each differentiable input.
+Tensors gradients(const OpCase& op_case, const Tensors& inputs, DType rounded = f64) {
   Tensors given, leaves;
   for (size_t i = 0; i < inputs.size(); ++i) {
     given.push_back(inputs[i]);
@@ -52,8 +52,8 @@ Tensors gradients(const OpCase& op_case, const Tensors& inputs) {
     leaves.push_back(given.back());
   }
   const Tensor out = op_case.function(given);
-  const Tensor weights = sin(reshape(arange(1, static_cast<double>(out.numel()) + 1, 1, out.options()), out.shape()));
-  return grad({out}, leaves, {weights});
+  const Tensor count = arange(1, static_cast<double>(out.numel()) + 1, 1, {f64, out.device()});
+  return grad({out}, leaves, {reshape(sin(count).to(rounded).to(out.dtype()), out.shape())});
 }
 
 /// The same elements in the same shape, stored otherwise: axes reversed in memory, or every other element.
@@ -98,14 +98,40 @@ TEST_P(OpTable, GivesTheReferencesValues) {
   }
 }
 
+/// Half an ulp of 1 to 2, as a part of 1.
+double half_ulp(DType half) { return half == bf16 ? 0x1p-8 : 0x1p-11; }
+
+// The inputs are rounded first, so that what is left is what the operator rounds.
+TEST_P(OpTable, TakesHalves) {
+  for (const DType dtype : {bf16, f16}) {
+    const Tensors halves = inputs(dtype), exact = converted(halves, device(), f64);
+    const Tensor out = op().function(halves);
+    Arrays arrays;
+    for (const Tensor& input : exact) arrays.push_back(reference::array_of(input));
+    const Array expected = op().reference ? op().reference(arrays) : reference::array_of(op().function(exact));
+    expect_close(out, expected, op().roundings * half_ulp(dtype) + op().tolerance, name(dtype));
+    if (!op().differentiable) continue;
+    const Tensors grads = gradients(op(), halves, dtype), expected_grads = gradients(op(), exact, dtype);
+    constexpr int kRoundings = 4;  // those of the result, and of a few intermediate gradients
+    for (size_t i = 0; i < grads.size(); ++i) {
+      EXPECT_EQ(grads[i].dtype(), dtype);
+      expect_close(grads[i], reference::array_of(expected_grads[i]),
+                   (op().roundings + kRoundings) * half_ulp(dtype) + 10 * op().tolerance,
+                   concat(dtype, " gradient ", i));
+    }
+  }
+}
+
 TEST_P(OpTable, GradientsAgreeAcrossDevices) {
   if (!op().differentiable) GTEST_SKIP() << "not differentiable";
   if (GetParam().device == DeviceType::cpu) GTEST_SKIP() << "the CPU is what is compared with";
-  for (const DType dtype : {f64, f32}) {
-    const Tensors cpu = gradients(op(), converted(make_inputs(op()), Device::cpu(), dtype));
-    const Tensors here = gradients(op(), inputs(dtype));
+  for (const DType dtype : {f64, f32, bf16, f16}) {
+    const Tensors cpu = gradients(op(), converted(make_inputs(op()), Device::cpu(), dtype), dtype);
+    const Tensors here = gradients(op(), inputs(dtype), dtype);
+    const bool half = dtype == bf16 || dtype == f16;
+    const double tolerance = half ? 4 * half_ulp(dtype) : 10 * op().tolerance;
     for (size_t i = 0; i < here.size(); ++i)
-      expect_close(here[i], reference::array_of(cpu[i]), dtype == f64 ? kDoubleTolerance : 10 * op().tolerance,
+      expect_close(here[i], reference::array_of(cpu[i]), dtype == f64 ? kDoubleTolerance : tolerance,
                    concat(dtype, " gradient ", i));
   }
 }
