@@ -227,11 +227,26 @@ double copy_rate(vg::Device device, const vg::Shape& shape, int calls) {
   return rate = bytes_of({from, to}) / times[times.size() / 2];
 }
 
+/// A dtype and an order in memory.
+struct Form {
+  const char* name;
+  vg::DType dtype;
+  vg::MemoryFormat format;
+
+  vg::Tensor random(const vg::Shape& shape, vg::Device device) const {
+    return vg::rand(shape, {.device = device}).to(dtype).contiguous(format);
+  }
+};
+constexpr Form kForms[] = {{"/f32", vg::f32, vg::MemoryFormat::contiguous},
+                           {"/bf16", vg::bf16, vg::MemoryFormat::contiguous},
+                           {"/f32/channels_last", vg::f32, vg::MemoryFormat::channels_last},
+                           {"/bf16/channels_last", vg::bf16, vg::MemoryFormat::channels_last}};
+
 /// Operators bound by memory, on tensors of `shape`, so many calls timed together.
-void add_operators(vg::Device device, const vg::Shape& shape, int calls) {
+void add_operators(vg::Device device, const vg::Shape& shape, int calls, const Form& form) {
   const auto simple = [&](const char* name, double tensors_moved, std::function<vg::Tensor(const vg::Tensor&)> op) {
-    add(std::string(name), device, [=] {
-      const vg::Tensor x = vg::rand(shape, {.device = device});
+    add(std::string(name) + form.name, device, [=] {
+      const vg::Tensor x = form.random(shape, device);
       const auto work = [=] {
         vg::NoGradGuard no_grad;
         op(x);
@@ -243,8 +258,9 @@ void add_operators(vg::Device device, const vg::Shape& shape, int calls) {
   simple("relu", 2, [](const vg::Tensor& x) { return vg::relu(x); });
   simple("gelu", 2, [](const vg::Tensor& x) { return vg::gelu(x); });
   simple("mul_scalar", 2, [](const vg::Tensor& x) { return x * 1.5; });
-  simple("add_bias", 2,
-         [bias = vg::rand({shape[1], 1, 1, 1}, {.device = device})](const vg::Tensor& x) { return x + bias; });
+  simple("add_bias", 2, [bias = vg::rand({shape[1], 1, 1, 1}, {.device = device}).to(form.dtype)](const vg::Tensor& x) {
+    return x + bias;
+  });
   simple("cat", 4, [](const vg::Tensor& x) { return vg::cat({x, x}, 1); });  // two, by channels
   simple("crop", 2 * 32. / 34, [](const vg::Tensor& x) {                     // a voxel at each end of the width
     return x.narrow(4, 1, x.size(4) - 2).contiguous();
@@ -256,15 +272,24 @@ void add_operators(vg::Device device, const vg::Shape& shape, int calls) {
   simple("sum_per_channel", 1, [](const vg::Tensor& x) { return x.sum({0, 2, 3, 4}); });
   simple("amax", 1, [](const vg::Tensor& x) { return vg::amax(x); });
   simple("group_norm/forward", 3, [](const vg::Tensor& x) { return vg::group_norm(x, 8); });
+  simple("instance_norm/forward", 3, [](const vg::Tensor& x) { return vg::instance_norm(x); });
+  simple("softmax", 2, [](const vg::Tensor& x) { return vg::softmax(x, 1); });
+  simple("max_pool", 1.125, [](const vg::Tensor& x) { return vg::max_pool3d(x, {.kernel_size = 2}); });
+  simple("avg_pool", 1.125, [](const vg::Tensor& x) { return vg::avg_pool3d(x, {.kernel_size = 2}); });
+  for (const auto& [name, mode] : {std::pair{"upsample_nearest", vg::InterpolateMode::nearest},
+                                   std::pair{"upsample_trilinear", vg::InterpolateMode::trilinear}})
+    simple(name, 1.125, [mode = mode](const vg::Tensor& x) {  // an eighth of the samples, to eight times their voxels
+      return vg::interpolate(x.narrow(0, 0, x.size(0) / 8), {.scale_factor = 2, .mode = mode});
+    });
 }
 
 /// Calls of kernels on their own: `make` gives the work, from as many random tensors as it moves.
-void add_kernels(vg::Device device, const vg::Shape& shape, int calls) {
+void add_kernels(vg::Device device, const vg::Shape& shape, int calls, const Form& form) {
   const auto kernel = [&](const char* name, int tensors, int moves,
                           std::function<std::function<void()>(const vg::Tensors&, const vg::Kernels&)> make) {
-    add(std::string(name), device, [=] {
+    add(std::string(name) + form.name, device, [=] {
       vg::Tensors t;
-      for (int i = 0; i < tensors; ++i) t.push_back(vg::rand(shape, {.device = device}));
+      for (int i = 0; i < tensors; ++i) t.push_back(form.random(shape, device));
       return Case{0, moves * bytes_of({t[0]}), make(t, vg::kernels(device)), calls, copy_rate(device, shape, calls)};
     });
   };
@@ -277,7 +302,8 @@ void add_kernels(vg::Device device, const vg::Shape& shape, int calls) {
     const vg::Shape rows{shape[0], shape[1], shape[2] * shape[3] * shape[4]};
     vg::Tensors v;
     for (const vg::Tensor& volume : t) v.push_back(volume.view(rows));
-    const vg::Tensor mean = vg::full({shape[0], 8}, 0.5, t[0].options()), gamma = vg::ones({shape[1]}, t[0].options());
+    const vg::TensorOptions parameters{vg::f32, device};
+    const vg::Tensor mean = vg::full({shape[0], 8}, 0.5, parameters), gamma = vg::ones({shape[1]}, parameters);
     const vg::Tensor dgamma = vg::empty_like(gamma), dbeta = vg::empty_like(gamma);
     return [=, &k] {
       const vg::View g = gamma.view_in(), dg = dgamma.view_out(), db = dbeta.view_out();
@@ -285,6 +311,7 @@ void add_kernels(vg::Device device, const vg::Shape& shape, int calls) {
                             &g, {});
     };
   });
+  if (form.dtype != vg::f32 || form.format != vg::MemoryFormat::contiguous) return;
   const auto views = [](const vg::Tensors& t) {
     vg::StepViews list{t[0].view_out(), t[1].view_in(), {}};
     for (size_t i = 2; i < t.size(); ++i) list.state[i - 2] = t[i].view_out();
@@ -306,9 +333,11 @@ int main(int argc, char** argv) {
     const bool gpu = device.is_cuda();
     add_convolutions(device, true, gpu ? std::span<const Convolution>(kLarge) : kSmall);
     add_convolutions(device, false, gpu ? std::span<const Convolution>(kLargeForward) : kSmallForward);
-    const vg::Shape shape = gpu ? vg::Shape{16, 128, 34, 34, 34} : vg::Shape{2, 64, 34, 34, 34};
-    add_operators(device, shape, gpu ? 8 : 1);
-    add_kernels(device, shape, gpu ? 8 : 1);
+    const vg::Shape shape = gpu ? vg::Shape{24, 128, 34, 34, 34} : vg::Shape{2, 64, 34, 34, 34};
+    for (const Form& form : kForms) {
+      add_operators(device, shape, gpu ? 8 : 1, form);
+      add_kernels(device, shape, gpu ? 8 : 1, form);
+    }
   }
   benchmark::Initialize(&argc, argv);
   if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 2;

@@ -20,6 +20,10 @@ namespace {
 template <class T>
 using SumOf = std::conditional_t<std::is_floating_point_v<compute_t<T>>, double, int64_t>;
 
+/// The type in which extrema of T are compared: at least a word, which threads exchange.
+template <class T>
+using ExtremumOf = std::conditional_t<std::is_same_v<T, uint8_t>, int32_t, compute_t<T>>;
+
 struct Sum {
   template <class T>
   __device__ static T identity(bool) {
@@ -286,7 +290,7 @@ void reduce(ReduceOp op, const View& out, const View& in) {
   }
   const bool largest = op == ReduceOp::amax;
   dispatch(Numbers(), in.dtype, largest ? "amax" : "amin", "CUDA",
-                                            [&]<class T>() { reduce_as<Extremum, T, compute_t<T>, T>(out, in, largest, launch); });
+           [&]<class T>() { reduce_as<Extremum, T, ExtremumOf<T>, T>(out, in, largest, launch); });
 }
 
 }  // namespace kernel

@@ -19,8 +19,8 @@
 #define VG_UNARY_OPERATORS(ROW) \
   ROW(affine,      Numbers,  static_cast<T>(wrapping(a) * wrapping(x) + wrapping(b)), nothing, affine(g, a, 0)) \
   ROW(neg,         Numbers,  static_cast<T>(-wrapping(x)), nothing, neg(g)) \
-  ROW(abs,         Numbers,  x < T(0) ? static_cast<T>(-wrapping(x)) : (x == T(0) ? T(0) : x), x, g * sign(x)) \
-  ROW(sign,        Numbers,  is_nan(x) ? x : static_cast<T>((x > T(0)) - (x < T(0))), nothing, zeros_like(g)) \
+  ROW(abs,         Numbers,  is_negative(x) ? static_cast<T>(-wrapping(x)) : (x == T(0) ? T(0) : x), x, g * sign(x)) \
+  ROW(sign,        Numbers,  is_nan(x) ? x : static_cast<T>((x > T(0)) - is_negative(x)), nothing, zeros_like(g)) \
   ROW(clamp,       Numbers,  (x < a ? a : x) > b ? b : (x < a ? a : x), x, again<BinaryOp::clamp_grad>(g, x, a, b)) \
   ROW(exp,         Floats,   std::exp(x), y, g * y) \
   ROW(log,         Floats,   std::log(x), x, g / x) \

@@ -32,6 +32,14 @@ VG_HOST_DEVICE bool is_nan(T x) {
   return x != x;
 }
 
+template <class T>
+VG_HOST_DEVICE bool is_negative(T x) {
+  if constexpr (std::is_unsigned_v<T>)
+    return false;
+  else
+    return x < T(0);
+}
+
 /// x for +, - and * that wrap around: signed integers, whose overflow C++ leaves undefined, as unsigned ones.
 template <class T>
 VG_HOST_DEVICE auto wrapping(T x) {
