@@ -2,9 +2,11 @@
 #pragma once
 
 #include <array>
+#include <concepts>
 #include <cstdint>
 #include <initializer_list>
 #include <ostream>
+#include <ranges>
 #include <span>
 
 #include "core/error.h"
@@ -19,9 +21,10 @@ class Dims {
  public:
   Dims() = default;
   Dims(std::initializer_list<int64_t> values) : Dims(std::span(values.begin(), values.size())) {}
-  Dims(std::span<const int64_t> values) {
-    check(values.size() <= kMaxRank, "Dims", "at most ", kMaxRank, " axes, got ", values.size());
-    for (int64_t value : values) values_[rank_++] = value;
+  /// A std::vector, std::array, std::span or any other range of integers.
+  template <std::ranges::input_range Range>
+  requires(std::integral<std::ranges::range_value_t<Range>> && !std::same_as<Range, Dims>) Dims(const Range& values) {
+    for (const auto value : values) push_back(static_cast<int64_t>(value));
   }
   /// `rank` copies of `value`.
   static Dims filled(int64_t rank, int64_t value) {
@@ -76,6 +79,15 @@ class Dims {
 
 using Shape = Dims;
 using Strides = Dims;
+
+/// Axes by their numbers, negative ones from the end: a list, or one.
+class Axes : public Dims {
+ public:
+  using Dims::Dims;
+  Axes(const Dims& axes) : Dims(axes) {}
+  Axes(int64_t axis) { push_back(axis); }
+  Axes(int axis) : Axes(int64_t{axis}) {}
+};
 
 /// The product of the sizes (1 for a scalar). Throws if a size is negative or the product overflows.
 int64_t numel(const Shape& shape, const char* op = "numel");

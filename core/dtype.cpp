@@ -1,6 +1,8 @@
 #include "core/dtype.h"
 
+#include <algorithm>
 #include <cmath>
+#include <iterator>
 
 #include "core/error.h"
 
@@ -9,6 +11,14 @@ namespace voxgrad {
 const char* name(DType dtype) {
   constexpr const char* names[] = {"f32", "f64", "bf16", "f16", "i64", "i32", "u8", "bool"};
   return names[static_cast<int>(dtype)];
+}
+
+DType promote_types(DType a, DType b) {
+  if (a == b) return a;
+  if ((a == bf16 && b == f16) || (a == f16 && b == bf16)) return f32;
+  constexpr DType order[] = {b8, u8, i32, i64, bf16, f16, f32, f64};
+  const auto place = [&](DType dtype) { return std::find(std::begin(order), std::end(order), dtype); };
+  return *std::max(place(a), place(b));
 }
 
 void check_fits(const char* op, double value, DType dtype) {

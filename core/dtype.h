@@ -26,6 +26,10 @@ constexpr int64_t item_size(DType dtype) {
 
 constexpr bool is_floating(DType dtype) { return dtype <= DType::f16; }
 
+/// The smallest dtype to which values of both convert safely, as torch.promote_types: bool below integers below floats;
+/// of two halves that differ, f32.
+DType promote_types(DType a, DType b);
+
 /// The DType of a C++ type: dtype_of<float> == f32.
 template <class T>
 inline constexpr DType dtype_of = [] {

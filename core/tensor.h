@@ -140,6 +140,8 @@ class Tensor {
   Tensor clone() const;
   Tensor contiguous(MemoryFormat format = MemoryFormat::contiguous) const;
   Tensor to(Device device) const;
+  /// Elements as convert() of core/dtype.h makes them: to an integer, floats lose their fraction, saturate, and NaN
+  /// becomes 0.
   Tensor to(DType dtype) const;
   Tensor to(Device device, DType dtype) const;
   Tensor reshape(const Shape& shape) const;
@@ -152,10 +154,12 @@ class Tensor {
   Tensor narrow(int64_t axis, int64_t start, int64_t length) const;
   Tensor slice(int64_t axis, int64_t start, int64_t stop, int64_t step = 1) const;
   Tensor select(int64_t axis, int64_t index) const;
+  /// select() along the first axis.
+  Tensor operator[](int64_t index) const { return select(0, index); }
   Tensor flatten(int64_t start_axis = 0, int64_t end_axis = -1) const;
   Tensor add(const Tensor& other) const;
-  Tensor sum(const Dims& axes = {}, bool keepdim = false) const;
-  Tensor mean(const Dims& axes = {}, bool keepdim = false) const;
+  Tensor sum(const Axes& axes = {}, bool keepdim = false) const;
+  Tensor mean(const Axes& axes = {}, bool keepdim = false) const;
   // Writes in place; throw if autograd would have to record them, or if elements of this tensor share memory.
   const Tensor& copy_(const Tensor& source) const;
   const Tensor& fill_(double value) const;

@@ -130,10 +130,19 @@ Tensor empty_for(const Tensor& x, const Tensor& y, const Shape& shape, DType dty
   return like.shape() == shape ? empty_strided(shape, empty_like(like).strides(), options) : empty(shape, options);
 }
 
+/// x and y in the dtype in which `op` computes on both. Operators of floats alone take integers as f32.
 template <BinaryOp op>
-Tensor binary(const Tensor& x, const Tensor& y, double a = 0, double b = 0) {
+std::pair<Tensor, Tensor> promoted(const Tensor& x, const Tensor& y) {
   check_defined(name(op), "the first operand", x);
   check_defined(name(op), "the second operand", y);
+  DType dtype = result_type(x, y);
+  if (!has(typename Operator<op>::DTypes(), i64) && !is_floating(dtype)) dtype = f32;
+  return {x.to(dtype), y.to(dtype)};
+}
+
+template <BinaryOp op>
+Tensor binary(const Tensor& first, const Tensor& second, double a = 0, double b = 0) {
+  const auto [x, y] = promoted<op>(first, second);
   check_same_kind(name(op), {{"the first operand", x}, {"the second operand", y}});
   const Shape shape = broadcast_shapes(x.shape(), y.shape(), name(op));
   Tensor out = empty_for(x, y, shape, gives_bool<op> ? b8 : x.dtype());
@@ -157,6 +166,52 @@ Tensor binary(const Tensor& x, const Tensor& y, double a = 0, double b = 0) {
 template <BinaryOp op>
 Tensor again(const Tensor& x, const Tensor& y, double a, double b) {
   return binary<op>(x, y, a, b);
+}
+
+}  // namespace
+
+DType result_type(const Tensor& x, const Tensor& y) {
+  check_defined("result_type", "the first tensor", x);
+  check_defined("result_type", "the second tensor", y);
+  const auto kind = [](DType dtype) { return is_floating(dtype) ? 2 : dtype == b8 ? 0 : 1; };
+  if ((x.dim() == 0) == (y.dim() == 0)) return promote_types(x.dtype(), y.dtype());
+  const DType with_axes = (x.dim() == 0 ? y : x).dtype(), without = (x.dim() == 0 ? x : y).dtype();
+  return kind(without) > kind(with_axes) ? promote_types(with_axes, without) : with_axes;
+}
+
+namespace {
+
+/// x in the dtype of the result beside the number.
+Tensor beside(const char* op, const Tensor& x, Scalar s) {
+  check_defined(op, "input", x);
+  if (is_floating(x.dtype())) return x;
+  const bool whole = std::isfinite(s.value) && s.value == std::trunc(s.value);
+  if (x.dtype() == b8 && s.kind != b8) return x.to(s.kind);
+  if (whole) check_constants(op, x, {s.value});
+  return s.kind == f32 ? x.to(f32) : x;
+}
+
+/// The number as a tensor for x, which comes from beside().
+Tensor scalar_for(const Tensor& x, Scalar s) { return full({}, s.value, x.options()); }
+
+template <BinaryOp op>
+Tensor with_scalar(const Tensor& x, Scalar s) {
+  const Tensor here = beside(name(op), x, s);
+  return binary<op>(here, scalar_for(here, s));
+}
+
+template <BinaryOp op>
+Tensor& update(Tensor& x, const Tensor& y) {
+  check_defined(name(op), "the target", x);
+  check_defined(name(op), "the second operand", y);
+  check(is_floating(x.dtype()) || !is_floating(y.dtype()), name(op), "a result of ", y.dtype(),
+        " cannot be written to the target ", describe(x));
+  const bool recorded = needs_grad({x, y}) && !(x.is_leaf() && x.requires_grad());
+  const Tensor result = binary<op>(x, y).to(x.dtype());
+  check(result.shape() == x.shape(), name(op), "shape ", y.shape(), " does not broadcast to the target ", x.shape());
+  if (recorded) return x = result;
+  x.copy_(result);
+  return x;
 }
 
 }  // namespace
@@ -185,14 +240,33 @@ Tensor operator+(const Tensor& x, const Tensor& y) { return add(x, y); }
 Tensor operator-(const Tensor& x, const Tensor& y) { return sub(x, y); }
 Tensor operator*(const Tensor& x, const Tensor& y) { return mul(x, y); }
 Tensor operator/(const Tensor& x, const Tensor& y) { return div(x, y); }
-Tensor operator+(const Tensor& x, double y) { return affine(x, 1, y); }
-Tensor operator-(const Tensor& x, double y) { return affine(x, 1, -y); }
-Tensor operator*(const Tensor& x, double y) { return affine(x, y, 0); }
-Tensor operator/(const Tensor& x, double y) { return div(x, full({}, y, x.options())); }
-Tensor operator+(double x, const Tensor& y) { return affine(y, 1, x); }
-Tensor operator-(double x, const Tensor& y) { return affine(y, -1, x); }
-Tensor operator*(double x, const Tensor& y) { return affine(y, x, 0); }
-Tensor operator/(double x, const Tensor& y) { return x == 1 ? reciprocal(y) : affine(reciprocal(y), x, 0); }
+Tensor maximum(const Tensor& x, Scalar y) { return with_scalar<BinaryOp::maximum>(x, y); }
+Tensor minimum(const Tensor& x, Scalar y) { return with_scalar<BinaryOp::minimum>(x, y); }
+Tensor operator+(const Tensor& x, Scalar y) { return affine(beside("add", x, y), 1, y.value); }
+Tensor operator-(const Tensor& x, Scalar y) {
+  const Tensor here = beside("sub", x, y);
+  return is_floating(here.dtype()) ? affine(here, 1, -y.value) : sub(here, scalar_for(here, y));
+}
+Tensor operator*(const Tensor& x, Scalar y) { return affine(beside("mul", x, y), y.value, 0); }
+Tensor operator/(const Tensor& x, Scalar y) { return with_scalar<BinaryOp::div>(x, y); }
+Tensor operator+(Scalar x, const Tensor& y) { return y + x; }
+Tensor operator-(Scalar x, const Tensor& y) {
+  const Tensor here = beside("sub", y, x);
+  return is_floating(here.dtype()) ? affine(here, -1, x.value) : sub(scalar_for(here, x), here);
+}
+Tensor operator*(Scalar x, const Tensor& y) { return y * x; }
+Tensor operator/(Scalar x, const Tensor& y) {
+  const Tensor here = beside("div", y, x);
+  return div(scalar_for(here, x), here);
+}
+Tensor& operator+=(Tensor& x, const Tensor& y) { return update<BinaryOp::add>(x, y); }
+Tensor& operator-=(Tensor& x, const Tensor& y) { return update<BinaryOp::sub>(x, y); }
+Tensor& operator*=(Tensor& x, const Tensor& y) { return update<BinaryOp::mul>(x, y); }
+Tensor& operator/=(Tensor& x, const Tensor& y) { return update<BinaryOp::div>(x, y); }
+Tensor& operator+=(Tensor& x, Scalar y) { return x += scalar_for(beside("add", x, y), y); }
+Tensor& operator-=(Tensor& x, Scalar y) { return x -= scalar_for(beside("sub", x, y), y); }
+Tensor& operator*=(Tensor& x, Scalar y) { return x *= scalar_for(beside("mul", x, y), y); }
+Tensor& operator/=(Tensor& x, Scalar y) { return x /= scalar_for(beside("div", x, y), y); }
 Tensor operator-(const Tensor& x) { return neg(x); }
 
 Tensor where(const Tensor& condition, const Tensor& x, const Tensor& y) {
@@ -202,6 +276,8 @@ Tensor where(const Tensor& condition, const Tensor& x, const Tensor& y) {
   check(condition.dtype() == b8, "where", "condition must be bool, got ", describe(condition));
   check(condition.device() == x.device(), "where", "tensors lie on different devices: ", describe(condition), " and ",
         describe(x));
+  if (const DType dtype = result_type(x, y); x.dtype() != dtype || y.dtype() != dtype)
+    return where(condition, x.to(dtype), y.to(dtype));
   check_same_kind("where", {{"x", x}, {"y", y}});
   const Shape shape = broadcast_shapes(broadcast_shapes(condition.shape(), x.shape(), "where"), y.shape(), "where");
   Tensor out = x.shape() == shape ? empty_like(x) : empty(shape, x.options());
@@ -214,6 +290,15 @@ Tensor where(const Tensor& condition, const Tensor& x, const Tensor& y) {
   });
 }
 
+Tensor where(const Tensor& condition, const Tensor& x, Scalar y) {
+  const Tensor here = beside("where", x, y);
+  return where(condition, here, scalar_for(here, y));
+}
+Tensor where(const Tensor& condition, Scalar x, const Tensor& y) {
+  const Tensor here = beside("where", y, x);
+  return where(condition, scalar_for(here, x), here);
+}
+
 Tensor eq(const Tensor& x, const Tensor& y) { return binary<BinaryOp::eq>(x, y); }
 Tensor ne(const Tensor& x, const Tensor& y) { return binary<BinaryOp::ne>(x, y); }
 Tensor lt(const Tensor& x, const Tensor& y) { return binary<BinaryOp::lt>(x, y); }
@@ -221,21 +306,12 @@ Tensor le(const Tensor& x, const Tensor& y) { return binary<BinaryOp::le>(x, y);
 Tensor gt(const Tensor& x, const Tensor& y) { return binary<BinaryOp::gt>(x, y); }
 Tensor ge(const Tensor& x, const Tensor& y) { return binary<BinaryOp::ge>(x, y); }
 
-namespace {
-template <BinaryOp op>
-Tensor compare(const Tensor& x, double y) {
-  check_defined(name(op), "input", x);
-  check_constants(name(op), x, {y});
-  return binary<op>(x, full({}, y, x.options()));
-}
-}  // namespace
-
-Tensor eq(const Tensor& x, double y) { return compare<BinaryOp::eq>(x, y); }
-Tensor ne(const Tensor& x, double y) { return compare<BinaryOp::ne>(x, y); }
-Tensor lt(const Tensor& x, double y) { return compare<BinaryOp::lt>(x, y); }
-Tensor le(const Tensor& x, double y) { return compare<BinaryOp::le>(x, y); }
-Tensor gt(const Tensor& x, double y) { return compare<BinaryOp::gt>(x, y); }
-Tensor ge(const Tensor& x, double y) { return compare<BinaryOp::ge>(x, y); }
+Tensor eq(const Tensor& x, Scalar y) { return with_scalar<BinaryOp::eq>(x, y); }
+Tensor ne(const Tensor& x, Scalar y) { return with_scalar<BinaryOp::ne>(x, y); }
+Tensor lt(const Tensor& x, Scalar y) { return with_scalar<BinaryOp::lt>(x, y); }
+Tensor le(const Tensor& x, Scalar y) { return with_scalar<BinaryOp::le>(x, y); }
+Tensor gt(const Tensor& x, Scalar y) { return with_scalar<BinaryOp::gt>(x, y); }
+Tensor ge(const Tensor& x, Scalar y) { return with_scalar<BinaryOp::ge>(x, y); }
 Tensor logical_not(const Tensor& x) { return unary<UnaryOp::logical_not>(x); }
 Tensor isfinite(const Tensor& x) { return unary<UnaryOp::isfinite>(x); }
 

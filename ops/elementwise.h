@@ -1,15 +1,36 @@
 // Elementwise arithmetic with broadcasting, comparisons, and the activations. All keep the first operand's
-// memory format, demand one dtype and one device of all tensors, and are differentiable any number of times.
+// memory format, demand one device of all tensors, and are differentiable any number of times. Two dtypes promote as in
+// PyTorch.
 //
 // Arithmetic of integers wraps around, on every device: in i32, 2147483647 + 1 is -2147483648, whose neg() and abs()
 // are itself. A number that meets an integer tensor must be an integer that the tensor's dtype holds; it comes as a
 // double, which is exact up to 2^53.
 #pragma once
 
+#include <type_traits>
+
 #include "core/random.h"
 #include "core/tensor.h"
 
 namespace voxgrad {
+
+/// The dtype in which an operator computes on both, as torch.result_type: promote_types of theirs, but a tensor without
+/// axes only counts where it is of a higher kind (bool, integer, floating) than the one with axes.
+DType result_type(const Tensor& x, const Tensor& y);
+
+/// A number beside a tensor. One of a higher kind than the tensor's (1.5 beside integers, 2 beside bools) makes the
+/// result f32, or i64; but whole numbers that the tensor's dtype cannot hold are refused.
+struct Scalar {
+  template <class T>
+  requires std::is_arithmetic_v<T> Scalar(T number)
+      : value(static_cast<double>(number)),
+        kind(std::is_same_v<T, bool> ? b8
+             : std::is_integral_v<T> ? i64
+                                     : f32) {}
+
+  double value;
+  DType kind;  ///< b8, i64 or f32
+};
 
 Tensor add(const Tensor& x, const Tensor& y);
 Tensor sub(const Tensor& x, const Tensor& y);
@@ -19,7 +40,9 @@ Tensor pow(const Tensor& x, const Tensor& y);
 Tensor pow(const Tensor& x, double exponent);
 /// Where both are equal, the gradient is shared half and half; where one is NaN, both get it whole.
 Tensor maximum(const Tensor& x, const Tensor& y);
+Tensor maximum(const Tensor& x, Scalar y);
 Tensor minimum(const Tensor& x, const Tensor& y);
+Tensor minimum(const Tensor& x, Scalar y);
 /// factor * x + offset.
 Tensor affine(const Tensor& x, double factor, double offset);
 
@@ -27,14 +50,23 @@ Tensor operator+(const Tensor& x, const Tensor& y);
 Tensor operator-(const Tensor& x, const Tensor& y);
 Tensor operator*(const Tensor& x, const Tensor& y);
 Tensor operator/(const Tensor& x, const Tensor& y);
-Tensor operator+(const Tensor& x, double y);
-Tensor operator-(const Tensor& x, double y);
-Tensor operator*(const Tensor& x, double y);
-Tensor operator/(const Tensor& x, double y);
-Tensor operator+(double x, const Tensor& y);
-Tensor operator-(double x, const Tensor& y);
-Tensor operator*(double x, const Tensor& y);
-Tensor operator/(double x, const Tensor& y);
+Tensor operator+(const Tensor& x, Scalar y);
+Tensor operator-(const Tensor& x, Scalar y);
+Tensor operator*(const Tensor& x, Scalar y);
+Tensor operator/(const Tensor& x, Scalar y);
+Tensor operator+(Scalar x, const Tensor& y);
+Tensor operator-(Scalar x, const Tensor& y);
+Tensor operator*(Scalar x, const Tensor& y);
+Tensor operator/(Scalar x, const Tensor& y);
+/// In place, in x's dtype. Where autograd records it, x becomes a new tensor; a leaf that requires grad throws.
+Tensor& operator+=(Tensor& x, const Tensor& y);
+Tensor& operator-=(Tensor& x, const Tensor& y);
+Tensor& operator*=(Tensor& x, const Tensor& y);
+Tensor& operator/=(Tensor& x, const Tensor& y);
+Tensor& operator+=(Tensor& x, Scalar y);
+Tensor& operator-=(Tensor& x, Scalar y);
+Tensor& operator*=(Tensor& x, Scalar y);
+Tensor& operator/=(Tensor& x, Scalar y);
 Tensor operator-(const Tensor& x);
 
 Tensor neg(const Tensor& x);
@@ -53,6 +85,8 @@ Tensor sign(const Tensor& x);
 Tensor clamp(const Tensor& x, double low, double high);
 /// `condition` (bool) ? x : y, all three broadcast.
 Tensor where(const Tensor& condition, const Tensor& x, const Tensor& y);
+Tensor where(const Tensor& condition, const Tensor& x, Scalar y);
+Tensor where(const Tensor& condition, Scalar x, const Tensor& y);
 
 /// Comparisons give bool tensors and have no gradient.
 Tensor eq(const Tensor& x, const Tensor& y);
@@ -61,13 +95,20 @@ Tensor lt(const Tensor& x, const Tensor& y);
 Tensor le(const Tensor& x, const Tensor& y);
 Tensor gt(const Tensor& x, const Tensor& y);
 Tensor ge(const Tensor& x, const Tensor& y);
-/// With a number.
-Tensor eq(const Tensor& x, double y);
-Tensor ne(const Tensor& x, double y);
-Tensor lt(const Tensor& x, double y);
-Tensor le(const Tensor& x, double y);
-Tensor gt(const Tensor& x, double y);
-Tensor ge(const Tensor& x, double y);
+Tensor eq(const Tensor& x, Scalar y);
+Tensor ne(const Tensor& x, Scalar y);
+Tensor lt(const Tensor& x, Scalar y);
+Tensor le(const Tensor& x, Scalar y);
+Tensor gt(const Tensor& x, Scalar y);
+Tensor ge(const Tensor& x, Scalar y);
+inline Tensor operator<(const Tensor& x, const Tensor& y) { return lt(x, y); }
+inline Tensor operator<=(const Tensor& x, const Tensor& y) { return le(x, y); }
+inline Tensor operator>(const Tensor& x, const Tensor& y) { return gt(x, y); }
+inline Tensor operator>=(const Tensor& x, const Tensor& y) { return ge(x, y); }
+inline Tensor operator<(const Tensor& x, Scalar y) { return lt(x, y); }
+inline Tensor operator<=(const Tensor& x, Scalar y) { return le(x, y); }
+inline Tensor operator>(const Tensor& x, Scalar y) { return gt(x, y); }
+inline Tensor operator>=(const Tensor& x, Scalar y) { return ge(x, y); }
 Tensor logical_not(const Tensor& x);
 Tensor isfinite(const Tensor& x);
 

@@ -101,8 +101,8 @@ Tensor Tensor::flatten(int64_t start_axis, int64_t end_axis) const {
   return voxgrad::flatten(*this, start_axis, end_axis);
 }
 Tensor Tensor::add(const Tensor& other) const { return voxgrad::add(*this, other); }
-Tensor Tensor::sum(const Dims& axes, bool keepdim) const { return voxgrad::sum(*this, axes, keepdim); }
-Tensor Tensor::mean(const Dims& axes, bool keepdim) const { return voxgrad::mean(*this, axes, keepdim); }
+Tensor Tensor::sum(const Axes& axes, bool keepdim) const { return voxgrad::sum(*this, axes, keepdim); }
+Tensor Tensor::mean(const Axes& axes, bool keepdim) const { return voxgrad::mean(*this, axes, keepdim); }
 
 const Tensor& Tensor::copy_(const Tensor& source) const {
   check_in_place("copy_", *this, source);

@@ -64,25 +64,25 @@ Tensor extremum(ReduceOp op, const char* name, const Tensor& x, const Dims& axes
 
 }  // namespace
 
-Tensor sum(const Tensor& x, const Dims& axes, bool keepdim) {
+Tensor sum(const Tensor& x, const Axes& axes, bool keepdim) {
   const Shape kept = kept_shape("sum", x, axes);
   return drop_axes(sum_keep(x, kept), axes, keepdim);
 }
 
-Tensor mean(const Tensor& x, const Dims& axes, bool keepdim) {
+Tensor mean(const Tensor& x, const Axes& axes, bool keepdim) {
   const Shape kept = kept_shape("mean", x, axes);
   check_floating("mean", x);
   return drop_axes(affine(sum_keep(x, kept), 1 / reduced_count(x, kept), 0), axes, keepdim);
 }
 
-Tensor amax(const Tensor& x, const Dims& axes, bool keepdim) {
+Tensor amax(const Tensor& x, const Axes& axes, bool keepdim) {
   return extremum(ReduceOp::amax, "amax", x, axes, keepdim);
 }
-Tensor amin(const Tensor& x, const Dims& axes, bool keepdim) {
+Tensor amin(const Tensor& x, const Axes& axes, bool keepdim) {
   return extremum(ReduceOp::amin, "amin", x, axes, keepdim);
 }
 
-Tensor var(const Tensor& x, const Dims& axes, int64_t correction, bool keepdim) {
+Tensor var(const Tensor& x, const Axes& axes, int64_t correction, bool keepdim) {
   const Shape kept = kept_shape("var", x, axes);
   check_floating("var", x);
   const double count = reduced_count(x, kept);

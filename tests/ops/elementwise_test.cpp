@@ -71,7 +71,8 @@ TEST(Elementwise, PowAtZeroAndNaN) {
 
 TEST(Elementwise, GradientsAtNaN) {
   for (const Device device : devices()) {
-    for (const auto function : {maximum, minimum}) {
+    using Function = Tensor (*)(const Tensor&, const Tensor&);
+    for (const Function function : {Function(maximum), Function(minimum)}) {
       const Tensor x = leaf({kNaN, 1, kNaN, 1}, device), y = leaf({1, kNaN, kNaN, 1}, device);
       function(x, y).sum().backward();
       expect_equal(x.grad(), {1, 1, 1, 0.5}, "first");
