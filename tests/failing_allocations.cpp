@@ -27,11 +27,14 @@ long FailingAllocations::failed() const { return failures.failed; }
 
 }  // namespace voxgrad
 
-// The forms that the standard library's others call. Not inlined: GCC would take new and free() for a pair that does not
-// belong together.
+// The forms that the standard library's others call. Not inlined: GCC would take new and free() for a pair that does
+// not belong together.
 [[gnu::noinline]] void* operator new(std::size_t bytes) {
   void* data = voxgrad::fail_now() ? nullptr : std::malloc(bytes > 0 ? bytes : 1);
   return data ? data : throw std::bad_alloc();
+}
+[[gnu::noinline]] void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
+  return voxgrad::fail_now() ? nullptr : std::malloc(bytes > 0 ? bytes : 1);
 }
 [[gnu::noinline]] void operator delete(void* data) noexcept { std::free(data); }
 [[gnu::noinline]] void operator delete(void* data, std::size_t) noexcept { std::free(data); }

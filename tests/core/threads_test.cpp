@@ -38,6 +38,7 @@ TEST(Threads, AddRecordedGradients) {
   const Tensor g = w.grad();
   EXPECT_EQ(g.at({99}), 6.0 * kThreads * 20);
   EXPECT_EQ(grad({sum(g)}, {w})[0].at({0}), 2.0 * kThreads * 20);
+  w.set_grad({});  // its graph holds w, which holds it
 }
 
 TEST(Threads, AskForGradientsOfSharedParameters) {
