@@ -1,9 +1,12 @@
 // Group normalisation: mean and variance of every group, then the normalised values.
 //
-// A group may be a whole volume, so several blocks share it: each makes the moments of a range, and the ranges are
-// joined by Chan, Golub and LeVeque's update ("Updating formulae and a pairwise algorithm for computing sample
-// variances", 1979) in a fixed order. The number of ranges follows from the shape alone. The sums of a range run in
-// double about its first element: no difference of large squares anywhere.
+// Nowhere is there a difference of large squares: each thread sums deviations, and their squares, from the first
+// element that it meets, moves the sums to the first element of the channel, and the channels of a group are joined by
+// Chan, Golub and LeVeque's update ("Updating formulae and a pairwise algorithm for computing sample variances", 1979),
+// all in double and in a fixed order. Only of halves a thread first adds up to 32 deviations in float. That costs
+// 32 * 2^-24 of the squares about an element of its own, at most, a few of which are next to nothing beside 2^-11 or
+// 2^-8, to which a half is rounded; and what it costs does not grow with the mean. Deviations of bfloat16 beyond 1e19
+// overflow.
 #include <cmath>
 
 #include "core/dtype.h"
@@ -12,6 +15,31 @@
 
 namespace voxgrad::cuda {
 namespace {
+
+/// Sums of the deviations from the first element of the channel, and of their squares.
+template <class T>
+struct Deviations {
+  static constexpr int kInputs = 1;
+  static constexpr bool kWrites = false, kSums = true;
+  using Channel = typename Run<T>::Sum;  // the thread's pivot
+
+  Volume x;
+
+  __device__ Channel channel(int64_t n, int64_t c, int64_t l) const {
+    return convert<Channel>(*x.at<const T>(n, c, l));
+  }
+  __device__ void operator()(Channel pivot, Run<T>& run, const compute_t<T> (&value)[1]) const {
+    const Channel deviation = static_cast<Channel>(value[0]) - pivot;
+    run.x += deviation;
+    run.y += deviation * deviation;
+  }
+  __device__ void finish(int64_t n, int64_t c, Channel pivot, int count, double2& total) const {
+    const double shift = static_cast<double>(pivot) - convert<double>(*x.at<const T>(n, c, 0));
+    const double all = static_cast<double>(count) * shift;
+    total.y += shift * (2 * total.x + all);
+    total.x += all;
+  }
+};
 
 struct Moments {
   double count, mean, squares;  // squares: the sum of squared deviations
@@ -24,101 +52,79 @@ __device__ Moments join(const Moments& a, const Moments& b) {
   return {count, a.mean + delta * share, a.squares + b.squares + delta * delta * a.count * share};
 }
 
-template <class T, bool kDense>
-__global__ void __launch_bounds__(kBlock)
-    moments_kernel(const __grid_constant__ Groups shape, const __grid_constant__ Volume x, Moments* partial) {
-  __shared__ double2 shared[kBlock];
-  for (int64_t block = blockIdx.x; block < shape.blocks(); block += gridDim.x) {
-    const int64_t group = quotient(block, shape.ranges), begin = (block - group * shape.ranges) * shape.range;
-    const int64_t count = min(shape.range, shape.elements() - begin);
-    double pivot = 0;
-    double2 sums{0, 0};  // of deviations from the pivot, and of their squares
-    const auto take = [&](T element) {
-      const double value = static_cast<double>(element) - pivot;
-      sums.x += value;
-      sums.y += value * value;
-    };
-    if constexpr (kDense) {
-      const T* const data[] = {static_cast<const T*>(x.data) + group * shape.elements() + begin};
-      const T first = count > 0 ? *data[0] : T(0);
-      pivot = static_cast<double>(first);
-      read_span<4>(data, count, first, threadIdx.x, kBlock, [&](const T(&value)[1]) { take(value[0]); });
-    } else {
-      const GroupWalk first(shape, block, 0);
-      if (first.inside()) pivot = static_cast<double>(first.in<const T>(x));
-      for (GroupWalk walk(shape, block, threadIdx.x); walk.inside(); walk.advance()) take(walk.in<const T>(x));
-    }
-    sums = combine_reducers(sums, BlockLayout{}, shared, add);
-    if (threadIdx.x > 0) continue;
-    const double elements = static_cast<double>(max(count, int64_t{0}));
-    const double shift = elements > 0 ? sums.x / elements : 0;
-    partial[block] = {elements, pivot + shift, sums.y - sums.x * shift};
-  }
-}
-
-/// Joins the ranges of each group. `exact` keeps (mean, rstd) in double for normalize_kernel.
+/// Joins the channels of each group. `exact` keeps (mean, rstd) in double for Normalize.
 template <class T>
 __global__ void __launch_bounds__(kBlock)
-    statistics_kernel(const __grid_constant__ Groups shape, const Moments* partial, Matrix mean, Matrix rstd,
-                      double2* exact, double eps) {
+    statistics_kernel(const __grid_constant__ Groups shape, const BlockLayout layout, const __grid_constant__ Volume x,
+                      const double2* total, Matrix mean, Matrix rstd, double2* exact, double eps) {
+  using Wide = compute_t<T>;
   __shared__ Moments shared[kBlock];
-  for (int64_t group = blockIdx.x; group < shape.samples * shape.groups; group += gridDim.x) {
+  const double length = static_cast<double>(shape.length);
+  for (int64_t tile = blockIdx.x; tile * layout.columns < shape.count(); tile += gridDim.x) {
+    const int64_t number = tile * layout.columns + layout.column();
+    const bool inside = number < shape.count();
+    const int64_t n = quotient(number, shape.groups), group = number - n * shape.groups;
     Moments moments{0, 0, 0};
-    for (int64_t range = threadIdx.x; range < shape.ranges; range += kBlock)
-      moments = join(moments, partial[group * shape.ranges + range]);
-    moments = combine_reducers(moments, BlockLayout{}, shared, join);
-    if (threadIdx.x > 0) continue;
+    if (inside && shape.length > 0)
+      for (int64_t i = layout.reducer(); i < shape.group_channels; i += layout.reducers) {
+        const int64_t c = group * shape.group_channels + i;
+        const double2 sums = total[n * shape.channels + c];
+        const double shift = sums.x / length;
+        moments = join(moments, {length, convert<double>(*x.at<const T>(n, c, 0)) + shift, sums.y - sums.x * shift});
+      }
+    moments = combine_reducers(moments, layout, shared, join);
+    if (!inside || layout.reducer() > 0) continue;
     // A sum of squares about a pivot may round to a little below zero.
     const double variance = fmax(moments.squares, 0.0) / fmax(moments.count, 1.0);
     const double scale = moments.squares == moments.squares ? 1 / sqrt(variance + eps) : moments.squares;
-    exact[group] = {moments.mean, scale};
-    mean.at<T>(group / shape.groups, group % shape.groups) = static_cast<T>(moments.mean);
-    rstd.at<T>(group / shape.groups, group % shape.groups) = static_cast<T>(scale);
+    exact[number] = {moments.mean, scale};
+    mean.at<Wide>(n, group) = static_cast<Wide>(moments.mean);
+    rstd.at<Wide>(n, group) = static_cast<Wide>(scale);
   }
 }
 
 /// y = (x - mean) * rstd * gamma + beta.
 template <class T>
 struct Normalize {
+  static constexpr int kInputs = 1;
+  static constexpr bool kWrites = true, kSums = false;
+  using Wide = compute_t<T>;
+
+  Groups shape;
   const double2* exact;
   PerChannel gamma, beta;
 
-  // The mean in two parts: subtracting it costs no accuracy even where it is large beside the deviations.
-  struct Group {
-    T high, low;
-    double scale;
-  };
+  // What the mean loses by rounding is in the term: subtracting it costs no accuracy even where it is large beside the
+  // deviations.
   struct Channel {
-    T factor, term;
+    Wide mean, factor, term;
   };
-  __device__ Group group(const Groups&, int64_t number) const {
-    const double mean = exact[number].x;
-    const T high = static_cast<T>(mean);
-    return {high, static_cast<T>(mean - static_cast<double>(high)), exact[number].y};
+  __device__ Channel channel(int64_t n, int64_t c, int64_t) const {
+    const double2 group = exact[n * shape.groups + shape.group(c)];
+    const double factor = group.y * gamma.at<T>(c, 1);
+    const Wide mean = static_cast<Wide>(group.x);
+    const double rest = group.x - static_cast<double>(mean);
+    return {mean, static_cast<Wide>(factor), static_cast<Wide>(beta.at<T>(c, 0) - rest * factor)};
   }
-  __device__ Channel channel(const Group& group, int64_t c) const {
-    return {static_cast<T>(group.scale * static_cast<double>(gamma.at<T>(c, T(1)))), beta.at<T>(c, T(0))};
-  }
-  __device__ T operator()(const Group& group, const Channel& channel, T x) const {
-    return ((x - group.high) - group.low) * channel.factor + channel.term;
+  __device__ T operator()(const Channel& channel, Run<T>&, const Wide (&x)[1]) const {
+    return convert<T>((x[0] - channel.mean) * channel.factor + channel.term);
   }
 };
 
 template <class T>
 void forward(const View& y, const View& mean, const View& rstd, const View& x, const View* gamma, const View* beta,
              double eps, const Launch& launch) {
+  constexpr const char* kOp = "group_norm";
   const Groups shape(x, mean.size[1]);
-  const int64_t groups = shape.samples * shape.groups;
-  const Workspace partial(launch, static_cast<size_t>(shape.blocks()) * sizeof(Moments));
-  const Workspace exact(launch, static_cast<size_t>(groups) * sizeof(double2));
-  const auto moments = are_dense<T>(x) ? moments_kernel<T, true> : moments_kernel<T, false>;
-  moments<<<grid_size(shape.blocks(), 1), kBlock, 0, launch.stream>>>(shape, Volume(x), partial.as<Moments>());
-  check_launch("group_norm");
-  statistics_kernel<T><<<grid_size(groups, 1), kBlock, 0, launch.stream>>>(shape, partial.as<Moments>(), Matrix(mean),
-                                                                           Matrix(rstd), exact.as<double2>(), eps);
-  check_launch("group_norm");
-  const Normalize<T> formula{exact.as<double2>(), PerChannel(gamma), PerChannel(beta)};
-  apply_formula<T>("group_norm", shape, formula, launch, y, x);
+  const Workspace total(launch, static_cast<size_t>(shape.lines()) * sizeof(double2));
+  const Workspace exact(launch, static_cast<size_t>(shape.count()) * sizeof(double2));
+  apply_formula<T>(kOp, Deviations<T>{Volume(x)}, launch, total.as<double2>(), nullptr, x);
+  const BlockLayout layout = BlockLayout::choose(shape.group_channels, false);
+  statistics_kernel<T><<<grid_size(shape.count(), layout.columns), kBlock, 0, launch.stream>>>(
+      shape, layout, Volume(x), total.as<double2>(), Matrix(mean), Matrix(rstd), exact.as<double2>(), eps);
+  check_launch(kOp);
+  const Normalize<T> formula{shape, exact.as<double2>(), PerChannel(gamma), PerChannel(beta)};
+  apply_formula<T>(kOp, formula, launch, nullptr, &y, x);
 }
 
 }  // namespace
@@ -129,8 +135,8 @@ void group_norm(const View& y, const View& mean, const View& rstd, const View& x
                 double eps) {
   if (x.size[1] == 0 || mean.numel() == 0) return;
   const Launch launch(x);
-  dispatch(WideFloats(), x.dtype, "group_norm", "CUDA",
-                          [&]<class T>() { forward<T>(y, mean, rstd, x, gamma, beta, eps, launch); });
+  dispatch(Floats(), x.dtype, "group_norm", "CUDA",
+           [&]<class T>() { forward<T>(y, mean, rstd, x, gamma, beta, eps, launch); });
 }
 
 }  // namespace kernel

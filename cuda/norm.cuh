@@ -1,12 +1,20 @@
-// What group normalisation's forward and backward passes share: tensors (N, C, L) in either memory order, how each
-// group is cut into ranges that blocks work on, and element-wise formulas whose constants change with the channel.
+// What group normalisation's forward and backward passes share: one kernel over the elements of tensors (N, C, L) that
+// applies a formula with constants for every (sample, channel), writes its results, sums something up for every
+// (sample, channel), or both.
 //
-// Each pass has two forms. Where the tensors are contiguous, a group is one span of memory, read and written 16 bytes
-// at a time; else a walk of single elements takes any strides.
+// It has three forms. rows: contiguous tensors; a thread reads 16 bytes of one channel at a time. columns: channels
+// innermost; a thread keeps 16 bytes of neighbouring channels, with their constants and sums, and steps through the
+// positions. walk: single elements of any strides.
+//
+// A formula has kInputs, kWrites and kSums; Channel, what a thread keeps for a (sample, channel), from
+// channel(n, c, l), where l is about the first position that the thread reads; operator()(channel, run, x), the result
+// for an element of each input, which may add to the sums of the run; and, where sums need it, finish(n, c, channel,
+// count, total).
 #pragma once
 
 #include <bit>
 
+#include "core/dtype.h"
 #include "cuda/reduce.cuh"
 #include "cuda/vector.cuh"
 
@@ -20,38 +28,47 @@ struct Volume {
 
   Volume() = default;
   explicit Volume(const View& v) : data(v.data), sample(v.stride[0]), channel(v.stride[1]), position(v.stride[2]) {}
+  template <class T>
+  __device__ T* at(int64_t n, int64_t c, int64_t l) const {
+    return static_cast<T*>(data) + n * sample + c * channel + l * position;
+  }
 };
 
-/// All of the tensors are contiguous, and their vectors begin at the same elements.
-template <class T, class... Views>
-bool are_dense(const Views&... views) {
-  const void* const data[] = {views.data...};
-  size_t places = 0;
-  const auto is_contiguous = [](const View& v) {
-    return v.stride[2] == 1 && v.stride[1] == v.size[2] && v.stride[0] == v.size[1] * v.size[2];
-  };
-  for (const void* start : data)
-    places |= size_t{1} << (reinterpret_cast<uintptr_t>(start) / sizeof(T) % kVectorWidth<T>);
-  return (is_contiguous(views) && ...) && std::has_single_bit(places);
-}
+template <int kInputs>
+struct Volumes {
+  Volume in[kInputs], out;
+};
 
-/// A vector over the channels, or `otherwise` for each of them.
+/// A vector over the channels, of dtype T or compute_t<T>, or null.
 struct PerChannel {
   void* data = nullptr;
   int64_t stride = 0;
+  DType dtype = f32;
 
-  explicit PerChannel(const View* v) : data(v ? v->data : nullptr), stride(v ? v->stride[0] : 0) {}
+  explicit PerChannel(const View* v)
+      : data(v ? v->data : nullptr), stride(v ? v->stride[0] : 0), dtype(v ? v->dtype : f32) {}
   template <class T>
-  __device__ T at(int64_t channel, T otherwise) const {
-    return data ? static_cast<const T*>(data)[channel * stride] : otherwise;
+  __device__ double at(int64_t channel, double otherwise) const {
+    if (!data) return otherwise;
+    if (dtype == dtype_of<T>) return convert<double>(static_cast<const T*>(data)[channel * stride]);
+    return static_cast<double>(static_cast<const compute_t<T>*>(data)[channel * stride]);
+  }
+  template <class T>
+  __device__ void set(int64_t channel, double value) const {
+    if (!data) return;
+    if (dtype == dtype_of<T>)
+      static_cast<T*>(data)[channel * stride] = convert<T>(value);
+    else
+      static_cast<compute_t<T>*>(data)[channel * stride] = static_cast<compute_t<T>>(value);
   }
 };
 
 /// A matrix (N, groups).
 struct Matrix {
-  void* data;
-  int64_t stride[2];
+  void* data = nullptr;
+  int64_t stride[2] = {};
 
+  Matrix() = default;
   explicit Matrix(const View& v) : data(v.data), stride{v.stride[0], v.stride[1]} {}
   template <class T>
   __device__ T& at(int64_t n, int64_t group) const {
@@ -59,186 +76,249 @@ struct Matrix {
   }
 };
 
-/// The sizes, and how each group's elements are cut into ranges.
+/// The sizes.
 struct Groups {
-  int64_t samples, channels, length, groups;
-  int64_t group_channels;
-  bool channels_inner;
-  int64_t ranges, range;
+  int64_t samples, channels, length, groups, group_channels;
 
   Groups(const View& x, int64_t group_count)
       : samples(x.size[0]),
         channels(x.size[1]),
         length(x.size[2]),
         groups(group_count),
-        group_channels(channels / groups),
-        channels_inner(channels > 1 && std::abs(x.stride[1]) < std::abs(x.stride[2])) {
-    // Some thousand blocks, of four vectors a thread or a multiple of that.
-    constexpr int64_t kShortest = 16 * kBlock, kBlocks = 4096;
-    const int64_t most = std::max<int64_t>(kBlocks / std::max<int64_t>(samples * groups, 1), 1);
-    const int64_t wanted = std::clamp<int64_t>((elements() + kShortest - 1) / kShortest, 1, most);
-    range = std::max<int64_t>(((elements() + wanted - 1) / wanted + kShortest - 1) / kShortest * kShortest, 1);
-    ranges = std::max<int64_t>((elements() + range - 1) / range, 1);
-  }
-  VG_HOST_DEVICE int64_t elements() const { return group_channels * length; }  // of a group
-  VG_HOST_DEVICE int64_t blocks() const { return samples * groups * ranges; }
+        group_channels(channels / groups) {}
+  VG_HOST_DEVICE int64_t lines() const { return samples * channels; }
+  VG_HOST_DEVICE int64_t count() const { return samples * groups; }
+  __device__ int64_t group(int64_t channel) const { return quotient(channel, group_channels); }
 };
 
-/// Walks through the elements of one range of one group, the inner axis first, in steps of a block.
-class GroupWalk {
- public:
-  __device__ GroupWalk(const Groups& shape, int64_t block, int64_t thread)
-      : shape_(shape),
-        group_number_(block / shape.ranges),
-        columns_(shape.channels_inner ? shape.group_channels : shape.length) {
-    const int64_t begin = (block - group_number_ * shape.ranges) * shape.range;
-    const int64_t end = min(begin + shape.range, shape.elements());
-    left_ = end - begin - thread;
-    row_ = 0;
-    column_ = begin + thread;
-    carry();
-  }
-  __device__ bool inside() const { return left_ > 0; }
-  __device__ void advance() {
-    left_ -= blockDim.x;
-    column_ += blockDim.x;
-    carry();
-  }
-  __device__ int64_t sample() const { return group_number_ / shape_.groups; }
-  __device__ int64_t group() const { return group_number_ % shape_.groups; }
-  /// Of all channels.
-  __device__ int64_t channel() const {
-    return group() * shape_.group_channels + (shape_.channels_inner ? column_ : row_);
-  }
-  template <class T>
-  __device__ T& in(const Volume& v) const {
-    const int64_t position = shape_.channels_inner ? row_ : column_;
-    return static_cast<T*>(v.data)[sample() * v.sample + channel() * v.channel + position * v.position];
-  }
+enum class Form { walk, rows, columns };
 
- private:
-  __device__ void carry() {
-    if (column_ < columns_ || left_ <= 0) return;
-    const int64_t rows = quotient(column_, columns_);
-    row_ += rows;
-    column_ -= rows * columns_;
-  }
+/// All are contiguous, and their vectors begin at the same elements.
+template <class T, class... Views>
+bool are_rows(const Views&... views) {
+  size_t places = 0;
+  for (const void* start : {static_cast<const void*>(views.data)...})
+    places |= size_t{1} << (reinterpret_cast<uintptr_t>(start) / sizeof(T) % kVectorWidth<T>);
+  const auto is_contiguous = [](const View& v) {
+    return v.stride[2] == 1 && v.stride[1] == v.size[2] && v.stride[0] == v.size[1] * v.size[2];
+  };
+  return (is_contiguous(views) && ...) && std::has_single_bit(places);
+}
 
-  const Groups& shape_;
-  int64_t group_number_, columns_, left_, row_, column_;
+/// The channels of every position are whole vectors.
+template <class T>
+bool is_columns(const View& v) {
+  constexpr int64_t width = kVectorWidth<T>;
+  const auto steps_evenly = [&](int axis) { return v.size[axis] == 1 || v.stride[axis] % width == 0; };
+  return v.stride[1] == 1 && v.size[1] % width == 0 && steps_evenly(0) && steps_evenly(2) &&
+         reinterpret_cast<uintptr_t>(v.data) % (width * sizeof(T)) == 0;
+}
+
+template <class T, class... Views>
+Form choose_form(const Views&... views) {
+  return (is_columns<T>(views) && ...) ? Form::columns : are_rows<T>(views...) ? Form::rows : Form::walk;
+}
+
+/// How blocks and their threads share the lines, which are channels of a sample, or vectors of channels, and cut the
+/// positions into ranges. Follows from shapes and the form alone.
+struct Tiling {
+  BlockLayout layout;
+  int64_t length, sample_lines, lines, tiles, ranges, range;
+
+  Tiling(Form form, const View& x, int width)
+      : length(x.size[2]), sample_lines(form == Form::columns ? x.size[1] / width : x.size[1]) {
+    const auto parts = [](int64_t whole, int64_t part) { return (whole + part - 1) / part; };
+    const bool columns = form == Form::columns;
+    lines = x.size[0] * sample_lines;
+    if (columns) {  // the channels of a sample, or an even part of them
+      const int64_t side = parts(sample_lines, parts(sample_lines, 64));
+      layout = {static_cast<int>(side), static_cast<int>(kBlock / side), true};
+    } else {
+      layout = BlockLayout::choose(length, x.size[1] > 1 && std::abs(x.stride[1]) < std::abs(x.stride[2]));
+    }
+    tiles = parts(lines, layout.columns);
+    // Enough work for a thread to pay for its constants and sums; of columns, whose blocks have a sum for each of many
+    // channels, fewer blocks: two or three at a time fill an SM.
+    const int64_t shortest = layout.reducers * (columns ? 16 : 4 * width);
+    const int64_t most = (columns ? 1024 : 4096) / std::max<int64_t>(tiles, 1);
+    const int64_t wanted = std::clamp<int64_t>(parts(length, shortest), 1, std::max<int64_t>(most, 1));
+    range = std::max<int64_t>(parts(parts(length, wanted), 64), 1) * 64;  // whole cache lines
+    ranges = std::max<int64_t>(parts(length, range), 1);
+  }
+  VG_HOST_DEVICE int64_t blocks() const { return tiles * ranges; }
+};
+
+/// Sums over a few elements, before they are added to sums in double. Of halves they are made in float: sixteen
+/// conversions to double a cycle would hold up an SM.
+template <class T>
+struct Run {
+  using Sum = std::conditional_t<sizeof(T) == 2, float, double>;
+  Sum x = 0, y = 0;
 };
 
 __device__ inline double2 add(const double2& a, const double2& b) { return {a.x + b.x, a.y + b.y}; }
 
-/// out = formula(in...), element by element.
-template <class T, class Formula, class... Volumes>
-__global__ void __launch_bounds__(kBlock)
-    walk_kernel(const __grid_constant__ Groups shape, const __grid_constant__ Formula formula,
-                const __grid_constant__ Volume out, const __grid_constant__ Volumes... in) {
-  for (int64_t block = blockIdx.x; block < shape.blocks(); block += gridDim.x) {
-    const typename Formula::Group group = formula.group(shape, quotient(block, shape.ranges));
-    typename Formula::Channel constants{};
-    int64_t channel = -1;
-    for (GroupWalk walk(shape, block, threadIdx.x); walk.inside(); walk.advance()) {
-      if (walk.channel() != channel) {
-        channel = walk.channel();
-        constants = formula.channel(group, channel);
-      }
-      walk.in<T>(out) = formula(group, constants, walk.in<const T>(in)...);
-    }
+/// What a thread does for its channels of a sample.
+template <class T, Form form, class Formula>
+struct Lane {
+  static constexpr int kInputs = Formula::kInputs, kChannels = form == Form::columns ? kVectorWidth<T> : 1;
+
+  const Formula& formula;
+  const Volumes<kInputs>& volumes;
+  int64_t n, c;  // the first channel
+  typename Formula::Channel channel[kChannels];
+  double2 total[kChannels];
+  int count;  // positions done
+
+  __device__ void begin(int64_t position) {
+    count = 0;
+#pragma unroll
+    for (int i = 0; i < kChannels; ++i) channel[i] = formula.channel(n, c + i, position);
   }
-}
 
-/// Where a thread is in a contiguous group.
-struct ChannelCursor {
-  int64_t length, channel, position;
-
-  __device__ ChannelCursor(int64_t row_length, int64_t first_channel, int64_t element)
-      : length(row_length), channel(first_channel), position(0) {
-    advance(element);
-  }
-  __device__ void advance(int64_t elements) {
-    position += elements;
-    if (position < length) return;
-    const int64_t rows = quotient(position, length);
-    channel += rows;
-    position -= rows * length;
-  }
-};
-
-/// A vector of each input.
-template <class T, int kInputs>
-struct Vectors {
-  Vector<T, Span<T>::kWidth> in[kInputs];
-
-  template <class Formula>
-  __device__ T apply(const Formula& formula, const typename Formula::Group& group,
-                     const typename Formula::Channel& constants, int j) const {
-    if constexpr (kInputs == 1)
-      return formula(group, constants, in[0].v[j]);
-    else
-      return formula(group, constants, in[0].v[j], in[1].v[j]);
-  }
-};
-
-/// The same as walk_kernel for contiguous tensors: `in` and `out` begin with the first group.
-template <class T, class Formula, class... Ins>
-__global__ void __launch_bounds__(kBlock)
-    dense_kernel(const __grid_constant__ Groups shape, const __grid_constant__ Formula formula, T* out,
-                 const Ins*... in) {
-  constexpr int width = Span<T>::kWidth, kUnroll = sizeof...(Ins) > 1 ? 2 : 4;
-  for (int64_t i = blockIdx.x; i < shape.blocks(); i += gridDim.x) {
-    // From behind, where the pass before this one ended: some of that is still in the cache.
-    const int64_t block = shape.blocks() - 1 - i;
-    const int64_t number = quotient(block, shape.ranges), begin = (block - number * shape.ranges) * shape.range;
-    const typename Formula::Group group = formula.group(shape, number);
-    const int64_t first_channel = number % shape.groups * shape.group_channels;
-    const int64_t start = number * shape.elements() + begin;
-    const Span<T> span(out + start, min(shape.range, shape.elements() - begin));
-    ChannelCursor cursor(shape.length, first_channel, begin + span.head + threadIdx.x * width);
-    typename Formula::Channel constants{};
-    int64_t channel = -1;  // that `constants` are of
-    for (int64_t v = threadIdx.x; v < span.vectors; v += kUnroll * kBlock) {
-      const int64_t element = start + span.head + v * width;
-      Vectors<T, sizeof...(Ins)> loaded[kUnroll];
+  /// The vectors that fall to `thread` of `threads` among those that begin at position `first`: fewer than 2^31.
+  template <int width, int kUnroll>
+  __device__ void take(int64_t first, int64_t vectors, int thread, int threads) {
+    constexpr int step = form == Form::columns ? 1 : width;  // positions of a vector
+    const auto stride = [](const Volume& volume) { return form == Form::rows ? 1 : volume.position; };
+    const int64_t start = first + thread * step;
+    const T* in[kInputs];
+#pragma unroll
+    for (int k = 0; k < kInputs; ++k) in[k] = volumes.in[k].template at<const T>(n, c, start);
+    T* out = volumes.out.template at<T>(n, c, start);
+    for (int left = static_cast<int>(vectors) - thread; left > 0; left -= kUnroll * threads) {
+      Vector<T, width> loaded[kUnroll][kInputs];
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u)
-        if (v + u * kBlock < span.vectors) loaded[u] = {{load_vector<T, width>(in + element + u * kBlock * width)...}};
+#pragma unroll
+        for (int k = 0; k < kInputs; ++k) {
+          if (u * threads < left) loaded[u][k] = load_vector<T, width>(in[k]);
+          in[k] += threads * step * stride(volumes.in[k]);
+        }
+      Run<T> run[kChannels];
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
-        if (v + u * kBlock >= span.vectors) continue;
-        Vector<T, width> result;
-        if (cursor.position + width <= shape.length) {
-          if (cursor.channel != channel) constants = formula.channel(group, channel = cursor.channel);
-#pragma unroll
-          for (int j = 0; j < width; ++j) result.v[j] = loaded[u].apply(formula, group, constants, j);
-        } else {
-          ChannelCursor at = cursor;
-#pragma unroll
-          for (int j = 0; j < width; ++j, at.advance(1))
-            result.v[j] = loaded[u].apply(formula, group, formula.channel(group, at.channel), j);
+        if (u * threads >= left) continue;
+        const Vector<T, width> result = apply(loaded[u], run);
+        if constexpr (Formula::kWrites) {
+          store_vector(out, result);
+          out += threads * step * stride(volumes.out);
         }
-        store_vector(out + element + u * kBlock * width, result);
-        cursor.advance(kBlock * width);
+        count += step;
       }
+      if constexpr (Formula::kSums)
+#pragma unroll
+        for (int i = 0; i < kChannels; ++i)
+          total[i] = add(total[i], {static_cast<double>(run[i].x), static_cast<double>(run[i].y)});
     }
-    for (int64_t s = threadIdx.x; s < span.scalars(); s += kBlock) {
-      const int64_t e = span.scalar(s);
-      const ChannelCursor at(shape.length, first_channel, begin + e);
-      out[start + e] = formula(group, formula.channel(group, at.channel), in[start + e]...);
+  }
+
+  __device__ void finish() {
+    if constexpr (requires { formula.finish(n, c, channel[0], count, total[0]); })
+#pragma unroll
+      for (int i = 0; i < kChannels; ++i) formula.finish(n, c + i, channel[i], count, total[i]);
+  }
+
+ private:
+  template <int width>
+  __device__ Vector<T, width> apply(const Vector<T, width> (&loaded)[kInputs], Run<T> (&run)[kChannels]) const {
+    Vector<T, width> result{};  // stays so if nothing is written
+#pragma unroll
+    for (int j = 0; j < width; ++j) {
+      const int i = kChannels > 1 ? j : 0;
+      compute_t<T> x[kInputs];
+#pragma unroll
+      for (int k = 0; k < kInputs; ++k) x[k] = convert<compute_t<T>>(loaded[k].v[j]);
+      if constexpr (Formula::kWrites)
+        result.v[j] = formula(channel[i], run[i], x);
+      else
+        formula(channel[i], run[i], x);
+    }
+    return result;
+  }
+};
+
+/// partial[range][sample, channel] = the formula's sums, unless it is null.
+template <class T, Form form, class Formula>
+__global__ void __launch_bounds__(kBlock, form == Form::columns && sizeof(T) == 2 ? 2 : 3)
+    channels_kernel(const __grid_constant__ Tiling tiling, const __grid_constant__ Formula formula,
+                    const __grid_constant__ Volumes<Formula::kInputs> volumes, double2* partial) {
+  using Thread = Lane<T, form, Formula>;
+  constexpr int kVector = kVectorWidth<T>;
+  // As many vectors on their way as the registers of two blocks, or three, hold.
+  constexpr bool most = form == Form::columns && sizeof(T) == 2 && !(Formula::kWrites && Formula::kSums);
+  constexpr int kUnroll = (most ? 8 : 4) / Formula::kInputs;
+  __shared__ double2 shared[Formula::kSums ? kBlock : 1];
+  const BlockLayout layout = tiling.layout;
+  const int thread = layout.reducer(), threads = layout.reducers;
+  for (int64_t i = blockIdx.x; i < tiling.blocks(); i += gridDim.x) {
+    // What writes goes from behind, where the pass before it ended: some of that is still in the cache.
+    const int64_t block = Formula::kWrites ? tiling.blocks() - 1 - i : i, range = quotient(block, tiling.tiles);
+    const int64_t line = (block - range * tiling.tiles) * layout.columns + layout.column();
+    const int64_t begin = range * tiling.range, end = min(begin + tiling.range, tiling.length);
+    const int64_t n = quotient(line, tiling.sample_lines);
+    Thread lane{formula, volumes, n, (line - n * tiling.sample_lines) * Thread::kChannels};
+    if (line < tiling.lines && thread < threads && begin < end) {
+      if constexpr (form == Form::rows) {
+        const Span<T> span(volumes.in[0].template at<const T>(lane.n, lane.c, begin), end - begin);
+        const int64_t first = begin + span.head, behind = first + span.vectors * kVector;
+        lane.begin(min(first + thread * kVector, end - 1));
+        lane.template take<kVector, kUnroll>(first, span.vectors, thread, threads);
+        lane.template take<1, 1>(begin, span.head, thread, threads);
+        lane.template take<1, 1>(behind, end - behind, thread, threads);
+      } else {
+        lane.begin(min(begin + thread, end - 1));
+        lane.template take<Thread::kChannels, kUnroll>(begin, end - begin, thread, threads);
+      }
+      lane.finish();
+    }
+    if constexpr (Formula::kSums) {
+      if (!partial) continue;
+#pragma unroll
+      for (int c = 0; c < Thread::kChannels; ++c) {
+        const double2 sum = combine_reducers(lane.total[c], layout, shared, add);
+        if (line < tiling.lines && thread == 0) partial[(range * tiling.lines + line) * Thread::kChannels + c] = sum;
+      }
     }
   }
 }
 
+/// total[line] = the sum of partial[range][line] over the ranges.
+__global__ void __launch_bounds__(kBlock)
+    ranges_kernel(int64_t lines, int64_t ranges, const double2* partial, double2* total) {
+  __shared__ double2 shared[kBlock];
+  const BlockLayout layout{4, kBlock / 4, true};
+  for (int64_t tile = blockIdx.x; tile * layout.columns < lines; tile += gridDim.x) {
+    const int64_t line = tile * layout.columns + layout.column();
+    double2 sum{0, 0};
+    if (line < lines)
+#pragma unroll 16
+      for (int64_t range = layout.reducer(); range < ranges; range += layout.reducers)
+        sum = add(sum, partial[range * lines + line]);
+    sum = combine_reducers(sum, layout, shared, add);
+    if (line < lines && layout.reducer() == 0) total[line] = sum;
+  }
+}
+
+/// out = formula(in...), unless it is null; total[sample, channel] = the formula's sums, unless it is null.
 template <class T, class Formula, class... Views>
-void apply_formula(const char* op, const Groups& shape, const Formula& formula, const Launch& launch, const View& out,
-                   const Views&... in) {
-  if (out.numel() == 0) return;
-  const unsigned grid = grid_size(shape.blocks(), 1);
-  if (are_dense<T>(out, in...))
-    dense_kernel<T><<<grid, kBlock, 0, launch.stream>>>(shape, formula, out.as<T>(), in.template as<const T>()...);
-  else
-    walk_kernel<T><<<grid, kBlock, 0, launch.stream>>>(shape, formula, Volume(out), Volume(in)...);
+void apply_formula(const char* op, const Formula& formula, const Launch& launch, double2* total, const View* out,
+                   const View& first, const Views&... in) {
+  const Form form = out ? choose_form<T>(*out, first, in...) : choose_form<T>(first, in...);
+  const Tiling tiling(form, first, kVectorWidth<T>);
+  const int64_t lines = first.size[0] * first.size[1];
+  const bool joins = total && tiling.ranges > 1;
+  const Workspace partial(launch, joins ? static_cast<size_t>(lines * tiling.ranges) * sizeof(double2) : 0);
+  const auto kernel = form == Form::columns ? channels_kernel<T, Form::columns, Formula>
+                      : form == Form::rows  ? channels_kernel<T, Form::rows, Formula>
+                                            : channels_kernel<T, Form::walk, Formula>;
+  kernel<<<grid_size(tiling.blocks(), 1), kBlock, 0, launch.stream>>>(
+      tiling, formula, {{Volume(first), Volume(in)...}, out ? Volume(*out) : Volume()},
+      joins ? partial.template as<double2>() : total);
+  check_launch(op);
+  if (!joins) return;
+  ranges_kernel<<<grid_size(lines, 4), kBlock, 0, launch.stream>>>(lines, tiling.ranges, partial.template as<double2>(),
+                                                                   total);
   check_launch(op);
 }
 

@@ -12,8 +12,9 @@
 namespace voxgrad::cuda {
 
 /// A block works on `columns` outputs at a time, each with `reducers` threads; both are powers of two and their
-/// product is kBlock. Neighbouring threads are neighbouring columns if `columns_adjacent`, else reducers: whichever
-/// are neighbours in memory.
+/// product is kBlock, or less and any numbers if `columns_adjacent`: threads whose reducer() is beyond are idle.
+/// Neighbouring threads are neighbouring columns if `columns_adjacent`, else reducers: whichever are neighbours in
+/// memory.
 struct BlockLayout {
   int columns = 1, reducers = kBlock;
   bool columns_adjacent = false;
@@ -69,8 +70,9 @@ __device__ V combine_reducers(V value, const BlockLayout& layout, V* shared, Com
   __syncthreads();
   shared[reducer * layout.columns + column] = value;
   __syncthreads();
-  for (int half = reducers / 2; half > 0; half /= 2) {
-    if (reducer < half) {
+  for (int left = reducers, half; left > 1; left = half) {
+    half = (left + 1) / 2;
+    if (reducer + half < left) {
       V& mine = shared[reducer * layout.columns + column];
       mine = combine(mine, shared[(reducer + half) * layout.columns + column]);
     }

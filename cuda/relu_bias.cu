@@ -9,11 +9,9 @@ namespace {
 /// The gradient in y, as it is.
 template <class T>
 struct Unchanged {
-  struct Group {};
   struct Channel {};
-  __device__ Group group(const Groups&, int64_t) const { return {}; }
-  __device__ Channel channel(const Group&, int64_t) const { return {}; }
-  __device__ T operator()(const Group&, const Channel&, T dy, T) const { return dy; }
+  __device__ Channel channel(int64_t, int64_t, int64_t) const { return {}; }
+  __device__ T operator()(const Channel&, Run<T>&, const compute_t<T> (&x)[2]) const { return convert<T>(x[0]); }
 };
 
 }  // namespace
@@ -21,9 +19,8 @@ struct Unchanged {
 void kernel::relu_bias_backward(const View& dz, const View& dbias, const View& dy, const View& y) {
   if (y.size[1] == 0) return;
   const Launch launch(y);
-  dispatch(WideFloats(), y.dtype, "relu_bias_backward", "CUDA", [&]<class T>() {
-    const Groups shape(y, 1);
-    apply_through_relu<T>("relu_bias_backward", shape, ChannelSums(shape), Unchanged<T>{}, launch, dz, &dbias, dy, y);
+  dispatch(Floats(), y.dtype, "relu_bias_backward", "CUDA", [&]<class T>() {
+    apply_through_relu<T>("relu_bias_backward", Groups(y, 1), Unchanged<T>{}, launch, dz, &dbias, dy, y);
   });
 }
 

@@ -131,11 +131,11 @@ struct Kernels {
   ConvExplanation (*explain_conv)(ConvPass pass, const View& x, const View& w, const View& y,
                                   const ConvGeometry& geometry);
 
-  // ---- normalisation: x (N, C, L) contiguous or with channels innermost, mean and rstd (N, groups), gamma and beta
-  // (C) or null
+  // ---- normalisation: x (N, C, L) contiguous or with channels innermost, any floating dtype; mean and rstd (N,
+  // groups) of compute_t of it; gamma, beta and gradients over the channels (C) of either of the two, or null
   void (*group_norm)(const View& y, const View& mean, const View& rstd, const View& x, const View* gamma,
                      const View* beta, double eps);
-  /// dgamma and dbeta (C) may be null. Behind a ReLU dx is dz.
+  /// dgamma and dbeta may be null. Behind a ReLU dx is dz.
   void (*group_norm_backward)(const View& dx, const View* dgamma, const View* dbeta, const View& dy, const View& x,
                               const View& mean, const View& rstd, const View* gamma, const ReluBefore& before);
   /// dz = relu_grad(dy, y), dbias (C) = its sums over samples and positions: views (N, C, L) as above.

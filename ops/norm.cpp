@@ -16,30 +16,37 @@
 namespace voxgrad {
 namespace {
 
+/// Which gradients are wanted, and the dtypes of the parameters'.
 struct Wanted {
-  bool x, weight, bias, relu_bias;
+  bool x;
+  std::optional<DType> weight, bias, relu_bias;
 };
+std::optional<DType> wanted_dtype(const Tensor& t) { return wants_grad(t) ? std::optional(t.dtype()) : std::nullopt; }
+
+/// The dtype of statistics, and what the parameters of halves may have.
+DType wide(DType dtype) { return dtype == f64 ? f64 : f32; }
 
 /// With n = (x - mean) * rstd: dbias = sum dy, dweight = sum dy * n, and with h = dy * weight,
 /// dx = rstd * (h - mean(h) - n * mean(h * n)) over each group.
 Tensors composed_gradients(const Tensor& grad, const Tensor& x, const Tensor& weight, int64_t groups, double eps,
                            Wanted wanted) {
   const int64_t n = x.size(0), c = x.size(1);
+  const DType dtype = wide(x.dtype());
   const Shape rows{n, c, x.numel() / (n * c)}, in_groups{n, groups, x.numel() / (n * groups)};
-  const Tensor values = reshape(x, in_groups);
+  const Tensor values = reshape(x.to(dtype), in_groups);
   const Tensor centred = values - mean(values, {2}, true);
   const Tensor rstd = rsqrt(mean(centred * centred, {2}, true) + eps);
   const Tensor normal = centred * rstd;
-  const Tensor dy = reshape(grad, rows);
+  const Tensor dy = reshape(grad.to(dtype), rows);
 
   Tensors grads(3);
   if (wanted.x) {
-    const Tensor h = reshape(weight.defined() ? dy * reshape(weight, {c, 1}) : dy, in_groups);
+    const Tensor h = reshape(weight.defined() ? dy * reshape(weight.to(dtype), {c, 1}) : dy, in_groups);
     const Tensor dx = rstd * (h - mean(h, {2}, true) - normal * mean(h * normal, {2}, true));
-    grads[0] = reshape(dx, x.shape());
+    grads[0] = reshape(dx, x.shape()).to(x.dtype());
   }
-  if (wanted.weight) grads[1] = sum(dy * reshape(normal, rows), {0, 2});
-  if (wanted.bias) grads[2] = sum(dy, {0, 2});
+  if (wanted.weight) grads[1] = sum(dy * reshape(normal, rows), {0, 2}).to(*wanted.weight);
+  if (wanted.bias) grads[2] = sum(dy, {0, 2}).to(*wanted.bias);
   return grads;
 }
 
@@ -48,7 +55,7 @@ Tensors composed_gradients(const Tensor& grad, const Tensor& x, const Tensor& we
                            Wanted wanted, const Tensor& relu_bias) {
   const Tensor y = record_relu(x, relu_bias);
   Tensors grads = composed_gradients(grad, y, weight, groups, eps, wanted);
-  const Tensors through = relu_gradients(grads[0], y, wanted.relu_bias);
+  const Tensors through = relu_gradients(grads[0], y, wanted.relu_bias.has_value());
   grads[0] = through[0];
   grads.push_back(through[1]);
   return grads;
@@ -60,13 +67,14 @@ Tensors fused_gradients(const Tensor& grad, const Tensor& x, const Tensor& mean,
   const Tensor dx = empty_like(x);
   Tensors grads{wanted.x ? dx : Tensor(), Tensor(), Tensor(), Tensor()};
   std::optional<View> dweight, dbias, drelu_bias;
-  const auto allocate = [&](Tensor& into, std::optional<View>& view) {
-    into = empty({x.size(1)}, x.options());
+  const auto allocate = [&](Tensor& into, std::optional<View>& view, std::optional<DType> dtype) {
+    if (!dtype) return;
+    into = empty({x.size(1)}, {*dtype, x.device()});
     view = into.view_out();
   };
-  if (wanted.weight) allocate(grads[1], dweight);
-  if (wanted.bias) allocate(grads[2], dbias);
-  if (wanted.relu_bias) allocate(grads[3], drelu_bias);
+  allocate(grads[1], dweight, wanted.weight);
+  allocate(grads[2], dbias, wanted.bias);
+  allocate(grads[3], drelu_bias, wanted.relu_bias);
   const auto gamma = optional_view(weight);
   kernels(x.device())
       .group_norm_backward(as_rows(x, dx.view_out()), pointer(dweight), pointer(dbias), as_rows(x, dy.view_in()),
@@ -89,13 +97,14 @@ Tensor normalise(const char* op, const Tensor& input, int64_t groups, const Tens
                  double eps, const std::optional<Tensor>& before = {}) {
   const Tensor x = is_dense_volume(input) ? input : input.contiguous();
   const Tensor y = empty_like(x);
-  const Tensor mean = empty({x.size(0), groups}, x.options()), rstd = empty_like(mean);
+  const Tensor mean = empty({x.size(0), groups}, {wide(x.dtype()), x.device()}), rstd = empty_like(mean);
   const auto gamma = optional_view(weight), beta = optional_view(bias);
   kernels(x.device())
       .group_norm(as_rows(x, y.view_out()), mean.view_out(), rstd.view_out(), as_rows(x, x.view_in()), pointer(gamma),
                   pointer(beta), eps);
-  const bool relu = before.has_value(), drelu_bias = relu && wants_grad(*before);
-  const Wanted wanted{x.requires_grad() || drelu_bias, wants_grad(weight), wants_grad(bias), drelu_bias};
+  const bool relu = before.has_value();
+  const auto drelu_bias = relu ? wanted_dtype(*before) : std::nullopt;
+  const Wanted wanted{x.requires_grad() || drelu_bias, wanted_dtype(weight), wanted_dtype(bias), drelu_bias};
   Tensors inputs{x, weight, bias};
   if (relu) inputs.push_back(*before);
   return record(op, y, inputs,
@@ -118,7 +127,11 @@ void check_input(const char* op, const Tensor& x, int64_t least_rank, const char
 void check_parameters(const char* op, const Tensor& x, const Tensor& weight, const Tensor& bias, const Shape& shape) {
   check_affine(op, "weight", weight, shape);
   check_affine(op, "bias", bias, shape);
-  check_same_kind(op, {{"input", x}, {"weight", weight}, {"bias", bias}});
+  for (const Operand& parameter : {Operand{"weight", weight}, Operand{"bias", bias}}) {
+    const Tensor& t = parameter.tensor;
+    if (t.defined() && t.device() == x.device() && t.dtype() == wide(x.dtype())) continue;
+    check_same_kind(op, {{"input", x}, parameter});
+  }
 }
 
 }  // namespace
@@ -174,8 +187,8 @@ Tensor layer_norm(const Tensor& x, const Shape& normalized_shape, const Tensor& 
   for (int64_t i = 0; i < lead; ++i) rows *= x.size(i);
   const Tensor flat = reshape(x, {rows, 1, numel(normalized_shape)});
   const Tensor y = reshape(normalise("layer_norm", flat, 1, {}, {}, eps), x.shape());
-  const Tensor scaled = weight.defined() ? y * weight : y;
-  return bias.defined() ? scaled + bias : scaled;
+  const Tensor scaled = weight.defined() ? y * weight.to(y.dtype()) : y;
+  return bias.defined() ? scaled + bias.to(y.dtype()) : scaled;
 }
 
 }  // namespace voxgrad

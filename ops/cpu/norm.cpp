@@ -3,7 +3,8 @@
 //
 // Statistics are taken block by block in two sweeps through the first-level cache, and blocks, then channels, are
 // joined by Chan, Golub and LeVeque's update ("Updating formulae and a pairwise algorithm for computing sample
-// variances", 1979): one pass over memory, and no difference of large squares.
+// variances", 1979): one pass over memory, and no difference of large squares. Elements are converted as they are
+// loaded and stored; sums are in double, coefficients in compute_t.
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -72,10 +73,20 @@ T& at(const View& v, int64_t i) {
   return v.as<T>()[i / v.size[1] * v.stride[0] + i % v.size[1] * v.stride[1]];
 }
 
-/// Entry c of a vector that may be missing.
+/// Entry c of a vector of dtype T or compute_t<T>, which may be missing.
 template <class T>
 double entry(const View* v, int64_t c, double otherwise) {
-  return v ? static_cast<double>(v->as<T>()[c * v->stride[0]]) : otherwise;
+  if (!v) return otherwise;
+  if (v->dtype == dtype_of<T>) return convert<double>(v->as<T>()[c * v->stride[0]]);
+  return static_cast<double>(v->as<compute_t<T>>()[c * v->stride[0]]);
+}
+template <class T>
+void set_entry(const View* v, int64_t c, double value) {
+  if (!v) return;
+  if (v->dtype == dtype_of<T>)
+    v->as<T>()[c * v->stride[0]] = convert<T>(value);
+  else
+    v->as<compute_t<T>>()[c * v->stride[0]] = static_cast<compute_t<T>>(value);
 }
 
 struct Moments {
@@ -98,9 +109,9 @@ void add_row(Moments& moments, const T* x, int64_t step, int64_t count) {
     const int64_t n = std::min(kRowPiece, count - i);
     const T* v = packed(x + i * step, step, n, buffer.data());
     Moments block{static_cast<double>(n)};
-    block.mean = sum_lanes(n, [v](int64_t j) { return static_cast<double>(v[j]); }) / block.count;
+    block.mean = sum_lanes(n, [v](int64_t j) { return convert<double>(v[j]); }) / block.count;
     block.squares = sum_lanes(n, [v, mean = block.mean](int64_t j) {
-      const double d = static_cast<double>(v[j]) - mean;
+      const double d = convert<double>(v[j]) - mean;
       return d * d;
     });
     moments.join(block);
@@ -120,9 +131,9 @@ void add_columns(Moments* moments, const T* x, int64_t row_step, int64_t step, i
       for (int64_t r = first; r < first + n; ++r) {
         const T* v = x + r * row_step;
         if (step == 1)
-          for (int64_t c = 0; c < columns; ++c) sums[c] += f(static_cast<double>(v[c]), c);
+          for (int64_t c = 0; c < columns; ++c) sums[c] += f(convert<double>(v[c]), c);
         else
-          for (int64_t c = 0; c < columns; ++c) sums[c] += f(static_cast<double>(v[c * step]), c);
+          for (int64_t c = 0; c < columns; ++c) sums[c] += f(convert<double>(v[c * step]), c);
       }
     };
     const double count = static_cast<double>(n);
@@ -133,9 +144,10 @@ void add_columns(Moments* moments, const T* x, int64_t row_step, int64_t step, i
   }
 }
 
-/// out = f(coefficients of the channel, in...) everywhere; coefficients by sample and channel.
+/// out = f(coefficients of the channel, in...) everywhere, in compute_t<T>; coefficients by sample and channel.
 template <class T, class K, class F, class... Views>
 void map_channels(const Slabs& slabs, const std::vector<K>& coefficients, F&& f, const View& out, const Views&... in) {
+  const auto value = [&f](const K& k, auto... x) { return convert<T>(f(k, convert<compute_t<T>>(x)...)); };
   slabs.for_each([&](const Slab& slab) {
     const int64_t out_step = slabs.step(out);
     const bool contiguous = out_step == 1 && ((slabs.step(in) == 1) && ...);
@@ -145,11 +157,11 @@ void map_channels(const Slabs& slabs, const std::vector<K>& coefficients, F&& f,
       const auto contiguous_row = [&](const auto*... x) {
         if (slabs.channels_inner) {
           VG_INDEPENDENT
-          for (int64_t j = 0; j < slab.columns; ++j) y[j] = f(k[j], x[j]...);
+          for (int64_t j = 0; j < slab.columns; ++j) y[j] = value(k[j], x[j]...);
         } else {
           const K same = *k;
           VG_INDEPENDENT
-          for (int64_t j = 0; j < slab.columns; ++j) y[j] = f(same, x[j]...);
+          for (int64_t j = 0; j < slab.columns; ++j) y[j] = value(same, x[j]...);
         }
       };
       if (contiguous) {
@@ -157,10 +169,34 @@ void map_channels(const Slabs& slabs, const std::vector<K>& coefficients, F&& f,
       } else {
         for (int64_t j = 0; j < slab.columns; ++j)
           y[j * out_step] =
-              f(slabs.channels_inner ? k[j] : *k, slabs.template row<const T>(in, slab, r)[j * slabs.step(in)]...);
+              value(slabs.channels_inner ? k[j] : *k, slabs.template row<const T>(in, slab, r)[j * slabs.step(in)]...);
       }
     }
   });
+}
+
+/// sums (C) of x.
+template <class T>
+void sum_channels(const Slabs& slabs, const View& sums, const View& x) {
+  std::vector<double> parts(slabs.sums());
+  slabs.for_each([&](const Slab& slab) {
+    double* into = parts.data() + slab.sums;
+    const int64_t step = slabs.step(x);
+    for (int64_t r = 0; r < slab.rows; ++r) {
+      const T* v = slabs.template row<const T>(x, slab, r);
+      const auto element = [v, step](int64_t j) { return convert<double>(v[j * step]); };
+      if (slabs.channels_inner)
+        for (int64_t c = 0; c < slab.columns; ++c) into[c] += element(c);
+      else
+        *into += sum_lanes(slab.columns, element);
+    }
+  });
+  for (int64_t c = 0; c < slabs.channels; ++c) {
+    double total = 0;
+    for (int64_t row = 0; row < slabs.samples * slabs.chunks; ++row)
+      total += parts[static_cast<size_t>(row * slabs.channels + c)];
+    set_entry<T>(&sums, c, total);
+  }
 }
 
 /// Calls f(group number, its first channel number among N * C, its channels) for every group, in parallel.
@@ -175,6 +211,7 @@ void for_each_group(const Slabs& slabs, int64_t groups, F&& f) {
 template <class T>
 void forward(const View& y, const View& mean, const View& rstd, const View& x, const View* gamma, const View* beta,
              double eps) {
+  using Wide = compute_t<T>;
   const Slabs slabs(x);
   std::vector<Moments> moments(slabs.sums());
   slabs.for_each([&](const Slab& slab) {
@@ -188,7 +225,7 @@ void forward(const View& y, const View& mean, const View& rstd, const View& x, c
 
   // The mean in two parts: subtracting it costs no accuracy even where it is large beside the deviations.
   struct Coefficients {
-    T high, low, factor, term;
+    Wide high, low, factor, term;
   };
   std::vector<Coefficients> coefficients(static_cast<size_t>(slabs.samples * slabs.channels));
   for_each_group(slabs, mean.size[1], [&](int64_t i, int64_t first, int64_t channels) {
@@ -198,16 +235,17 @@ void forward(const View& y, const View& mean, const View& rstd, const View& x, c
       for (int64_t c = channel; c < channel + channels; ++c)
         total.join(moments[static_cast<size_t>((sample * slabs.chunks + chunk) * slabs.channels + c)]);
     const double scale = 1 / std::sqrt(total.squares / std::max(total.count, 1.0) + eps);
-    at<T>(mean, i) = static_cast<T>(total.mean);
-    at<T>(rstd, i) = static_cast<T>(scale);
-    const T high = static_cast<T>(total.mean), low = static_cast<T>(total.mean - static_cast<double>(high));
+    at<Wide>(mean, i) = static_cast<Wide>(total.mean);
+    at<Wide>(rstd, i) = static_cast<Wide>(scale);
+    const Wide high = static_cast<Wide>(total.mean), low = static_cast<Wide>(total.mean - static_cast<double>(high));
     for (int64_t c = 0; c < channels; ++c)
       coefficients[static_cast<size_t>(first + c)] = {high, low,
-                                                      static_cast<T>(scale * entry<T>(gamma, channel + c, 1)),
-                                                      static_cast<T>(entry<T>(beta, channel + c, 0))};
+                                                      static_cast<Wide>(scale * entry<T>(gamma, channel + c, 1)),
+                                                      static_cast<Wide>(entry<T>(beta, channel + c, 0))};
   });
   map_channels<T>(
-      slabs, coefficients, [](const Coefficients& k, T v) { return ((v - k.high) - k.low) * k.factor + k.term; }, y, x);
+      slabs, coefficients, [](const Coefficients& k, Wide v) { return ((v - k.high) - k.low) * k.factor + k.term; }, y,
+      x);
 }
 
 /// Sums of dy, of dy * (x - mean) and of x - mean. The stored mean is rounded; the last sum tells by how much.
@@ -223,21 +261,21 @@ struct GradientSums {
 
 /// Adds one row of a slab: to sums[0] if it belongs to one channel with `mean[0]`, else to each channel's.
 template <class T>
-void add_gradient_row(const Slabs& slabs, const Slab& slab, int64_t r, const View& dy, const View& x, const T* mean,
-                      GradientSums* sums) {
+void add_gradient_row(const Slabs& slabs, const Slab& slab, int64_t r, const View& dy, const View& x,
+                      const compute_t<T>* mean, GradientSums* sums) {
   RowBuffer<T> dy_buffer, x_buffer;
   for (int64_t j = 0; j < slab.columns; j += kRowPiece) {
     const int64_t n = std::min(kRowPiece, slab.columns - j), dy_step = slabs.step(dy), x_step = slabs.step(x);
     const T* g = packed(slabs.template row<const T>(dy, slab, r) + j * dy_step, dy_step, n, dy_buffer.data());
     const T* v = packed(slabs.template row<const T>(x, slab, r) + j * x_step, x_step, n, x_buffer.data());
-    const auto grad = [g](int64_t i) { return static_cast<double>(g[i]); };
+    const auto grad = [g](int64_t i) { return convert<double>(g[i]); };
     if (slabs.channels_inner) {
       for (int64_t i = 0; i < n; ++i) {
-        const double centred = static_cast<double>(v[i] - mean[j + i]);
+        const double centred = static_cast<double>(convert<compute_t<T>>(v[i]) - mean[j + i]);
         sums[j + i].join({grad(i), grad(i) * centred, centred});
       }
     } else {  // once from memory, three times from the cache
-      const auto centred = [v, m = *mean](int64_t i) { return static_cast<double>(v[i] - m); };
+      const auto centred = [v, m = *mean](int64_t i) { return static_cast<double>(convert<compute_t<T>>(v[i]) - m); };
       sums->join(
           {sum_lanes(n, grad), sum_lanes(n, [=](int64_t i) { return grad(i) * centred(i); }), sum_lanes(n, centred)});
     }
@@ -246,27 +284,28 @@ void add_gradient_row(const Slabs& slabs, const Slab& slab, int64_t r, const Vie
 
 template <class T>
 void backward(const View& dx, const View* dgamma, const View* dbeta, const View& dy, const View& x, const View& mean,
-              const View& rstd, const View* gamma, bool relu) {
+              const View& rstd, const View* gamma, const ReluBefore& before) {
+  using Wide = compute_t<T>;
   const Slabs slabs(x);
   const int64_t lines = slabs.samples * slabs.channels;
-  std::vector<T> means(static_cast<size_t>(lines));
+  std::vector<Wide> means(static_cast<size_t>(lines));
   for_each_group(slabs, mean.size[1], [&](int64_t i, int64_t first, int64_t channels) {
-    std::fill_n(means.data() + first, channels, at<T>(mean, i));
+    std::fill_n(means.data() + first, channels, at<Wide>(mean, i));
   });
   std::vector<GradientSums> parts(slabs.sums()), sums(static_cast<size_t>(lines));
   slabs.for_each([&](const Slab& slab) {
     for (int64_t r = 0; r < slab.rows; ++r)
-      add_gradient_row(slabs, slab, r, dy, x, means.data() + slab.sample * slabs.channels + slab.channel,
-                       parts.data() + slab.sums);
+      add_gradient_row<T>(slabs, slab, r, dy, x, means.data() + slab.sample * slabs.channels + slab.channel,
+                          parts.data() + slab.sums);
   });
 
   struct Coefficients {
-    T high, low, factor, slope, offset;
+    Wide high, low, factor, slope, offset;
   };
   std::vector<Coefficients> coefficients(static_cast<size_t>(lines));
   for_each_group(slabs, mean.size[1], [&](int64_t i, int64_t first, int64_t channels) {
     const int64_t sample = first / slabs.channels, channel = first % slabs.channels;
-    const double scale = static_cast<double>(at<T>(rstd, i));
+    const double scale = static_cast<double>(at<Wide>(rstd, i));
     const double count = static_cast<double>(std::max<int64_t>(1, channels * slabs.length));
     GradientSums* own = sums.data() + first;
     double low = 0;
@@ -285,16 +324,16 @@ void backward(const View& dx, const View* dgamma, const View* dbeta, const View&
     }
     for (int64_t c = 0; c < channels; ++c)
       coefficients[static_cast<size_t>(first + c)] = {
-          at<T>(mean, i), static_cast<T>(low), static_cast<T>(scale * entry<T>(gamma, channel + c, 1)),
-          static_cast<T>(-scale * scale * mean_hn), static_cast<T>(-scale * mean_h)};
+          at<Wide>(mean, i), static_cast<Wide>(low), static_cast<Wide>(scale * entry<T>(gamma, channel + c, 1)),
+          static_cast<Wide>(-scale * scale * mean_hn), static_cast<Wide>(-scale * mean_h)};
   });
-  const auto gradient = [](const Coefficients& k, T g, T v) {
+  const auto gradient = [](const Coefficients& k, Wide g, Wide v) {
     return g * k.factor + (((v - k.high) - k.low) * k.slope + k.offset);
   };
-  const auto through_relu = [gradient](const Coefficients& k, T g, T v) {
-    return apply<BinaryOp::relu_grad>(gradient(k, g, v), v, T(0), T(0));
+  const auto through_relu = [gradient](const Coefficients& k, Wide g, Wide v) {
+    return apply<BinaryOp::relu_grad>(gradient(k, g, v), v, Wide(0), Wide(0));
   };
-  if (relu)
+  if (before.relu)
     map_channels<T>(slabs, coefficients, through_relu, dx, dy, x);
   else
     map_channels<T>(slabs, coefficients, gradient, dx, dy, x);
@@ -302,39 +341,28 @@ void backward(const View& dx, const View* dgamma, const View* dbeta, const View&
   for (int64_t c = 0; c < slabs.channels; ++c) {
     GradientSums total;
     for (int64_t n = 0; n < slabs.samples; ++n) total.join(sums[static_cast<size_t>(n * slabs.channels + c)]);
-    if (dbeta) dbeta->as<T>()[c * dbeta->stride[0]] = static_cast<T>(total.dy);
-    if (dgamma) dgamma->as<T>()[c * dgamma->stride[0]] = static_cast<T>(total.dy_centred);
+    set_entry<T>(dbeta, c, total.dy);
+    set_entry<T>(dgamma, c, total.dy_centred);
   }
-}
-
-/// sums (C) of x (N, C, L).
-void sum_over_positions(const View& sums, const View& x) {
-  View out = sums;
-  out.rank = 3;
-  const int64_t size[] = {1, sums.size[0], 1}, stride[] = {0, sums.stride[0], 0};
-  std::copy_n(size, 3, out.size);
-  std::copy_n(stride, 3, out.stride);
-  reduce(ReduceOp::sum, out, x);
+  if (before.dbias) sum_channels<T>(slabs, *before.dbias, dx);
 }
 
 }  // namespace
 
 void group_norm(const View& y, const View& mean, const View& rstd, const View& x, const View* gamma, const View* beta,
                 double eps) {
-  dispatch(WideFloats(), x.dtype, "group_norm", "CPU",
-                          [&]<class T>() { forward<T>(y, mean, rstd, x, gamma, beta, eps); });
+  dispatch(Floats(), x.dtype, "group_norm", "CPU", [&]<class T>() { forward<T>(y, mean, rstd, x, gamma, beta, eps); });
 }
 
 void group_norm_backward(const View& dx, const View* dgamma, const View* dbeta, const View& dy, const View& x,
                          const View& mean, const View& rstd, const View* gamma, const ReluBefore& before) {
-  dispatch(WideFloats(), x.dtype, "group_norm_backward", "CPU",
-                          [&]<class T>() { backward<T>(dx, dgamma, dbeta, dy, x, mean, rstd, gamma, before.relu); });
-  if (before.dbias) sum_over_positions(*before.dbias, dx);
+  dispatch(Floats(), x.dtype, "group_norm_backward", "CPU",
+           [&]<class T>() { backward<T>(dx, dgamma, dbeta, dy, x, mean, rstd, gamma, before); });
 }
 
 void relu_bias_backward(const View& dz, const View& dbias, const View& dy, const View& y) {
   binary(BinaryOp::relu_grad, dz, dy, y, 0, 0);
-  sum_over_positions(dbias, dz);
+  dispatch(Floats(), y.dtype, "relu_bias_backward", "CPU", [&]<class T>() { sum_channels<T>(Slabs(y), dbias, dz); });
 }
 
 }  // namespace voxgrad::cpu
