@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "core/half.h"
+#include "core/dtype.h"
 
 namespace voxgrad {
 
@@ -41,9 +41,9 @@ VG_HOST_DEVICE inline double uniform_double(uint32_t high, uint32_t low) {
   return static_cast<double>(bits) * 0x1p-53;
 }
 
-/// Uniforms on [0, 1) that one counter gives: four floats or two doubles.
+/// Uniforms on [0, 1) that one counter gives: four floats or two doubles. Halves are floats, rounded.
 template <class T>
-inline constexpr uint64_t kUniformsPerCounter = 16 / sizeof(T);
+inline constexpr uint64_t kUniformsPerCounter = 16 / sizeof(compute_t<T>);
 
 /// Number `j` of these.
 template <class T>
@@ -52,6 +52,16 @@ VG_HOST_DEVICE T uniform_of(const Philox4& r, uint64_t j) {
     return j ? uniform_double(r.v[2], r.v[3]) : uniform_double(r.v[0], r.v[1]);
   else
     return uniform_float(r.v[j]);
+}
+
+/// A uniform rounded to T: to the largest number below 1 where it would become 1.
+template <class T>
+VG_HOST_DEVICE T rounded_uniform(compute_t<T> u) {
+  constexpr compute_t<T> kMost = std::is_same_v<T, Float16> ? 1 - 0x1p-11f : 1 - 0x1p-8f;
+  if constexpr (std::is_same_v<T, compute_t<T>>)
+    return u;
+  else
+    return T(u < kMost ? u : kMost);
 }
 
 /// One of the two standard normals that a pair of uniforms gives (Box and Muller 1958).
@@ -67,14 +77,15 @@ VG_HOST_DEVICE T normal_of(T u, T v, bool second) {
 template <class T>
 VG_HOST_DEVICE T philox_uniform(uint64_t seed, uint64_t offset, uint64_t i) {
   constexpr uint64_t n = kUniformsPerCounter<T>;
-  return uniform_of<T>(philox(seed, offset + i / n), i % n);
+  return rounded_uniform<T>(uniform_of<compute_t<T>>(philox(seed, offset + i / n), i % n));
 }
 
 /// Element `i` of a stream of standard normals.
 template <class T>
 VG_HOST_DEVICE T philox_normal(uint64_t seed, uint64_t offset, uint64_t i) {
   const uint64_t pair = i & ~uint64_t{1};
-  return normal_of(philox_uniform<T>(seed, offset, pair), philox_uniform<T>(seed, offset, pair + 1), i % 2 != 0);
+  const auto uniform = [=](uint64_t k) { return philox_uniform<compute_t<T>>(seed, offset, k); };
+  return convert<T>(normal_of(uniform(pair), uniform(pair + 1), i % 2 != 0));
 }
 
 }  // namespace voxgrad

@@ -31,4 +31,14 @@ struct View {
   }
 };
 
+/// Memory at `data` as a contiguous view of the shape and device of `like`.
+inline View dense_like(const View& like, void* data, DType dtype) {
+  View view = like;
+  view.data = data;
+  view.dtype = dtype;
+  int64_t step = 1;
+  for (int axis = like.rank - 1; axis >= 0; step *= like.size[axis--]) view.stride[axis] = step;
+  return view;
+}
+
 }  // namespace voxgrad

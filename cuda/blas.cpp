@@ -1,8 +1,8 @@
 // Matrix products by cuBLAS.
 //
 // Handles are made once for each device. They compute float32 in float32, or in TF32 where set_float32_precision() says
-// so, and get their workspace from the caching allocator for the length of a call: cuBLAS's own would be chosen by what
-// runs beside it, and with it the order of sums.
+// so, halves with sums in float32, and get their workspace from the caching allocator for the length of a call:
+// cuBLAS's own would be chosen by what runs beside it, and with it the order of sums.
 #include <cublas_v2.h>
 
 #include <algorithm>
@@ -93,11 +93,7 @@ class Prepared {
     if (x.stride[0] == 0) source.size[0] = 1;
     const int64_t matrix = x.size[1] * x.size[2];
     copy_.emplace(launch, static_cast<size_t>(source.numel() * item_size(x.dtype)));
-    View dense = source;
-    dense.data = copy_->as<void>();
-    dense.stride[0] = matrix;
-    dense.stride[1] = x.size[2];
-    dense.stride[2] = 1;
+    const View dense = dense_like(source, copy_->as<void>(), x.dtype);
     kernel::copy(dense, source);
     operand = {dense.data, CUBLAS_OP_N, x.size[2], source.size[0] == 1 ? 0 : matrix};
   }
@@ -107,14 +103,12 @@ class Prepared {
   std::optional<Workspace> copy_;
 };
 
-/// What the two precisions call the product.
+/// What cuBLAS calls a type.
 template <class T>
-constexpr auto gemm_of() {
-  if constexpr (std::is_same_v<T, float>)
-    return cublasSgemmStridedBatched_64;
-  else
-    return cublasDgemmStridedBatched_64;
-}
+inline constexpr cudaDataType_t kDataType = std::is_same_v<T, BFloat16>  ? CUDA_R_16BF
+                                            : std::is_same_v<T, Float16> ? CUDA_R_16F
+                                            : std::is_same_v<T, float>   ? CUDA_R_32F
+                                                                         : CUDA_R_64F;
 
 template <class T>
 void multiply(const Launch& launch, const View& c, const Operand& a, const Operand& b, int64_t depth) {
@@ -123,27 +117,31 @@ void multiply(const Launch& launch, const View& c, const Operand& a, const Opera
   const std::lock_guard lock(handle.mutex);
   check_blas(cublasSetStream(handle.get(), launch.stream), "cublasSetStream");
   check_blas(cublasSetWorkspace(handle.get(), workspace.as<void>(), kWorkspaceBytes), "cublasSetWorkspace");
-  const bool high = float32_precision() == Float32Precision::high;  // f64 knows no difference
-  check_blas(cublasSetMathMode(handle.get(), high ? CUBLAS_TF32_TENSOR_OP_MATH : CUBLAS_DEFAULT_MATH),
-             "cublasSetMathMode");
-  const T one = 1, zero = 0;
+  const bool high = float32_precision() == Float32Precision::high;  // the others know no difference
+  const auto mode = (high ? CUBLAS_TF32_TENSOR_OP_MATH : CUBLAS_DEFAULT_MATH) |
+                    CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION;  // of halves
+  check_blas(cublasSetMathMode(handle.get(), static_cast<cublasMath_t>(mode)), "cublasSetMathMode");
+  const compute_t<T> one = 1, zero = 0;
+  const auto compute = std::is_same_v<T, double> ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F;
   const int64_t rows = c.size[1], columns = c.size[2];
   const int64_t leading = rows == 1 ? columns : c.stride[1];
   for (int64_t start = 0; start < c.size[0]; start += kMaxBatch) {
     const int64_t batch = std::min(kMaxBatch, c.size[0] - start);
     // By columns, c is its own transpose: c' = b' a'.
-    check_blas(gemm_of<T>()(handle.get(), b.op, a.op, columns, rows, depth, &one,
-                            static_cast<const T*>(b.data) + start * b.batch_stride, b.leading, b.batch_stride,
-                            static_cast<const T*>(a.data) + start * a.batch_stride, a.leading, a.batch_stride, &zero,
-                            c.as<T>() + start * c.stride[0], leading, c.stride[0], batch),
-               "gemm");
+    check_blas(
+        cublasGemmStridedBatchedEx_64(handle.get(), b.op, a.op, columns, rows, depth, &one,
+                                      static_cast<const T*>(b.data) + start * b.batch_stride, kDataType<T>, b.leading,
+                                      b.batch_stride, static_cast<const T*>(a.data) + start * a.batch_stride,
+                                      kDataType<T>, a.leading, a.batch_stride, &zero, c.as<T>() + start * c.stride[0],
+                                      kDataType<T>, leading, c.stride[0], batch, compute, CUBLAS_GEMM_DEFAULT),
+        "gemm");
   }
 }
 
 }  // namespace
 
 void kernel::matmul(const View& c, const View& a, const View& b) {
-  dispatch(WideFloats(), c.dtype, "matmul", "CUDA", [&]<class T>() {
+  dispatch(Floats(), c.dtype, "matmul", "CUDA", [&]<class T>() {
     if (c.numel() == 0) return;
     if (a.size[2] == 0) return fill(c, 0);
     const Launch launch(c);

@@ -51,11 +51,11 @@ void gather_words(const char* op, const View& out, const View& in, const View& i
   });
 }
 
-/// A thread adds up one line along the axis, in place.
+/// A thread adds up one line along the axis, in place; sums are in compute_t.
 template <class T>
 __global__ void __launch_bounds__(kBlock)
-    scatter_lines(T* out, const T* in, const int64_t* index, Axis out_axis, Axis in_axis, int64_t index_stride,
-                  IndexCheck inside, uint32_t lines, Offsets<3> offsets) {
+    scatter_lines(compute_t<T>* out, const T* in, const int64_t* index, Axis out_axis, Axis in_axis,
+                  int64_t index_stride, IndexCheck inside, uint32_t lines, Offsets<3> offsets) {
   for (uint32_t line = blockIdx.x * kBlock + threadIdx.x; line < lines; line += gridDim.x * kBlock) {
     int64_t at[3];
     offsets.at(line, at);
@@ -70,15 +70,15 @@ __global__ void __launch_bounds__(kBlock)
 /// each would leave the GPU idle.
 template <class T>
 __global__ void __launch_bounds__(kBlock)
-    scatter_elements(T* out, const T* in, const int64_t* index, Axis out_axis, Axis in_axis, int64_t index_stride,
-                     IndexCheck inside, uint32_t lines, Offsets<3> offsets) {
+    scatter_elements(compute_t<T>* out, const T* in, const int64_t* index, Axis out_axis, Axis in_axis,
+                     int64_t index_stride, IndexCheck inside, uint32_t lines, Offsets<3> offsets) {
   const int64_t count = lines * out_axis.size;
   for (int64_t e = thread_index(); e < count; e += thread_count()) {
     const auto line = static_cast<uint32_t>(e / out_axis.size);
     const int64_t position = e % out_axis.size;
     int64_t at[3];
     offsets.at(line, at);
-    T sum = 0;
+    compute_t<T> sum = 0;
     for (int64_t i = 0; i < in_axis.size; ++i) {
       const int64_t chosen = index[at[2] + i * index_stride];
       if (chosen == position) sum += in[at[1] + i * in_axis.stride];
@@ -107,7 +107,7 @@ void scatter_typed(const char* op, const View& out, const View& in, const View& 
     const bool few = lines < kFewLines;
     const auto kernel = few ? scatter_elements<T> : scatter_lines<T>;
     const unsigned grid = grid_size(few ? lines * out_axis.size : lines);
-    kernel<<<grid, kBlock, 0, launch.stream>>>(out.as<T>() + base[0], in.as<const T>() + base[1],
+    kernel<<<grid, kBlock, 0, launch.stream>>>(out.as<compute_t<T>>() + base[0], in.as<const T>() + base[1],
                                                index.as<const int64_t>() + base[2], out_axis, in_axis,
                                                index.stride[axis], inside, lines, Offsets<3>(part));
     check_launch(op);
@@ -123,6 +123,10 @@ void gather(const char* op, const View& out, const View& in, const View& index, 
       return words(std::bit_cast<uint32_t>(std::numeric_limits<float>::quiet_NaN()));
     case DType::f64:
       return words(std::bit_cast<uint64_t>(std::numeric_limits<double>::quiet_NaN()));
+    case DType::bf16:
+      return words(BFloat16(std::numeric_limits<float>::quiet_NaN()).bits);
+    case DType::f16:
+      return words(Float16(std::numeric_limits<float>::quiet_NaN()).bits);
     case DType::i32:
       return words(uint32_t{0});
     case DType::i64:
@@ -130,15 +134,19 @@ void gather(const char* op, const View& out, const View& in, const View& index, 
     case DType::u8:
     case DType::b8:
       return words(uint8_t{0});
-    default:
-      no_kernel("gather", "CUDA", out.dtype);
   }
 }
 
 void scatter_add(const char* op, const View& out, const View& in, const View& index, int axis) {
-  dispatch_cuda(WideFloats(), out.dtype, "scatter_add", [&]<class T>() {
-    fill(out, 0);
-    if (in.numel() > 0 && out.numel() > 0) scatter_typed<T>(op, out, in, index, axis);
+  dispatch_cuda(Floats(), out.dtype, "scatter_add", [&]<class T>() {
+    using C = compute_t<T>;
+    if (out.numel() == 0) return;
+    const bool direct = std::is_same_v<T, C>;
+    const Workspace wide(Launch(out), direct ? 0 : static_cast<size_t>(out.numel()) * sizeof(C));
+    const View sums = direct ? out : dense_like(out, wide.as<void>(), dtype_of<C>);
+    fill(sums, 0);
+    if (in.numel() > 0) scatter_typed<T>(op, sums, in, index, axis);
+    if (!direct) copy(out, sums);
   });
 }
 

@@ -46,10 +46,10 @@ __device__ void update_vector(const Update& update, T* param, const T* grad, T* 
   for (int k = 0; k < kStates; ++k) s[k] = load_vector<T, width>(state[k] + at);
 #pragma unroll
   for (int j = 0; j < width; ++j) {
-    if constexpr (kStates == 0) update(p.v[j], g.v[j]);
-    if constexpr (kStates == 1) update(p.v[j], g.v[j], s[0].v[j]);
-    if constexpr (kStates == 2) update(p.v[j], g.v[j], s[0].v[j], s[1].v[j]);
-    if constexpr (kStates == 3) update(p.v[j], g.v[j], s[0].v[j], s[1].v[j], s[2].v[j]);
+    if constexpr (kStates == 0) update_element(update, p.v[j], g.v[j]);
+    if constexpr (kStates == 1) update_element(update, p.v[j], g.v[j], s[0].v[j]);
+    if constexpr (kStates == 2) update_element(update, p.v[j], g.v[j], s[0].v[j], s[1].v[j]);
+    if constexpr (kStates == 3) update_element(update, p.v[j], g.v[j], s[0].v[j], s[1].v[j], s[2].v[j]);
   }
   store_vector(param + at, p);
 #pragma unroll
@@ -107,60 +107,20 @@ void step_all(const char* op, std::span<const StepViews> params, const Update& u
   }
 }
 
-/// Calls body(element of the params' type) if there is anything to do.
-template <class F>
-void dispatch_step(const char* op, std::span<const StepViews> params, const F& body) {
-  if (!params.empty()) dispatch_cuda(WideFloats(), params.front().param.dtype, op, [&]<class T>() { body(T()); });
+/// Steps all parameters, of whatever type.
+template <class Step>
+void dispatch_step(const char* op, std::span<const StepViews> params, const Step& step) {
+  if (params.empty()) return;
+  dispatch_cuda(Floats(), params.front().param.dtype, op, [&]<class T>() {
+    with_update<compute_t<T>>(step,
+                              [&](const auto& update, const auto& states) { step_all<T>(op, params, update, states); });
+  });
 }
-
-/// RmspropUpdate with the state that there is, in order.
-template <class T>
-struct RmspropOfState {
-  RmspropUpdate<T> update;
-  bool has_momentum;
-
-  __device__ void operator()(T& param, T grad, T& square) const { update(param, grad, square, nullptr, nullptr); }
-  __device__ void operator()(T& param, T grad, T& square, T& other) const {
-    update(param, grad, square, has_momentum ? &other : nullptr, has_momentum ? nullptr : &other);
-  }
-  __device__ void operator()(T& param, T grad, T& square, T& momentum, T& average) const {
-    update(param, grad, square, &momentum, &average);
-  }
-};
 
 }  // namespace
 
-void sgd(std::span<const StepViews> params, const SgdStep& step) {
-  dispatch_step("sgd", params, [&]<class T>(T) {
-    const SgdUpdate<T> update(step);
-    if (step.momentum != 0)
-      step_all<T>("sgd", params, update, std::array{0});
-    else
-      step_all<T>("sgd", params, update, std::array<int, 0>{});
-  });
-}
-
-void adam(std::span<const StepViews> params, const AdamStep& step) {
-  dispatch_step("adam", params, [&]<class T>(T) {
-    const AdamUpdate<T> update(step);
-    if (step.amsgrad)
-      step_all<T>("adam", params, update, std::array{0, 1, 2});
-    else
-      step_all<T>("adam", params, update, std::array{0, 1});
-  });
-}
-
-void rmsprop(std::span<const StepViews> params, const RmspropStep& step) {
-  dispatch_step("rmsprop", params, [&]<class T>(T) {
-    const bool momentum = step.momentum != 0;
-    const RmspropOfState<T> update{RmspropUpdate<T>(step), momentum};
-    if (momentum && step.centered)
-      step_all<T>("rmsprop", params, update, std::array{0, 1, 2});
-    else if (momentum || step.centered)
-      step_all<T>("rmsprop", params, update, std::array{0, momentum ? 1 : 2});
-    else
-      step_all<T>("rmsprop", params, update, std::array{0});
-  });
-}
+void sgd(std::span<const StepViews> params, const SgdStep& step) { dispatch_step("sgd", params, step); }
+void adam(std::span<const StepViews> params, const AdamStep& step) { dispatch_step("adam", params, step); }
+void rmsprop(std::span<const StepViews> params, const RmspropStep& step) { dispatch_step("rmsprop", params, step); }
 
 }  // namespace voxgrad::cuda::kernel

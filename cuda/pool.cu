@@ -54,7 +54,8 @@ __global__ void __launch_bounds__(kBlock)
     y.locate(number, at);
     const TapRange d(geometry, 0, at[2], x.size[2]), h(geometry, 1, at[3], x.size[3]), w(geometry, 2, at[4], x.size[4]);
     const T* volume = static_cast<const T*>(x.data) + at[0] * x.stride[0] + at[1] * x.stride[1];
-    T best = -std::numeric_limits<T>::infinity();
+    using C = compute_t<T>;
+    C best = -std::numeric_limits<C>::infinity();
     int64_t best_index = -1;  // the window holds padding only
     for (int64_t kd = d.begin; kd < d.end; ++kd)
       for (int64_t kh = h.begin; kh < h.end; ++kh)
@@ -62,13 +63,13 @@ __global__ void __launch_bounds__(kBlock)
           const int64_t id = d.start + kd * geometry.dilation.values[0];
           const int64_t ih = h.start + kh * geometry.dilation.values[1];
           const int64_t iw = w.start + kw * geometry.dilation.values[2];
-          const T value = volume[id * x.stride[2] + ih * x.stride[3] + iw * x.stride[4]];
+          const C value = volume[id * x.stride[2] + ih * x.stride[3] + iw * x.stride[4]];
           const bool first_nan = value != value && best == best;
           if (best_index >= 0 && !(value > best) && !first_nan) continue;
           best = value;
           best_index = (id * x.size[3] + ih) * x.size[4] + iw;
         }
-    static_cast<T*>(y.data)[y.offset(at)] = best;
+    static_cast<T*>(y.data)[y.offset(at)] = convert<T>(best);
     static_cast<int64_t*>(indices.data)[indices.offset(at)] = best_index;
   }
 }
@@ -96,7 +97,7 @@ __global__ void __launch_bounds__(kBlock)
     const int64_t position = (at[2] * dx.size[3] + at[3]) * dx.size[4] + at[4];
     const WindowRange d(geometry, 0, at[2], dy.size[2]), h(geometry, 1, at[3], dy.size[3]),
         w(geometry, 2, at[4], dy.size[4]);
-    T sum = 0;
+    compute_t<T> sum = 0;
     for (int64_t od = d.begin; od < d.end; ++od)
       for (int64_t oh = h.begin; oh < h.end; ++oh)
         for (int64_t ow = w.begin; ow < w.end; ++ow) {
@@ -104,7 +105,7 @@ __global__ void __launch_bounds__(kBlock)
           if (static_cast<const int64_t*>(indices.data)[indices.offset(window)] == position)
             sum += static_cast<const T*>(dy.data)[dy.offset(window)];
         }
-    static_cast<T*>(dx.data)[dx.offset(at)] = sum;
+    static_cast<T*>(dx.data)[dx.offset(at)] = convert<T>(sum);
   }
 }
 
@@ -116,7 +117,7 @@ void max_pool(const View& y, const View& indices, const View& x, const PoolGeome
   const int64_t count = y.numel();
   if (count == 0) return;
   const Launch launch(y);
-  dispatch(WideFloats(), y.dtype, "max_pool", "CUDA", [&]<class T>() {
+  dispatch(Floats(), y.dtype, "max_pool", "CUDA", [&]<class T>() {
     max_pool_kernel<T>
         <<<grid_size(count), kBlock, 0, launch.stream>>>(Volume(y), Volume(indices), Volume(x), geometry, count);
   });
@@ -127,7 +128,7 @@ void max_pool_backward(const View& dx, const View& dy, const View& indices, cons
   const int64_t count = dx.numel();
   if (count == 0) return;
   const Launch launch(dx);
-  dispatch(WideFloats(), dx.dtype, "max_pool_backward", "CUDA", [&]<class T>() {
+  dispatch(Floats(), dx.dtype, "max_pool_backward", "CUDA", [&]<class T>() {
     max_pool_backward_kernel<T>
         <<<grid_size(count), kBlock, 0, launch.stream>>>(Volume(dx), Volume(dy), Volume(indices), geometry, count);
   });

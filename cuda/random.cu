@@ -26,7 +26,7 @@ struct NormalDraw {
 /// are carried out once for all of them.
 template <class Draw, class T>
 __global__ void __launch_bounds__(kBlock) draw(T* out, int64_t count, GeneratorState state) {
-  constexpr int lanes = 16 / sizeof(T);
+  constexpr int lanes = kUniformsPerCounter<T>;
   for (int64_t i = thread_index(); i * lanes < count; i += thread_count()) {
     const uint64_t counter = state.offset + static_cast<uint64_t>(i);
     T values[lanes];
@@ -41,11 +41,11 @@ __global__ void __launch_bounds__(kBlock) draw(T* out, int64_t count, GeneratorS
 template <class Draw>
 void draw_all(const char* op, const View& out, GeneratorState state) {
   const int64_t count = out.numel();
-  dispatch_cuda(WideFloats(), out.dtype, op, [&]<class T>() {
+  dispatch_cuda(Floats(), out.dtype, op, [&]<class T>() {
     if (count == 0) return;
     refuse_in_capture(op, out.device, "random numbers, which replays would repeat, cannot be drawn");
     const Launch launch(out);
-    constexpr int64_t lanes = 16 / sizeof(T);
+    constexpr int64_t lanes = kUniformsPerCounter<T>;
     draw<Draw><<<grid_size((count + lanes - 1) / lanes), kBlock, 0, launch.stream>>>(out.as<T>(), count, state);
     check_launch(op);
   });

@@ -59,6 +59,7 @@ struct ReduceProblem {
   int64_t ranges, range;  // of the reduced elements
   BlockLayout layout;
   bool largest;
+  double scale;  // of sums
 
   int64_t output_tiles(int width) const {
     const int64_t columns = int64_t{layout.columns} * width;
@@ -68,6 +69,8 @@ struct ReduceProblem {
 
 template <class Accumulator, class Out>
 __device__ void store_result(const ReduceProblem& problem, int64_t output, int64_t range, Accumulator value) {
+  if constexpr (std::is_floating_point_v<Accumulator>)
+    if (!problem.partial) value *= static_cast<Accumulator>(problem.scale);
   if (problem.partial)
     static_cast<Accumulator*>(problem.partial)[range * problem.outputs + output] = value;
   else
@@ -192,6 +195,7 @@ ReduceProblem make_problem(const View& out, const View& in, bool largest) {
   problem.outputs = out.numel();
   problem.ranges = 1;
   problem.largest = largest;
+  problem.scale = 1;
   return problem;
 }
 
@@ -237,8 +241,9 @@ void cut_into_ranges(ReduceProblem& problem, int64_t output_tiles, int64_t threa
 }
 
 template <class Operation, class In, class Accumulator, class Out>
-void reduce_as(const View& out, const View& in, bool largest, const Launch& launch) {
-  ReduceProblem problem = make_problem(out, in, largest);
+void reduce_as(const View& out, const View& in, ReduceOp op, const Launch& launch) {
+  ReduceProblem problem = make_problem(out, in, op == ReduceOp::amax);
+  if (op == ReduceOp::mean) problem.scale = 1 / static_cast<double>(problem.length);
   int width = 1;
   auto kernel = reduce_strided<Operation, In, Accumulator, Out, 1>;
   int64_t thread_elements = 2 * kStridedUnroll;
@@ -281,16 +286,15 @@ namespace kernel {
 void reduce(ReduceOp op, const View& out, const View& in) {
   if (out.numel() == 0) return;
   const Launch launch(out);
-  if (op == ReduceOp::sum) {
+  if (op == ReduceOp::sum || op == ReduceOp::mean) {
     dispatch(Anything(), in.dtype, "sum", "CUDA", [&]<class T>() {
       using Out = std::conditional_t<std::is_floating_point_v<compute_t<T>>, T, int64_t>;
-      reduce_as<Sum, T, SumOf<T>, Out>(out, in, false, launch);
+      reduce_as<Sum, T, SumOf<T>, Out>(out, in, op, launch);
     });
     return;
   }
-  const bool largest = op == ReduceOp::amax;
-  dispatch(Numbers(), in.dtype, largest ? "amax" : "amin", "CUDA",
-           [&]<class T>() { reduce_as<Extremum, T, ExtremumOf<T>, T>(out, in, largest, launch); });
+  dispatch(Numbers(), in.dtype, op == ReduceOp::amax ? "amax" : "amin", "CUDA",
+           [&]<class T>() { reduce_as<Extremum, T, ExtremumOf<T>, T>(out, in, op, launch); });
 }
 
 }  // namespace kernel

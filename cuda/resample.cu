@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(kBlock) resample_kernel(const __grid_constant_
     const T* in = static_cast<const T*>(problem.in) + problem.lines.offset(line, problem.lines.b);
     const double sum = kTransposed ? transposed_sum(problem, in, place) : forward_sum(problem, in, place);
     static_cast<T*>(problem.out)[problem.lines.offset(line, problem.lines.a) + place * problem.out_stride] =
-        static_cast<T>(sum);
+        convert<T>(sum);
   }
 }
 
@@ -78,7 +78,7 @@ void resample(const View& out, const View& in, int axis, const Resample& map, bo
   problem.map = map;
 
   const Launch launch(out);
-  dispatch(WideFloats(), out.dtype, "resample", "CUDA", [&]<class T>() {
+  dispatch(Floats(), out.dtype, "resample", "CUDA", [&]<class T>() {
     const auto kernel = transposed ? resample_kernel<T, true> : resample_kernel<T, false>;
     kernel<<<grid_size(count), kBlock, 0, launch.stream>>>(problem);
   });

@@ -48,7 +48,7 @@ Tensor ramp(const char* op, double start, double step, double count, TensorOptio
 using RandomKernel = void (*Kernels::*)(const View&, GeneratorState);
 
 Tensor draw(const char* op, RandomKernel kernel, const Shape& shape, TensorOptions options, Generator* generator) {
-  check(options.dtype == f32 || options.dtype == f64, op, "needs f32 or f64, got ", options.dtype);
+  check(is_floating(options.dtype), op, "needs a floating dtype, got ", options.dtype);
   Generator& source = generator ? *generator : default_generator();
   return make(op, shape, options, [&](const View& out) {
     (kernels(options.device).*kernel)(out, source.reserve(out.numel(), options.dtype));

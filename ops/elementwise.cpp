@@ -367,11 +367,11 @@ Tensor softplus(const Tensor& x, double beta, double threshold) {
 
 Tensor dropout(const Tensor& x, double p, bool training, Generator* generator) {
   check_defined("dropout", "input", x);
+  check_floating("dropout", x);
   check(p >= 0 && p <= 1, "dropout", "p must lie in [0, 1], got ", p);
   if (!training || p == 0) return x;
-  const Tensor draws = rand(x.shape(), {x.dtype(), x.device()}, generator);
-  const Tensor kept = ge(draws, p).to(x.dtype());
-  return x * affine(kept, p < 1 ? 1 / (1 - p) : 0, 0);
+  const Tensor draws = rand(x.shape(), {x.dtype() == f64 ? f64 : f32, x.device()}, generator);  // p is no half
+  return affine(x, p < 1 ? 1 / (1 - p) : 0, 0) * ge(draws, p).to(x.dtype());
 }
 
 }  // namespace voxgrad

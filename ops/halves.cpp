@@ -1,6 +1,5 @@
 #include "ops/halves.h"
 
-#include "core/tensor.h"
 #include "ops/kernels.h"
 
 namespace voxgrad {
@@ -12,6 +11,8 @@ Tensor empty_float32(const View& like) {
 }
 
 }  // namespace
+
+Tensor widened(const Tensor& x) { return is_half(x.dtype()) ? x.to(f32) : x; }
 
 void through_float32(
     const View& out, const View& a, const View& b, const View* bias,

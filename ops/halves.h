@@ -1,13 +1,16 @@
-// bf16 and f16 for kernels that compute in float32 only. Private to voxgrad.
+// bf16 and f16 where something computes in float32 only. Private to voxgrad.
 #pragma once
 
 #include <functional>
 
-#include "core/view.h"
+#include "core/tensor.h"
 
 namespace voxgrad {
 
 inline bool is_half(DType dtype) { return dtype == DType::bf16 || dtype == DType::f16; }
+
+/// x in float32 if it is of halves, differentiably: for compositions whose intermediates a half would not hold.
+Tensor widened(const Tensor& x);
 
 /// Calls `kernel` with contiguous float32 copies of its operands, halves on one device, and rounds what it writes,
 /// once, into `out`. `bias` may be null.

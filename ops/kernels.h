@@ -9,7 +9,7 @@
 // - Outputs arrive uninitialised; every element is written.
 // - On CUDA the work is queued on the current stream of the views' device. Nothing waits.
 // - The same inputs give the same bits, whatever the number of threads.
-// - Unless noted: f32 and f64.
+// - Unless noted: f32, f64, bf16 and f16; halves are computed in float32 or double and rounded once.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@
 
 namespace voxgrad {
 
-enum class ReduceOp : uint8_t { sum, amax, amin };
+enum class ReduceOp : uint8_t { sum, mean, amax, amin };
 
 /// Geometry of the convolution family; one-axis and two-axis forms arrive with leading axes of size 1.
 struct ConvGeometry {
@@ -95,7 +95,7 @@ struct Kernels {
   void (*unary)(UnaryOp op, const View& out, const View& in, double a, double b);
   /// `a` and `b`: the constants of leaky_relu_grad (slope), softplus_grad (beta, threshold), clamp_grad (low, high).
   void (*binary)(BinaryOp op, const View& out, const View& x, const View& y, double a, double b);
-  /// out = condition ? x : y, condition bool; any dtype but bf16 and f16.
+  /// out = condition ? x : y, condition bool; any dtype.
   void (*where)(const View& out, const View& condition, const View& x, const View& y);
   /// Element i in row-major order is philox_uniform / philox_normal (core/philox.h) of the state; out is contiguous.
   void (*uniform)(const View& out, GeneratorState state);
@@ -104,7 +104,7 @@ struct Kernels {
   // ---- reductions
   /// `out` has `in`'s rank; its axes of size 1 where in's are larger are reduced. sum: also i64, i32 (into an i64
   /// out), u8 and bool (into an i64 out), wrapping around; amax and amin: also i64, i32, and NaN wins.
-  /// f32 sums are accurate to a few roundings whatever the length (pairwise, or in double).
+  /// Floating sums are formed in double, and divided by their number before they are rounded: mean.
   void (*reduce)(ReduceOp op, const View& out, const View& in);
   /// y = softmax(x) or log_softmax(x) along `axis`; y has x's shape.
   void (*softmax)(const View& y, const View& x, int axis, bool logarithm);
@@ -116,7 +116,6 @@ struct Kernels {
 
   // ---- convolution: x (N, Ci, D, H, W), w (Co, Ci / groups, kD, kH, kW), y (N, Co, D', H', W').
   // Output position o and tap k meet input position o * stride - padding + k * dilation.
-  // f32, f64, bf16 and f16; halves are summed in f32 and rounded once.
   void (*conv_forward)(const View& y, const View& x, const View& w, const ConvEpilogue& epilogue,
                        const ConvGeometry& geometry);
   /// x from y: the gradient of conv_forward in its input, and conv_transpose forward (bias over x's channels).
@@ -151,8 +150,7 @@ struct Kernels {
   // ---- indexing
   // An index out of range is an error of `op`, a string literal: on the CPU at once, on CUDA at the next wait for the
   // device; until then it yields NaN or 0, or adds nothing.
-  /// out[.., i, ..] = in[.., index[.., i, ..], ..] along `axis`; index i64 of out's shape. Any dtype of 1, 4 or 8
-  /// bytes.
+  /// out[.., i, ..] = in[.., index[.., i, ..], ..] along `axis`; index i64 of out's shape. Any dtype.
   void (*gather)(const char* op, const View& out, const View& in, const View& index, int axis);
   /// out is zero, then out[.., index[.., i, ..], ..] += in[.., i, ..] in the order of i.
   void (*scatter_add)(const char* op, const View& out, const View& in, const View& index, int axis);

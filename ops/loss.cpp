@@ -1,9 +1,10 @@
-// Losses, composed of elementwise operators and a reduction.
+// Losses, composed of elementwise operators and a reduction; in float32 if the input is of halves.
 #include "ops/loss.h"
 
 #include "ops/checks.h"
 #include "ops/create.h"
 #include "ops/elementwise.h"
+#include "ops/halves.h"
 #include "ops/index.h"
 #include "ops/reduce.h"
 #include "ops/shape.h"
@@ -20,32 +21,33 @@ void check_pair(const char* op, const Tensor& input, const Tensor& target) {
         " differ in shape");
 }
 
-Tensor reduced(const Tensor& losses, Reduction reduction) {
-  if (reduction == Reduction::none) return losses;
-  return reduction == Reduction::sum ? sum(losses) : mean(losses);
+/// The losses, or their sum or mean, rounded to `dtype`.
+Tensor reduced(const Tensor& losses, Reduction reduction, DType dtype) {
+  if (reduction == Reduction::none) return losses.to(dtype);
+  return (reduction == Reduction::sum ? sum(losses) : mean(losses)).to(dtype);
 }
 
 }  // namespace
 
 Tensor mse_loss(const Tensor& input, const Tensor& target, Reduction reduction) {
   check_pair("mse_loss", input, target);
-  const Tensor difference = input - target;
-  return reduced(difference * difference, reduction);
+  const Tensor difference = widened(input) - widened(target);
+  return reduced(difference * difference, reduction, input.dtype());
 }
 
 Tensor l1_loss(const Tensor& input, const Tensor& target, Reduction reduction) {
   check_pair("l1_loss", input, target);
-  return reduced(abs(input - target), reduction);
+  return reduced(abs(widened(input) - widened(target)), reduction, input.dtype());
 }
 
 Tensor smooth_l1_loss(const Tensor& input, const Tensor& target, Reduction reduction, double beta) {
   check_pair("smooth_l1_loss", input, target);
   check(std::isfinite(beta) && beta >= 0, "smooth_l1_loss", "beta must be finite and not negative, got ", beta);
   if (beta == 0) return l1_loss(input, target, reduction);
-  const Tensor difference = input - target;
+  const Tensor difference = widened(input) - widened(target);
   const Tensor distance = abs(difference);
   const Tensor near = lt(distance, beta);
-  return reduced(where(near, difference * difference * (0.5 / beta), distance - 0.5 * beta), reduction);
+  return reduced(where(near, difference * difference * (0.5 / beta), distance - 0.5 * beta), reduction, input.dtype());
 }
 
 Tensor binary_cross_entropy_with_logits(const Tensor& input, const Tensor& target, Reduction reduction) {
@@ -53,8 +55,9 @@ Tensor binary_cross_entropy_with_logits(const Tensor& input, const Tensor& targe
   // -log sigmoid(x) = softplus(-x) and -log(1 - sigmoid(x)) = softplus(x): neither overflows, and as both are
   // positive their sum cancels nothing. Beyond the threshold softplus(x) is x to the last bit of a double.
   constexpr double kThreshold = 40;
-  const Tensor as_one = softplus(neg(input), 1, kThreshold), as_zero = softplus(input, 1, kThreshold);
-  return reduced(target * as_one + (1.0 - target) * as_zero, reduction);
+  const Tensor x = widened(input), y = widened(target);
+  const Tensor as_one = softplus(neg(x), 1, kThreshold), as_zero = softplus(x, 1, kThreshold);
+  return reduced(y * as_one + (1.0 - y) * as_zero, reduction, input.dtype());
 }
 
 Tensor cross_entropy(const Tensor& input, const Tensor& target, Reduction reduction) {
@@ -75,8 +78,8 @@ Tensor cross_entropy(const Tensor& input, const Tensor& target, Reduction reduct
     check(least >= 0 && most < input.size(1), kOp, "target class ", least < 0 ? least : most, " is outside [0, ",
           input.size(1), ')');
   }
-  const Tensor picked = gather_as(kOp, log_softmax(input, 1), 1, unsqueeze(target, 1));
-  return reduced(neg(squeeze(picked, 1)), reduction);
+  const Tensor picked = gather_as(kOp, log_softmax(widened(input), 1), 1, unsqueeze(target, 1));
+  return reduced(neg(squeeze(picked, 1)), reduction, input.dtype());
 }
 
 }  // namespace voxgrad

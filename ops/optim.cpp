@@ -20,8 +20,8 @@ struct List {
 void check_lists(const char* op, TensorSpan params, std::initializer_list<List> lists) {
   for (size_t i = 0; i < params.size(); ++i) {
     check(params[i].defined(), op, "parameter ", i, " is undefined");
-    check(params[i].dtype() == f32 || params[i].dtype() == f64, op, "parameters must be f32 or f64, parameter ", i,
-          " is ", describe(params[i]));
+    check(is_floating(params[i].dtype()), op, "parameters must have a floating dtype, parameter ", i, " is ",
+          describe(params[i]));
     check(params[i].is_contiguous(), op, "parameter ", i, " is not contiguous: ", describe(params[i]));
   }
   for (const List& list : lists) {

@@ -2,8 +2,9 @@
 // one element stands in ops/optim_step.h.
 //
 // All three: the lists run in parallel, and one that the options do not use is empty. Gradients and state have their
-// parameter's shape, dtype (f32 or f64) and device, which need not be the same for all parameters; parameters and state
-// are contiguous. Nothing is recorded by autograd. They throw Error, before anything is changed, for what does not fit.
+// parameter's shape, dtype (a floating one) and device, which need not be the same for all parameters; parameters and
+// state are contiguous. Nothing is recorded by autograd. They throw Error, before anything is changed, for what does
+// not fit.
 #pragma once
 
 #include <cstdint>

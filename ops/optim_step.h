@@ -1,7 +1,9 @@
 // One element's step of each optimizer, once for both devices. Constants are worked out on the host in double,
-// as PyTorch does, and rounded to T once.
+// as PyTorch does, and rounded to T once. T is compute_t of
+// the parameters.
 #pragma once
 
+#include <array>
 #include <cmath>
 
 #include "ops/kernels.h"
@@ -110,5 +112,61 @@ struct RmspropUpdate {
     }
   }
 };
+
+/// RmspropUpdate with the state that there is, in order.
+template <class T>
+struct RmspropOfState {
+  RmspropUpdate<T> update;
+  bool has_momentum;
+
+  VG_HOST_DEVICE void operator()(T& param, T grad, T& square) const { update(param, grad, square, nullptr, nullptr); }
+  VG_HOST_DEVICE void operator()(T& param, T grad, T& square, T& other) const {
+    update(param, grad, square, has_momentum ? &other : nullptr, has_momentum ? nullptr : &other);
+  }
+  VG_HOST_DEVICE void operator()(T& param, T grad, T& square, T& momentum, T& average) const {
+    update(param, grad, square, &momentum, &average);
+  }
+};
+
+/// Calls run(update, which of StepViews::state are its own, in order) for each optimizer; T is compute_t.
+template <class T, class F>
+void with_update(const SgdStep& step, const F& run) {
+  const SgdUpdate<T> update(step);
+  if (step.momentum != 0)
+    run(update, std::array{0});
+  else
+    run(update, std::array<int, 0>{});
+}
+template <class T, class F>
+void with_update(const AdamStep& step, const F& run) {
+  const AdamUpdate<T> update(step);
+  if (step.amsgrad)
+    run(update, std::array{0, 1, 2});
+  else
+    run(update, std::array{0, 1});
+}
+template <class T, class F>
+void with_update(const RmspropStep& step, const F& run) {
+  const bool momentum = step.momentum != 0;
+  const RmspropOfState<T> update{RmspropUpdate<T>(step), momentum};
+  if (momentum && step.centered)
+    run(update, std::array{0, 1, 2});
+  else if (momentum || step.centered)
+    run(update, std::array{0, momentum ? 1 : 2});
+  else
+    run(update, std::array{0});
+}
+
+/// One element: parameter and state are loaded, updated in compute_t<T> and stored.
+template <class Update, class T, class... State>
+VG_HOST_DEVICE void update_element(const Update& update, T& param, const T& grad, State&... state) {
+  using C = compute_t<T>;
+  const auto stored = [&](C p, auto... s) {
+    update(p, convert<C>(grad), s...);
+    param = convert<T>(p);
+    ((state = convert<T>(s)), ...);
+  };
+  stored(convert<C>(param), convert<C>(state)...);
+}
 
 }  // namespace voxgrad

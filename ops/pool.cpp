@@ -112,13 +112,13 @@ MaxPoolResult max_pool(const Tensor& x, const Windows& w, const Triple& pooled) 
   return {y, indices};
 }
 
-/// How many inputs each window along one axis holds, shaped to broadcast over a volume.
-Tensor window_counts(const Windows& w, int axis, int64_t in, int64_t out, TensorOptions options) {
+/// How many inputs each window along one axis holds, times `scale`, shaped to broadcast over a volume.
+Tensor window_counts(const Windows& w, int axis, int64_t in, int64_t out, double scale, TensorOptions options) {
   std::vector<double> counts;
   for (int64_t o = 0; o < out; ++o) {
     const int64_t start = o * w.stride[axis] - w.padding[axis];
     const int64_t end = std::min(start + w.kernel_size[axis], in);
-    counts.push_back(static_cast<double>(end - std::max<int64_t>(start, 0)));
+    counts.push_back(scale * static_cast<double>(end - std::max<int64_t>(start, 0)));
   }
   Shape shape{1, 1, 1, 1, 1};
   shape[axis + kFirstSpatial] = out;
@@ -134,9 +134,12 @@ Tensor average(const Tensor& x, const Windows& w, const Triple& size, bool count
     box.stride = w.stride[i];
     box.padding = w.padding[i];
     y = resample(y, i + kFirstSpatial, box, size[i]);
-    if (divisor) y = y * window_counts(w, i, x.size(i + kFirstSpatial), size[i], x.options());
+    if (!divisor) continue;
+    // Divided first, so that no product is larger than the result.
+    const double scale = i == 0 ? 1 / static_cast<double>(*divisor) : 1;
+    y = y * window_counts(w, i, x.size(i + kFirstSpatial), size[i], scale, x.options());
   }
-  return divisor ? y * (1.0 / static_cast<double>(*divisor)) : y;
+  return y;
 }
 
 // ---- interpolation

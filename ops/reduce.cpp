@@ -3,6 +3,7 @@
 #include "core/autograd.h"
 #include "ops/checks.h"
 #include "ops/elementwise.h"
+#include "ops/halves.h"
 #include "ops/kernels.h"
 #include "ops/shape.h"
 
@@ -47,6 +48,12 @@ Tensor sum_keep(const Tensor& x, const Shape& shape) {
                 [from = x.shape()](const Tensor& g) { return Tensors{expand(g, from)}; });
 }
 
+/// sum_keep(x, shape) / count, rounded once.
+Tensor mean_keep(const Tensor& x, const Shape& shape, double count) {
+  return record("mean", reduce(ReduceOp::mean, x, shape), {x},
+                [from = x.shape(), count](const Tensor& g) { return Tensors{expand(affine(g, 1 / count, 0), from)}; });
+}
+
 double reduced_count(const Tensor& x, const Shape& kept) {
   const int64_t groups = numel(kept);
   return groups > 0 ? static_cast<double>(x.numel()) / static_cast<double>(groups) : 0;
@@ -72,7 +79,7 @@ Tensor sum(const Tensor& x, const Axes& axes, bool keepdim) {
 Tensor mean(const Tensor& x, const Axes& axes, bool keepdim) {
   const Shape kept = kept_shape("mean", x, axes);
   check_floating("mean", x);
-  return drop_axes(affine(sum_keep(x, kept), 1 / reduced_count(x, kept), 0), axes, keepdim);
+  return drop_axes(mean_keep(x, kept, reduced_count(x, kept)), axes, keepdim);
 }
 
 Tensor amax(const Tensor& x, const Axes& axes, bool keepdim) {
@@ -88,9 +95,10 @@ Tensor var(const Tensor& x, const Axes& axes, int64_t correction, bool keepdim) 
   const double count = reduced_count(x, kept);
   check(count > static_cast<double>(correction), "var", "needs more than ", correction, " elements to a group, got ",
         count, " from ", x.shape());
-  const Tensor centered = x - affine(sum_keep(x, kept), 1 / count, 0);
+  const Tensor wide = widened(x), centered = wide - mean_keep(wide, kept, count);
   const Tensor squares = sum_keep(centered * centered, kept);
-  return drop_axes(affine(squares, 1 / (count - static_cast<double>(correction)), 0), axes, keepdim);
+  const Tensor variance = affine(squares, 1 / (count - static_cast<double>(correction)), 0);
+  return drop_axes(variance.to(x.dtype()), axes, keepdim);
 }
 
 Tensor sum_to(const Tensor& x, const Shape& shape) {

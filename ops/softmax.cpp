@@ -2,6 +2,7 @@
 #include "core/autograd.h"
 #include "ops/checks.h"
 #include "ops/elementwise.h"
+#include "ops/halves.h"
 #include "ops/kernels.h"
 #include "ops/reduce.h"
 #include "ops/shape.h"
@@ -18,8 +19,9 @@ Tensor run(const char* op, const Tensor& x, int64_t axis, bool logarithm) {
   kernels(x.device()).softmax(y.view_out(), x.view_in(), static_cast<int>(axis), logarithm);
   return record(op, y, {x}, [axis, logarithm](const Tensor& grad, const Tensor& output) {
     const Dims axes{axis};
-    if (logarithm) return Tensors{grad - exp(output) * sum(grad, axes, true)};
-    return Tensors{output * (grad - sum(grad * output, axes, true))};
+    const Tensor g = widened(grad), out = widened(output);
+    const Tensor dx = logarithm ? g - exp(out) * sum(g, axes, true) : out * (g - sum(g * out, axes, true));
+    return Tensors{dx.to(grad.dtype())};
   });
 }
 

@@ -5,6 +5,7 @@
 #include "core/autograd.h"
 #include "ops/create.h"
 #include "ops/elementwise.h"
+#include "ops/halves.h"
 #include "ops/reduce.h"
 #include "ops/shape.h"
 
@@ -18,8 +19,6 @@ Tensors gradients(const char* op, const Tensors& params) {
     check(params[i].defined(), op, "parameter ", i, " is undefined");
     const Tensor grad = params[i].grad();
     if (!grad.defined() || grad.numel() == 0) continue;
-    check(grad.dtype() == f32 || grad.dtype() == f64, op, "gradients must be f32 or f64, that of parameter ", i, " is ",
-          describe(grad));
     for (int64_t axis = 0; axis < grad.dim(); ++axis)
       check(grad.strides()[axis] != 0 || grad.size(axis) == 1, op, "the gradient of parameter ", i,
             " is an expanded view: ", describe(grad));
@@ -28,7 +27,8 @@ Tensors gradients(const char* op, const Tensors& params) {
   return grads;
 }
 
-Tensor norm(const Tensor& x, double type) {
+Tensor norm(const Tensor& gradient, double type) {
+  const Tensor x = widened(gradient);
   if (std::isinf(type)) return amax(abs(x));
   if (type == 2) return sqrt(sum(mul(x, x)));
   return pow(sum(pow(abs(x), type)), 1 / type);
@@ -43,7 +43,7 @@ Tensor clip_grad_norm_(const Tensors& params, double max_norm, const ClipOptions
   NoGradGuard no_grad;
   const Tensors grads = gradients("clip_grad_norm_", params);
   if (grads.empty()) return zeros({});
-  const TensorOptions common = grads[0].options();
+  const TensorOptions common{is_half(grads[0].dtype()) ? f32 : grads[0].dtype(), grads[0].device()};
   Tensors norms;
   for (const Tensor& grad : grads) norms.push_back(norm(grad, options.norm_type).to(common.device, common.dtype));
   const Tensor total = norm(stack(norms), options.norm_type);
@@ -51,7 +51,10 @@ Tensor clip_grad_norm_(const Tensors& params, double max_norm, const ClipOptions
     check(std::isfinite(total.item()), "clip_grad_norm_", "the norm of the gradients is ", total.item(),
           "; they were left alone");
   const Tensor factor = clamp(max_norm / (total + 1e-6), 0, 1);
-  for (const Tensor& grad : grads) grad.copy_(mul(grad, factor.to(grad.device(), grad.dtype())));
+  for (const Tensor& grad : grads) {
+    const Tensor wide = widened(grad);
+    grad.copy_(mul(wide, factor.to(wide.device(), wide.dtype())));
+  }
   return total;
 }
 

@@ -12,10 +12,9 @@ struct ClipOptions {
 
 /// Scales all gradients in place so that their norm, taken together, is at most max_norm: by
 /// max_norm / (norm + 1e-6) where that is below 1, as in PyTorch. Returns the norm before that, a tensor without
-/// axes on the first gradient's device; nothing waits for it. Parameters without a gradient do not count; if none
-/// has one, the norm is 0.
-/// Throws, before anything is changed, unless max_norm >= 0 is finite, all of `params` are defined, and their gradients
-/// are f32 or f64 and no expanded views.
+/// axes on the first gradient's device, f32 if that is of halves; nothing waits for it. Parameters without a gradient
+/// do not count; if none has one, the norm is 0. Throws, before anything is changed, unless max_norm >= 0 is finite,
+/// all of `params` are defined, and their gradients are no expanded views.
 Tensor clip_grad_norm_(const Tensors& params, double max_norm, const ClipOptions& options = {});
 
 /// Limits every element of every gradient to [-clip_value, clip_value], in place. Throws as clip_grad_norm_ does.

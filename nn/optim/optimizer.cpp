@@ -49,8 +49,8 @@ Optimizer::Optimizer(const char* name, const std::vector<Tensors>& groups) : nam
       const size_t index = slots_.size();
       check(param.defined(), name, "parameter ", index, " is undefined");
       check(param.is_leaf(), name, "parameter ", index, " is the result of an operation, not a leaf");
-      check(param.dtype() == f32 || param.dtype() == f64, name, "parameters must be f32 or f64, parameter ", index,
-            " is ", describe(param));
+      check(is_floating(param.dtype()), name, "parameters must have a floating dtype, parameter ", index, " is ",
+            describe(param));
       check(param.is_contiguous(), name, "parameter ", index, " is not contiguous: ", describe(param));
       check(seen.insert(param.body().get()).second, name, "parameter ", index, " appears twice");
       slots_.push_back({.param = param, .group = group});
@@ -70,8 +70,6 @@ void Optimizer::check_gradients() const {
     if (!grad.defined()) continue;
     const bool fits = grad.shape() == param.shape() && grad.dtype() == param.dtype() && grad.device() == param.device();
     check(fits, name_, "parameter ", i, " is ", describe(param), ", its gradient is ", describe(grad));
-    check(param.dtype() == f32 || param.dtype() == f64, name_, "parameter ", i, " must be f32 or f64, it is ",
-          describe(param));
     for (const Tensor& buffer : slots_[i].buffers)
       check(!buffer.defined() || (buffer.device() == param.device() && buffer.dtype() == param.dtype()), name_,
             "the state of parameter ", i, " is ", describe(buffer), ", the parameter is ", describe(param),

@@ -33,8 +33,9 @@ struct BufferSpec {
 inline constexpr size_t kMaxBuffers = 3;
 using BufferSpecs = std::vector<BufferSpec>;
 
-/// Changes parameters by their gradients. The parameters must be contiguous f32 or f64 leaves, each given once, that
-/// share no memory. For one thread at a time, while no other uses the parameters.
+/// Changes parameters by their gradients. The parameters must be contiguous floating leaves, each given once, that
+/// share no memory; their state has their dtype, arithmetic on halves is float32's. For one thread at a time, while no
+/// other uses the parameters.
 class Optimizer {
  public:
   Optimizer(const Optimizer&) = delete;

@@ -1,4 +1,7 @@
 // Reading and adding at indices along one axis.
+#include <type_traits>
+#include <vector>
+
 #include "core/dtype.h"
 #include "core/error.h"
 #include "ops/cpu/kernels.h"
@@ -25,9 +28,9 @@ void for_lines(int64_t length, int64_t count, bool axis_inside, F&& f) {
   }
 }
 
-/// `indexed` is the view that is addressed by `index`; `plain` has index's shape. f(element of plain, element of
-/// indexed).
-template <class T, class F>
+/// `indexed` is the view of Q that is addressed by `index`; `plain`, of P, has index's shape. f(element of plain,
+/// element of indexed).
+template <class P, class Q, class F>
 void for_indexed(const char* op, const View& plain, const View& indexed, const View& index, int axis, F&& f) {
   const auto nest = make_nest(axis, plain, indexed, index);
   const Offsets<3> across = nest.inner_stride();
@@ -36,8 +39,8 @@ void for_indexed(const char* op, const View& plain, const View& indexed, const V
   for_each_row(
       nest,
       [&](const Offsets<3>& offset, int64_t count) {
-        T* p = plain.as<T>() + offset[0];
-        T* q = indexed.as<T>() + offset[1];
+        P* p = plain.as<P>() + offset[0];
+        Q* q = indexed.as<Q>() + offset[1];
         const int64_t* at = index.as<const int64_t>() + offset[2];
         for_lines(length, count, axis_inside, [&](int64_t k, int64_t j) {
           const int64_t i = checked(op, at[k * index.stride[axis] + j * across[2]], size, axis);
@@ -51,24 +54,28 @@ void for_indexed(const char* op, const View& plain, const View& indexed, const V
 
 void gather(const char* op, const View& out, const View& in, const View& index, int axis) {
   const auto run = [&]<class Word>() {
-    for_indexed<Word>(op, out, in, index, axis, [](Word& to, const Word& from) { to = from; });
+    for_indexed<Word, Word>(op, out, in, index, axis, [](Word& to, const Word& from) { to = from; });
   };
   switch (item_size(out.dtype)) {
     case 1:
       return run.template operator()<uint8_t>();
+    case 2:
+      return run.template operator()<uint16_t>();
     case 4:
       return run.template operator()<uint32_t>();
-    case 8:
-      return run.template operator()<uint64_t>();
     default:
-      no_kernel("gather", "CPU", out.dtype);
+      return run.template operator()<uint64_t>();
   }
 }
 
 void scatter_add(const char* op, const View& out, const View& in, const View& index, int axis) {
-  dispatch(WideFloats(), in.dtype, "scatter_add", "CPU", [&]<class T>() {
-    fill(out, 0);
-    for_indexed<T>(op, in, out, index, axis, [](const T& from, T& to) { to += from; });
+  dispatch(Floats(), in.dtype, "scatter_add", "CPU", [&]<class T>() {
+    using C = compute_t<T>;
+    std::vector<C> wide(std::is_same_v<T, C> ? 0 : static_cast<size_t>(out.numel()));
+    const View sums = std::is_same_v<T, C> ? out : dense_like(out, wide.data(), dtype_of<C>);
+    fill(sums, 0);
+    for_indexed<T, C>(op, in, sums, index, axis, [](const T& from, C& to) { to += from; });
+    if (sums.data != out.data) copy(out, sums);
   });
 }
 

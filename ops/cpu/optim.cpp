@@ -18,50 +18,27 @@ void for_each_element(const View& param, F step) {
   });
 }
 
-/// Calls body(views, element of the params' type) for every parameter.
-template <class F>
-void for_each_param(const char* op, std::span<const StepViews> params, const F& body) {
+/// Steps all parameters, of whatever types.
+template <class Step>
+void step_all(const char* op, std::span<const StepViews> params, const Step& step) {
   for (const StepViews& views : params)
-    dispatch(WideFloats(), views.param.dtype, op, "CPU", [&]<class T>() { body(views, T()); });
+    dispatch(Floats(), views.param.dtype, op, "CPU", [&]<class T>() {
+      with_update<compute_t<T>>(step, [&]<size_t n>(const auto& update, const std::array<int, n>& states) {
+        [&]<size_t... k>(std::index_sequence<k...>) {
+          T* p = views.param.as<T>();
+          const T* g = views.grad.as<const T>();
+          const std::array<T*, n> s{views.state[states[k]].template as<T>()...};
+          for_each_element(views.param, [=](int64_t i) { update_element(update, p[i], g[i], s[k][i]...); });
+        }
+        (std::make_index_sequence<n>());
+      });
+    });
 }
 
 }  // namespace
 
-void sgd(std::span<const StepViews> params, const SgdStep& step) {
-  for_each_param("sgd", params, [&]<class T>(const StepViews& views, T) {
-    const SgdUpdate<T> update(step);
-    T *p = views.param.as<T>(), *buffer = views.state[0].as<T>();
-    const T* g = views.grad.as<const T>();
-    if (step.momentum != 0)
-      for_each_element(views.param, [=](int64_t i) { update(p[i], g[i], buffer[i]); });
-    else
-      for_each_element(views.param, [=](int64_t i) { update(p[i], g[i]); });
-  });
-}
-
-void adam(std::span<const StepViews> params, const AdamStep& step) {
-  for_each_param("adam", params, [&]<class T>(const StepViews& views, T) {
-    const AdamUpdate<T> update(step);
-    T *p = views.param.as<T>(), *m = views.state[0].as<T>(), *v = views.state[1].as<T>(), *top = views.state[2].as<T>();
-    const T* g = views.grad.as<const T>();
-    if (step.amsgrad)
-      for_each_element(views.param, [=](int64_t i) { update(p[i], g[i], m[i], v[i], top[i]); });
-    else
-      for_each_element(views.param, [=](int64_t i) { update(p[i], g[i], m[i], v[i]); });
-  });
-}
-
-void rmsprop(std::span<const StepViews> params, const RmspropStep& step) {
-  for_each_param("rmsprop", params, [&]<class T>(const StepViews& views, T) {
-    const RmspropUpdate<T> update(step);
-    T *p = views.param.as<T>(), *s = views.state[0].as<T>();
-    T* buffer = step.momentum != 0 ? views.state[1].as<T>() : nullptr;
-    T* average = step.centered ? views.state[2].as<T>() : nullptr;
-    const T* g = views.grad.as<const T>();
-    for_each_element(views.param, [=](int64_t i) {
-      update(p[i], g[i], s[i], buffer ? buffer + i : nullptr, average ? average + i : nullptr);
-    });
-  });
-}
+void sgd(std::span<const StepViews> params, const SgdStep& step) { step_all("sgd", params, step); }
+void adam(std::span<const StepViews> params, const AdamStep& step) { step_all("adam", params, step); }
+void rmsprop(std::span<const StepViews> params, const RmspropStep& step) { step_all("rmsprop", params, step); }
 
 }  // namespace voxgrad::cpu

@@ -50,7 +50,7 @@ struct RowMaxima {
 /// The row (od, oh) of one volume's output.
 template <class T>
 void pool_row(RowMaxima<T>& row, const T* x, const View& v, const PoolGeometry& g, int64_t od, int64_t oh) {
-  std::fill(row.values.begin(), row.values.end(), -std::numeric_limits<T>::infinity());
+  std::fill(row.values.begin(), row.values.end(), convert<T>(-std::numeric_limits<compute_t<T>>::infinity()));
   std::fill(row.indices.begin(), row.indices.end(), -1);
   const TapRange d(g, 0, od, v.size[2]), h(g, 1, oh, v.size[3]);
   for (int64_t kd = d.begin; kd < d.end; ++kd)
@@ -68,7 +68,7 @@ void max_pool(const View& y, const View& indices, const View& x, const PoolGeome
   if (y.numel() == 0) return;
   const int64_t depth = y.size[2], height = y.size[3], width = y.size[4];
   const int64_t taps = geometry.kernel_size[0] * geometry.kernel_size[1] * geometry.kernel_size[2];
-  dispatch(WideFloats(), x.dtype, "max_pool", "CPU", [&]<class T>() {
+  dispatch(Floats(), x.dtype, "max_pool", "CPU", [&]<class T>() {
     parallel_for(y.size[0] * y.size[1] * depth, grain_of(height * width * taps), [&](int64_t begin, int64_t end) {
       RowMaxima<T> row{std::vector<T>(static_cast<size_t>(width)), std::vector<int64_t>(static_cast<size_t>(width))};
       for (int64_t i = begin; i < end; ++i) {
@@ -88,27 +88,29 @@ void max_pool(const View& y, const View& indices, const View& x, const PoolGeome
 }
 
 void max_pool_backward(const View& dx, const View& dy, const View& indices, const PoolGeometry&) {
-  fill(dx, 0);
-  if (dx.numel() == 0) return;
-  const int64_t height = dx.size[3], width = dx.size[4];
-  dispatch(WideFloats(), dy.dtype, "max_pool_backward", "CPU", [&]<class T>() {
+  const int64_t depth = dx.size[2], height = dx.size[3], width = dx.size[4];
+  dispatch(Floats(), dy.dtype, "max_pool_backward", "CPU", [&]<class T>() {
     // Windows may overlap: a volume belongs to one thread.
-    parallel_for(
-        dy.size[0] * dy.size[1], grain_of(dy.size[2] * dy.size[3] * dy.size[4]), [&](int64_t begin, int64_t end) {
-          for (int64_t i = begin; i < end; ++i) {
-            T* out = volume<T>(dx, i);
-            const T* in = volume<const T>(dy, i);
-            const int64_t* index = volume<const int64_t>(indices, i);
-            for (int64_t d = 0; d < dy.size[2]; ++d)
-              for (int64_t h = 0; h < dy.size[3]; ++h)
-                for (int64_t w = 0; w < dy.size[4]; ++w) {
-                  const int64_t at = index[d * indices.stride[2] + h * indices.stride[3] + w * indices.stride[4]];
-                  if (at < 0) continue;
-                  out[at / width / height * dx.stride[2] + at / width % height * dx.stride[3] +
-                      at % width * dx.stride[4]] += in[d * dy.stride[2] + h * dy.stride[3] + w * dy.stride[4]];
-                }
-          }
-        });
+    parallel_for(dx.size[0] * dx.size[1], grain_of(depth * height * width), [&](int64_t begin, int64_t end) {
+      std::vector<compute_t<T>> sums(static_cast<size_t>(depth * height * width));
+      for (int64_t i = begin; i < end; ++i) {
+        std::fill(sums.begin(), sums.end(), compute_t<T>(0));
+        const T* in = volume<const T>(dy, i);
+        const int64_t* index = volume<const int64_t>(indices, i);
+        for (int64_t d = 0; d < dy.size[2]; ++d)
+          for (int64_t h = 0; h < dy.size[3]; ++h)
+            for (int64_t w = 0; w < dy.size[4]; ++w) {
+              const int64_t at = index[d * indices.stride[2] + h * indices.stride[3] + w * indices.stride[4]];
+              if (at >= 0) sums[static_cast<size_t>(at)] += in[d * dy.stride[2] + h * dy.stride[3] + w * dy.stride[4]];
+            }
+        T* out = volume<T>(dx, i);
+        size_t at = 0;
+        for (int64_t d = 0; d < depth; ++d)
+          for (int64_t h = 0; h < height; ++h)
+            for (int64_t w = 0; w < width; ++w)
+              out[d * dx.stride[2] + h * dx.stride[3] + w * dx.stride[4]] = convert<T>(sums[at++]);
+      }
+    });
   });
 }
 

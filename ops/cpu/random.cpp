@@ -9,19 +9,20 @@
 namespace voxgrad::cpu {
 namespace {
 
-/// y[counter's elements] = draw(uniforms of the counter, place among them).
+/// y[counter's elements] = draw<T>(uniforms of the counter, place among them).
 template <class F>
 void generate(const char* op, const View& out, GeneratorState state, F&& draw) {
-  dispatch(WideFloats(), out.dtype, op, "CPU", [&]<class T>() {
+  dispatch(Floats(), out.dtype, op, "CPU", [&]<class T>() {
     constexpr int64_t n = kUniformsPerCounter<T>;
     const int64_t count = out.numel();
     T* y = out.as<T>();
     parallel_for((count + n - 1) / n, kGrain / 64, [&](int64_t begin, int64_t end) {
       for (int64_t c = begin; c < end; ++c) {
         const Philox4 words = philox(state.seed, state.offset + static_cast<uint64_t>(c));
-        T uniforms[n], values[n];
-        for (int64_t j = 0; j < n; ++j) uniforms[j] = uniform_of<T>(words, static_cast<uint64_t>(j));
-        for (int64_t j = 0; j < n; ++j) values[j] = draw(static_cast<const T*>(uniforms), j);
+        compute_t<T> uniforms[n];
+        T values[n];
+        for (int64_t j = 0; j < n; ++j) uniforms[j] = uniform_of<compute_t<T>>(words, static_cast<uint64_t>(j));
+        for (int64_t j = 0; j < n; ++j) values[j] = draw.template operator()<T>(uniforms, j);
         std::copy_n(values, std::min(n, count - c * n), y + c * n);
       }
     });
@@ -31,12 +32,13 @@ void generate(const char* op, const View& out, GeneratorState state, F&& draw) {
 }  // namespace
 
 void uniform(const View& out, GeneratorState state) {
-  generate("uniform", out, state, [](const auto* u, int64_t j) { return u[j]; });
+  generate("uniform", out, state, []<class T>(const auto* u, int64_t j) { return rounded_uniform<T>(u[j]); });
 }
 
 void normal(const View& out, GeneratorState state) {
-  generate("normal", out, state,
-           [](const auto* u, int64_t j) { return normal_of(u[j / 2 * 2], u[j / 2 * 2 + 1], j % 2 != 0); });
+  generate("normal", out, state, []<class T>(const auto* u, int64_t j) {
+    return convert<T>(normal_of(u[j / 2 * 2], u[j / 2 * 2 + 1], j % 2 != 0));
+  });
 }
 
 }  // namespace voxgrad::cpu

@@ -80,7 +80,8 @@ struct Reduction {
   Nest<1> reduced;  // in
   int64_t length;   // elements that make one output
   int64_t chunks = 1;
-  bool columns;  // neighbouring outputs lie closer in memory than neighbouring terms: fold many outputs at once
+  double scale = 1;  // of sums
+  bool columns;      // neighbouring outputs lie closer in memory than neighbouring terms: fold many outputs at once
 
   Reduction(const View& out, const View& input) : in(input.as<const T>()) {
     int64_t slot = out.numel();
@@ -130,6 +131,12 @@ struct Reduction {
   }
 
   template <class Out>
+  Out rounded(A total) const {
+    if constexpr (std::is_floating_point_v<A>) return convert<Out>(total * static_cast<A>(scale));
+    return convert<Out>(total);
+  }
+
+  template <class Out>
   void run(const View& out) const {
     const Offsets<3> step = kept.inner_stride();
     const int64_t outputs = kept.numel();
@@ -150,7 +157,7 @@ struct Reduction {
         if (chunks > 1)
           partial[static_cast<size_t>(offset[2] + j * step[2])] = result[j];
         else
-          out.as<Out>()[offset[1] + j * step[1]] = convert<Out>(result[j]);
+          out.as<Out>()[offset[1] + j * step[1]] = rounded<Out>(result[j]);
       }
     };
     const int64_t terms = std::max<int64_t>(1, length / chunks);
@@ -161,7 +168,7 @@ struct Reduction {
         A total = Op::template start<A>();
         for (int64_t c = 0; c < chunks; ++c)
           total = Op::combine(total, partial[static_cast<size_t>(c * outputs + offset[2] + j * step[2])]);
-        out.as<Out>()[offset[1] + j * step[1]] = convert<Out>(total);
+        out.as<Out>()[offset[1] + j * step[1]] = rounded<Out>(total);
       }
     });
   }
@@ -171,8 +178,12 @@ struct Reduction {
 
 void reduce(ReduceOp op, const View& out, const View& in) {
   if (out.numel() == 0) return;
-  const auto run = [&]<class Op, class T, class Out>() { Reduction<Op, T>(out, in).template run<Out>(out); };
-  if (op == ReduceOp::sum)
+  const auto run = [&]<class Op, class T, class Out>() {
+    Reduction<Op, T> reduction(out, in);
+    if (op == ReduceOp::mean) reduction.scale = 1 / static_cast<double>(reduction.length);
+    reduction.template run<Out>(out);
+  };
+  if (op == ReduceOp::sum || op == ReduceOp::mean)
     return dispatch(Anything(), in.dtype, "sum", "CPU", [&]<class T>() {
       run.template operator()<Sum, T, std::conditional_t<std::is_floating_point_v<compute_t<T>>, T, int64_t>>();
     });

@@ -58,7 +58,7 @@ void apply_to_line(const SparseMatrix& matrix, const Offsets<2>& along, T* y, co
     double sum = 0;
     for (size_t e = matrix.begin[r]; e < matrix.begin[r + 1]; ++e)
       sum += matrix.entries[e].weight * static_cast<double>(x[matrix.entries[e].column * along[1]]);
-    y[static_cast<int64_t>(r) * along[0]] = static_cast<T>(sum);
+    y[static_cast<int64_t>(r) * along[0]] = convert<T>(sum);
   }
 }
 
@@ -75,7 +75,7 @@ void apply_to_lines(const SparseMatrix& matrix, const Offsets<2>& along, const O
       for (int64_t j = 0; j < count; ++j) sums[j] += weight * static_cast<double>(in[j]);
     }
     T* out = y + static_cast<int64_t>(r) * along[0];
-    for (int64_t j = 0; j < count; ++j) out[j * across[0]] = static_cast<T>(sums[j]);
+    for (int64_t j = 0; j < count; ++j) out[j * across[0]] = convert<T>(sums[j]);
   }
 }
 
@@ -89,7 +89,7 @@ void resample(const View& out, const View& in, int axis, const Resample& map, bo
   const auto nest = make_nest(axis, out, in);
   const Offsets<2> along{out.stride[axis], in.stride[axis]}, across = nest.inner_stride();
   const int64_t work = static_cast<int64_t>(matrix.entries.size()) + outputs;
-  dispatch(WideFloats(), in.dtype, "resample", "CPU", [&]<class T>() {
+  dispatch(Floats(), in.dtype, "resample", "CPU", [&]<class T>() {
     for_each_row(
         nest,
         [&](const Offsets<2>& offset, int64_t count) {

@@ -67,6 +67,29 @@ void softmax_row(T* y, const T* x, int64_t length, bool logarithm) {
   }
 }
 
+/// The same of `count` rows of any steps.
+template <class T>
+void softmax_rows(T* y, const T* x, const Offsets<2>& along, const Offsets<2>& across, int64_t length, int64_t count,
+                  bool logarithm) {
+  using C = compute_t<T>;
+  if constexpr (!std::is_same_v<T, C>) {
+    std::vector<C> wide(static_cast<size_t>(length * count));
+    const Offsets<2> wide_along = along[1] == 1 ? Offsets<2>{1, 1} : Offsets<2>{count, count};
+    const Offsets<2> wide_across = along[1] == 1 ? Offsets<2>{length, length} : Offsets<2>{1, 1};
+    const auto each = [&](auto f) {
+      for (int64_t k = 0; k < length; ++k)
+        for (int64_t j = 0; j < count; ++j) f(wide[static_cast<size_t>(k * wide_along[0] + j * wide_across[0])], k, j);
+    };
+    each([&](C& to, int64_t k, int64_t j) { to = x[k * along[1] + j * across[1]]; });
+    softmax_rows<C>(wide.data(), wide.data(), wide_along, wide_across, length, count, logarithm);
+    each([&](C from, int64_t k, int64_t j) { y[k * along[0] + j * across[0]] = T(from); });
+  } else if (along[0] == 1 && along[1] == 1 && length >= kBlock) {
+    for (int64_t j = 0; j < count; ++j) softmax_row(y + j * across[0], x + j * across[1], length, logarithm);
+  } else {
+    Columns<T>{along, across, length, logarithm}(y, x, count);
+  }
+}
+
 }  // namespace
 
 void softmax(const View& y, const View& x, int axis, bool logarithm) {
@@ -74,16 +97,11 @@ void softmax(const View& y, const View& x, int axis, bool logarithm) {
   if (length == 0) return;
   const auto nest = make_nest(axis, y, x);
   const Offsets<2> across = nest.inner_stride(), along{y.stride[axis], x.stride[axis]};
-  dispatch(WideFloats(), x.dtype, logarithm ? "log_softmax" : "softmax", "CPU", [&]<class T>() {
+  dispatch(Floats(), x.dtype, logarithm ? "log_softmax" : "softmax", "CPU", [&]<class T>() {
     for_each_row(
         nest,
         [&](const Offsets<2>& offset, int64_t count) {
-          T* out = y.as<T>() + offset[0];
-          const T* in = x.as<const T>() + offset[1];
-          if (along[0] == 1 && along[1] == 1 && length >= kBlock)
-            for (int64_t j = 0; j < count; ++j) softmax_row(out + j * across[0], in + j * across[1], length, logarithm);
-          else
-            Columns<T>{along, across, length, logarithm}(out, in, count);
+          softmax_rows(y.as<T>() + offset[0], x.as<const T>() + offset[1], along, across, length, count, logarithm);
         },
         kBlock, length);
   });

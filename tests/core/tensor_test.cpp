@@ -58,7 +58,7 @@ TEST(Tensor, MakesWhatIsAskedFor) {
   EXPECT_ERROR(linspace(-1e308, 1e308, 2), "linspace: the distance from -1e+308 to 1e+308 overflows");
   EXPECT_ERROR(rand({-1}), "rand: sizes must not be negative");
   EXPECT_ERROR(zeros({-1}), "zeros: sizes must not be negative");
-  EXPECT_ERROR(randn({2}, {.dtype = i64}), "randn: needs f32 or f64, got i64");
+  EXPECT_ERROR(randn({2}, {.dtype = i64}), "randn: needs a floating dtype, got i64");
   EXPECT_ERROR(zeros_like(Tensor()), "zeros_like: the tensor is undefined");
   EXPECT_THROW(empty({int64_t{1} << 50}), OutOfMemoryError);
   EXPECT_EQ(zeros({2}).to_vector().size(), 2u);  // and the program goes on

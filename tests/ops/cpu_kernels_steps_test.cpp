@@ -134,6 +134,32 @@ TEST(CpuKernels, RmspropSteps) {
   });
 }
 
+TEST(CpuKernels, StepsOfHalvesAreFloatsRoundedOnce) {
+  const auto compare = [](auto type, auto step) {
+    using T = decltype(type);
+    std::vector<Array<T>> narrow(5, Array<T>({kCount}));
+    std::vector<Array<float>> wide(5, Array<float>({kCount}));
+    for (size_t k = 0; k < 5; ++k) {
+      narrow[k].view.data = narrow[k].data() + 8;  // copied with its vector
+      wide[k].view.data = wide[k].data() + 8;
+      narrow[k].random(0.1, 1, static_cast<unsigned>(k));
+      cpu.copy(wide[k].view, narrow[k].view);
+    }
+    step(list_of(narrow));
+    step(list_of(wide));
+    for (size_t k = 0; k < 5; ++k)
+      expect_close<T>(
+          narrow[k], [&](const Dims& i) { return static_cast<double>(T(wide[k](i))); }, 0);
+  };
+  const auto all = [&](auto type) {
+    compare(type, [](const auto& list) { cpu.sgd(list, {.lr = 0.1, .momentum = 0.9, .weight_decay = 0.1}); });
+    compare(type, [](const auto& list) { cpu.adam(list, {.lr = 0.1, .weight_decay = 0.1, .amsgrad = true}); });
+    compare(type, [](const auto& list) { cpu.rmsprop(list, {.lr = 0.1, .momentum = 0.9, .centered = true}); });
+  };
+  all(BFloat16());
+  all(Float16());
+}
+
 /// All bytes that the kernels with sums, vectors and pieces write, one call after the other.
 std::vector<char> everything() {
   std::vector<char> bytes;

@@ -103,13 +103,19 @@ void expect_close(Array<T>& a, const std::function<double(const Dims&)>& expecte
 
 template <class T>
 double tolerance() {
-  return sizeof(T) == 4 ? 2e-6 : 1e-14;
+  return std::is_same_v<T, BFloat16> ? 0x1p-8 : sizeof(T) == 2 ? 0x1p-11 : sizeof(T) == 4 ? 2e-6 : 1e-14;
 }
 
 template <class F>
 void for_floats(F f) {
   f.template operator()<float>();
   f.template operator()<double>();
+}
+template <class F>
+void for_all_floats(F f) {
+  for_floats(f);
+  f.template operator()<BFloat16>();
+  f.template operator()<Float16>();
 }
 
 }  // namespace voxgrad::kerneltest

@@ -230,7 +230,7 @@ TEST(CpuKernels, FillArangeAndEmptyViews) {
 }
 
 TEST(CpuKernels, RandomNumbersFollowThePhiloxStream) {
-  for_floats([]<class T>() {
+  for_all_floats([]<class T>() {
     Array<T> u({1001}), n({1001});
     cpu.uniform(u.view, {7, 11});
     cpu.normal(n.view, {7, 11});
@@ -238,7 +238,24 @@ TEST(CpuKernels, RandomNumbersFollowThePhiloxStream) {
     expect_close<T>(
         u, [&](const Dims& i) { return static_cast<double>(philox_uniform<T>(7, 11, at(i))); }, 0);
     expect_close<T>(
-        n, [&](const Dims& i) { return static_cast<double>(philox_normal<T>(7, 11, at(i))); }, 1e-6);
+        n, [&](const Dims& i) { return static_cast<double>(philox_normal<T>(7, 11, at(i))); },
+        std::max(1e-6, 2 * tolerance<T>()));
+  });
+}
+
+TEST(CpuKernels, UniformHalvesStayBelowOne) {
+  for_all_floats([]<class T>() {
+    Array<T> u({1 << 16});
+    cpu.uniform(u.view, {3, 0});
+    double largest = 0, total = 0;
+    u.visit([&](const Dims& i) {
+      const auto x = static_cast<double>(u(i));
+      largest = std::max(largest, x);
+      total += x;
+    });
+    EXPECT_LT(largest, 1) << dtype_of<T>;
+    EXPECT_GT(largest, 0.995) << dtype_of<T>;
+    EXPECT_NEAR(total / (1 << 16), 0.5, 4e-3) << dtype_of<T>;
   });
 }
 

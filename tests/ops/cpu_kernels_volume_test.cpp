@@ -22,12 +22,13 @@ Dims clipped(Dims index, const Shape& shape) {
 template <class T>
 Array<double> folded(const Array<T>& in, const Shape& shape, ReduceOp op) {
   Array<double> totals(shape);
-  cpu.fill(totals.view, op == ReduceOp::sum ? 0 : op == ReduceOp::amax ? -kInf : kInf);
+  cpu.fill(totals.view, op == ReduceOp::amax ? -kInf : op == ReduceOp::amin ? kInf : 0);
+  const double count = op == ReduceOp::mean ? static_cast<double>(in.view.numel() / totals.view.numel()) : 1;
   in.visit([&](const Dims& i) {
     const double x = static_cast<double>(in(i));
     double& total = totals(clipped(i, shape));
-    if (op == ReduceOp::sum)
-      total += x;
+    if (op <= ReduceOp::mean)
+      total += x / count;
     else if (std::isnan(x) || std::isnan(total))
       total = kNaN;
     else
@@ -38,8 +39,8 @@ Array<double> folded(const Array<T>& in, const Shape& shape, ReduceOp op) {
 
 TEST(CpuKernels, ReductionsOverAnyAxes) {
   const Shape full{3, 5, 2, 37};
-  for_floats([&]<class T>() {
-    for (ReduceOp op : {ReduceOp::sum, ReduceOp::amax, ReduceOp::amin})
+  for_all_floats([&]<class T>() {
+    for (ReduceOp op : {ReduceOp::sum, ReduceOp::mean, ReduceOp::amax, ReduceOp::amin})
       for (Layout layout : kInputs)
         for (int mask = 0; mask < 16; ++mask) {
           Shape shape = full;
@@ -47,7 +48,7 @@ TEST(CpuKernels, ReductionsOverAnyAxes) {
             if (mask >> axis & 1) shape[axis] = 1;
           Array<T> in(full, layout), out(shape, Layout::stepped);
           in.random(-3, 3);
-          if (layout != Layout::expanded) in({1, 2, 0, 3}) = static_cast<T>(kNaN);
+          if (layout != Layout::expanded) in({1, 2, 0, 3}) = convert<T>(kNaN);
           cpu.reduce(op, out.view, in.view);
           const Array<double> want = folded(in, shape, op);
           expect_close<T>(
@@ -79,7 +80,7 @@ TEST(CpuKernels, LongSumsKeepTheirAccuracy) {
 }
 
 TEST(CpuKernels, SoftmaxAlongAnyAxis) {
-  for_floats([]<class T>() {
+  for_all_floats([]<class T>() {
     for (const Shape& shape : {Shape{3, 70, 5}, Shape{2, 3, 131}})
       for (Layout layout : kInputs)
         for (int axis = 0; axis < 3; ++axis)
@@ -100,7 +101,7 @@ TEST(CpuKernels, SoftmaxAlongAnyAxis) {
 }
 
 TEST(CpuKernels, MatmulOfAnyStrides) {
-  for_floats([]<class T>() {
+  for_all_floats([]<class T>() {
     for (const Shape& size :
          {Shape{3, 7, 5, 9}, Shape{1, 300, 33, 530}, Shape{2, 1, 40, 6}, Shape{2, 6, 40, 1}, Shape{2, 3, 0, 4}})
       for (Layout layout_a : kInputs)
@@ -205,46 +206,49 @@ TEST(CpuKernels, MaxPoolAndItsGradient) {
   const PoolGeometry cases[] = {{{2, 2, 2}, {2, 2, 2}, {0, 0, 0}, {1, 1, 1}},
                                 {{3, 2, 3}, {1, 2, 2}, {1, 0, 1}, {1, 3, 2}},
                                 {{1, 3, 1}, {2, 1, 3}, {0, 1, 0}, {1, 1, 1}}};
-  for (const PoolGeometry& g : cases)
-    for (Layout layout : {Layout::contiguous, Layout::reversed, Layout::flipped}) {
-      const Shape in{2, 3, 7, 8, 9};
-      Shape out = in;
-      for (int i = 0; i < 3; ++i)
-        out[i + 2] = (in[i + 2] + 2 * g.padding[i] - g.dilation[i] * (g.kernel_size[i] - 1) - 1) / g.stride[i] + 1;
-      Array<float> x(in, layout), y(out, Layout::stepped), dy(out, layout), dx(in, Layout::stepped);
-      Array<int64_t> indices(out);
-      x.random(-9, 9).visit([&](const Dims& i) { x(i) = std::floor(x(i)); });  // with ties
-      x({1, 2, 3, 4, 5}) = static_cast<float>(kNaN);
-      dy.random(-1, 1, 2);
-      cpu.max_pool(y.view, indices.view, x.view, g);
-      cpu.max_pool_backward(dx.view, dy.view, indices.view, g);
+  for_all_floats([&]<class T>() {
+    for (const PoolGeometry& g : cases)
+      for (Layout layout : {Layout::contiguous, Layout::reversed, Layout::flipped}) {
+        const Shape in{2, 3, 7, 8, 9};
+        Shape out = in;
+        for (int i = 0; i < 3; ++i)
+          out[i + 2] = (in[i + 2] + 2 * g.padding[i] - g.dilation[i] * (g.kernel_size[i] - 1) - 1) / g.stride[i] + 1;
+        Array<T> x(in, layout), y(out, Layout::stepped), dy(out, layout), dx(in, Layout::stepped);
+        Array<int64_t> indices(out);
+        x.random(-9, 9).visit(
+            [&](const Dims& i) { x(i) = convert<T>(std::floor(static_cast<float>(x(i)))); });  // with ties
+        x({1, 2, 3, 4, 5}) = convert<T>(kNaN);
+        dy.random(-1, 1, 2);
+        cpu.max_pool(y.view, indices.view, x.view, g);
+        cpu.max_pool_backward(dx.view, dy.view, indices.view, g);
 
-      std::vector<double> gradient(static_cast<size_t>(dx.view.numel()));
-      const auto linear = [](const Dims& i) { return (i[2] * 8 + i[3]) * 9 + i[4]; };
-      const auto all = [&](const Dims& i) { return static_cast<size_t>((i[0] * 3 + i[1]) * 504 + linear(i)); };
-      const auto best_of = [&](const Dims& o) {
-        Dims best;
-        for (int64_t k = 0; k < g.kernel_size[0] * g.kernel_size[1] * g.kernel_size[2]; ++k) {
-          const int64_t tap[] = {k / g.kernel_size[2] / g.kernel_size[1], k / g.kernel_size[2] % g.kernel_size[1],
-                                 k % g.kernel_size[2]};
-          Dims i = o;
-          bool inside = true;
-          for (int a = 0; a < 3; ++a) {
-            i[a + 2] = o[a + 2] * g.stride[a] - g.padding[a] + tap[a] * g.dilation[a];
-            inside &= i[a + 2] >= 0 && i[a + 2] < in[a + 2];
+        std::vector<double> gradient(static_cast<size_t>(dx.view.numel()));
+        const auto linear = [](const Dims& i) { return (i[2] * 8 + i[3]) * 9 + i[4]; };
+        const auto all = [&](const Dims& i) { return static_cast<size_t>((i[0] * 3 + i[1]) * 504 + linear(i)); };
+        const auto best_of = [&](const Dims& o) {
+          Dims best;
+          for (int64_t k = 0; k < g.kernel_size[0] * g.kernel_size[1] * g.kernel_size[2]; ++k) {
+            const int64_t tap[] = {k / g.kernel_size[2] / g.kernel_size[1], k / g.kernel_size[2] % g.kernel_size[1],
+                                   k % g.kernel_size[2]};
+            Dims i = o;
+            bool inside = true;
+            for (int a = 0; a < 3; ++a) {
+              i[a + 2] = o[a + 2] * g.stride[a] - g.padding[a] + tap[a] * g.dilation[a];
+              inside &= i[a + 2] >= 0 && i[a + 2] < in[a + 2];
+            }
+            if (inside && (best.empty() || x(i) > x(best) || (x(i) != x(i) && x(best) == x(best)))) best = i;
           }
-          if (inside && (best.empty() || x(i) > x(best) || (std::isnan(x(i)) && !std::isnan(x(best))))) best = i;
-        }
-        return best;
-      };
-      y.visit([&](const Dims& o) { gradient[all(best_of(o))] += static_cast<double>(dy(o)); });
-      expect_close<float>(
-          y, [&](const Dims& o) { return static_cast<double>(x(best_of(o))); }, 0);
-      expect_close<int64_t>(
-          indices, [&](const Dims& o) { return static_cast<double>(linear(best_of(o))); }, 0);
-      expect_close<float>(
-          dx, [&](const Dims& i) { return gradient[all(i)]; }, 1e-6);
-    }
+          return best;
+        };
+        y.visit([&](const Dims& o) { gradient[all(best_of(o))] += static_cast<double>(dy(o)); });
+        expect_close<T>(
+            y, [&](const Dims& o) { return static_cast<double>(x(best_of(o))); }, 0);
+        expect_close<int64_t>(
+            indices, [&](const Dims& o) { return static_cast<double>(linear(best_of(o))); }, 0);
+        expect_close<T>(
+            dx, [&](const Dims& i) { return gradient[all(i)]; }, tolerance<T>());
+      }
+  });
 }
 
 /// What output o takes of input i, by the definitions of Resample.
@@ -282,7 +286,7 @@ TEST(CpuKernels, ResamplingAndItsTranspose) {
       {{.mode = box, .kernel = 3, .stride = 2, .padding = 1}, 8, 5},  // ceil mode: the last box leaves the padding
       {{.mode = box, .count_include_pad = false, .kernel = 3, .stride = 2, .padding = 1}, 8, 5},
   };
-  for_floats([&]<class T>() {
+  for_all_floats([&]<class T>() {
     for (const auto& [map, inputs, outputs] : cases)
       for (int axis = 0; axis < 3; ++axis)
         for (Layout layout : kInputs)
@@ -319,33 +323,35 @@ TEST(CpuKernels, NearestTakesTheInputThatTheExactRatioNames) {
 }
 
 TEST(CpuKernels, GatherAndScatterAdd) {
-  for (Layout layout : kInputs)
-    for (int axis = 0; axis < 3; ++axis) {
-      Shape picked{4, 5, 6};
-      picked[axis] = 9;
-      Array<double> in({4, 5, 6}, layout), out(picked, Layout::stepped), back({4, 5, 6}, Layout::reversed);
-      Array<int64_t> index(picked, layout == Layout::contiguous ? Layout::expanded : layout);
-      in.random(-1, 1);
-      index.random(0, static_cast<double>(in.view.size[axis]) - 0.01);
-      cpu.gather("gather", out.view, in.view, index.view, axis);
-      const auto moved = [&](Dims i) {
-        i[axis] = index(i);
-        return i;
-      };
-      expect_close<double>(
-          out, [&](const Dims& i) { return in(moved(i)); }, 0);
+  for_all_floats([]<class T>() {
+    for (Layout layout : kInputs)
+      for (int axis = 0; axis < 3; ++axis) {
+        Shape picked{4, 5, 6};
+        picked[axis] = 9;
+        Array<T> in({4, 5, 6}, layout), out(picked, Layout::stepped), back({4, 5, 6}, Layout::reversed);
+        Array<int64_t> index(picked, layout == Layout::contiguous ? Layout::expanded : layout);
+        in.random(-1, 1);
+        index.random(0, static_cast<double>(in.view.size[axis]) - 0.01);
+        cpu.gather("gather", out.view, in.view, index.view, axis);
+        const auto moved = [&](Dims i) {
+          i[axis] = index(i);
+          return i;
+        };
+        expect_close<T>(
+            out, [&](const Dims& i) { return static_cast<double>(in(moved(i))); }, 0);
 
-      cpu.scatter_add("scatter_add", back.view, out.view, index.view, axis);
-      Array<double> sums({4, 5, 6});
-      sums.random(0, 0);
-      out.visit([&](const Dims& i) { sums(moved(i)) += out(i); });
-      expect_close<double>(
-          back, [&](const Dims& i) { return sums(i); }, 0);
+        cpu.scatter_add("scatter_add", back.view, out.view, index.view, axis);
+        Array<double> sums({4, 5, 6});
+        sums.random(0, 0);
+        out.visit([&](const Dims& i) { sums(moved(i)) += static_cast<double>(out(i)); });
+        expect_close<T>(
+            back, [&](const Dims& i) { return sums(i); }, tolerance<T>());
 
-      index(Dims::filled(3, 1)) = in.view.size[axis];
-      EXPECT_ERROR(cpu.gather("gather", out.view, in.view, index.view, axis), "is out of range for axis");
-      EXPECT_ERROR(cpu.scatter_add("scatter_add", back.view, out.view, index.view, axis), "is out of range for axis");
-    }
+        index(Dims::filled(3, 1)) = in.view.size[axis];
+        EXPECT_ERROR(cpu.gather("gather", out.view, in.view, index.view, axis), "is out of range for axis");
+        EXPECT_ERROR(cpu.scatter_add("scatter_add", back.view, out.view, index.view, axis), "is out of range for axis");
+      }
+  });
 }
 
 }  // namespace
