@@ -1,4 +1,4 @@
-// The CUDA kernels that reduce, normalise, pool and resample against the CPU's, through the kernel table: random
+// The CUDA kernels that reduce, pool and resample against the CPU's, through the kernel table: random
 // shapes and strides, poisoned results between guard bands.
 #include <functional>
 
@@ -125,110 +125,6 @@ TEST_F(CudaReduce, SoftmaxAgrees) {
     for (const Device device : kBoth) kernels(device).softmax(y.on(device), x.on(device), axis, logarithm);
     EXPECT_TRUE(y.same(rounding(dtype)));
   });
-}
-
-/// Both passes on both devices. `start` places all tensors alike, so that vectors can be read.
-void check_group_norm(Random& random, DType dtype, const Shape& shape, int64_t groups, Layout layout, double centre,
-                      bool affine, bool together) {
-  SCOPED_TRACE(concat(shape, ", ", groups, " groups about ", centre));
-  const int64_t batch = shape[0], channels = shape[1];
-  const auto volume = [&, seed = static_cast<unsigned>(random.integer(0, 1000))] {
-    Random same(seed);
-    return RandomView(dtype, shape, layout, together ? same : random);
-  };
-  RandomView x = volume(), dy = volume(), y = volume(), dx = volume();
-  RandomView gamma(dtype, {channels}, Layout::spaced, random), beta(dtype, {channels}, Layout::spaced, random);
-  RandomView mean(dtype, {batch, groups}, Layout::contiguous, random), rstd = RandomView(mean);
-  RandomView dgamma(dtype, {channels}, Layout::contiguous, random), dbeta = RandomView(dgamma);
-  x.fill(random, centre - 2, centre + 2, false);
-  for (RandomView* input : {&dy, &gamma, &beta}) input->fill(random, -2, 2, false);
-  rstd.cpu = rstd.cpu.clone();
-  dbeta.cpu = dbeta.cpu.clone();
-  for (RandomView* output : {&y, &dx, &mean, &rstd, &dgamma, &dbeta}) output->poison();
-  for (const Device device : kBoth) {
-    const View g = gamma.on(device), b = beta.on(device), dg = dgamma.on(device), db = dbeta.on(device);
-    const Kernels& k = kernels(device);
-    k.group_norm(y.on(device), mean.on(device), rstd.on(device), x.on(device), affine ? &g : nullptr,
-                 affine ? &b : nullptr, 1e-5);
-    k.group_norm_backward(dx.on(device), &dg, &db, dy.on(device), x.on(device), mean.on(device), rstd.on(device),
-                          affine ? &g : nullptr, {});
-  }
-  // The gradients start from mean and rstd as each device rounded them.
-  const double tolerance = rounding(dtype), coarse = centre == 0 ? 5 * tolerance : 2000 * tolerance;
-  for (const RandomView* result : {&y, &mean, &rstd, &dbeta}) EXPECT_TRUE(result->same(2 * tolerance));
-  for (const RandomView* result : {&dx, &dgamma}) EXPECT_TRUE(result->same(coarse));
-}
-
-TEST_F(CudaReduce, GroupNormAgrees) {
-  with_seeds(60, [](Random& random, DType dtype) {
-    const int64_t groups = random.integer(1, 4), channels = groups * random.integer(1, 9), batch = random.integer(1, 3);
-    const int64_t length = random.chance(0.3) ? random.integer(1, 30000) : random.integer(1, 80);
-    const auto layout = random.chance(0.5) ? Layout::contiguous : Layout::channels_last;
-    const double centre = random.chance(0.3) ? 1000 : 0;  // where E[x^2] - E[x]^2 would lose everything
-    check_group_norm(random, dtype, {batch, channels, length}, groups, layout, centre, random.chance(0.7),
-                     random.chance(0.5));
-  });
-}
-
-TEST_F(CudaReduce, GroupNormOfContiguousSpans) {
-  const struct {
-    Shape shape;
-    int64_t groups;
-  } cases[] = {
-      {{1, 2, 20001}, 1},                                         // a channel ends inside a vector and a range
-      {{2, 6, 5003}, 3},  {{1, 16, 4096}, 2},                     // several ranges to a group
-      {{3, 9, 1}, 1},     {{2, 8, 3}, 2},     {{2, 3, 5}, 1},     // channels shorter than a vector, or hardly longer
-      {{2, 5, 7}, 5},     {{1, 1, 6}, 1},     {{40, 1, 771}, 1},  // spans shorter than a block
-      {{0, 4, 9}, 2},     {{2, 4, 0}, 2},
-  };
-  with_seeds(9, [&](Random& random, DType dtype) {
-    for (const auto& c : cases)
-      check_group_norm(random, dtype, c.shape, c.groups, Layout::contiguous, 0, random.chance(0.7), true);
-  });
-}
-
-/// max |a - b| <= tolerance * max of `scale`.
-void expect_near(const Tensor& a, const Tensor& b, const Tensor& scale, double tolerance, const std::string& what) {
-  if (a.numel() == 0) return;
-  EXPECT_LE(amax(abs(a - b)).item(), tolerance * amax(abs(scale)).item()) << what;
-}
-
-// dz is the plain gradient behind the mask, and the bias's gradient the sum of dz.
-TEST_F(CudaReduce, GradientsThroughReluAreMaskedAndSummed) {
-  const Shape shapes[] = {{2, 6, 20001}, {1, 4, 4096}, {3, 9, 1}, {2, 8, 3}, {40, 3, 771}, {2, 300, 33}, {2, 4, 0}};
-  for (const DType dtype : {f32, f64})
-    for (const Shape& shape : shapes)
-      for (const bool last : {false, true}) {
-        const TensorOptions options{dtype, Device::cuda()};
-        const std::string what = concat(shape, ' ', dtype, last ? " channels last" : "");
-        const auto volume = [&](const Tensor& t) {
-          return last ? t.permute({0, 2, 1}).contiguous().permute({0, 2, 1}) : t;
-        };
-        const int64_t channels = shape[1], groups = channels % 2 == 0 ? 2 : 1;
-        const Tensor y = volume(relu(randn(shape, options))), dy = volume(randn(shape, options));
-        const Tensor gamma = randn({channels}, options), dgamma = empty_like(gamma), dbeta = empty_like(gamma);
-        const Tensor mean = zeros({shape[0], groups}, options), rstd = ones({shape[0], groups}, options);
-        const Tensor plain = empty_like(y), masked = empty_like(y), dz = empty_like(y), dbias = empty_like(gamma);
-        const Kernels& k = kernels(Device::cuda());
-        const View g = gamma.view_in(), dg = dgamma.view_out(), db = dbeta.view_out(), sums = dbias.view_out();
-        for (const bool norm : {false, true}) {
-          if (norm) {
-            const auto run = [&](const Tensor& dx, const ReluBefore& before) {
-              k.group_norm_backward(dx.view_out(), &dg, &db, dy.view_in(), y.view_in(), mean.view_in(), rstd.view_in(),
-                                    &g, before);
-            };
-            run(plain, {});
-            run(dz, {true, &sums});
-          } else {
-            plain.copy_(dy);
-            k.relu_bias_backward(dz.view_out(), sums, dy.view_in(), y.view_in());
-          }
-          k.binary(BinaryOp::relu_grad, masked.view_out(), plain.view_in(), y.view_in(), 0, 0);
-          expect_near(dz, masked, masked, norm ? 4 * rounding(dtype) : 0, what);
-          const Tensor expected = sum(dz, {0, 2});
-          expect_near(dbias, expected, expected.numel() > 0 ? sum(abs(dz), {0, 2}) : expected, rounding(dtype), what);
-        }
-      }
 }
 
 TEST_F(CudaReduce, MaxPoolAgrees) {

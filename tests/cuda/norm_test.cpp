@@ -1,0 +1,275 @@
+// The CUDA kernels of group normalisation, and of the gradients through a ReLU before it, against the CPU's in double:
+// all floating dtypes, contiguous tensors, channels innermost and any strides, between guard bands.
+#include <functional>
+
+#include "ops/create.h"
+#include "ops/elementwise.h"
+#include "ops/reduce.h"
+#include "ops/shape.h"
+#include "tests/cuda/random_view.h"
+
+namespace voxgrad::cudatest {
+namespace {
+
+using CudaNorm = OnGpu;
+
+constexpr Device kBoth[] = {Device::cpu(), Device::cuda()};
+
+double rounding(DType dtype) { return dtype == f64 ? 1e-12 : 1e-6; }
+
+/// Calls body(random) with many seeds, naming the one that fails.
+void with_seeds(unsigned count, const std::function<void(Random&)>& body) {
+  for (unsigned seed = kFirstSeed; seed < kFirstSeed + count && !testing::Test::HasFailure(); ++seed) {
+    SCOPED_TRACE(concat("seed ", seed));
+    Random random(seed);
+    body(random);
+  }
+}
+
+constexpr DType kFloats[] = {f32, f64, bf16, f16};
+DType any_float(Random& random) { return kFloats[random.integer(0, 3)]; }
+DType wide(DType dtype) { return dtype == f64 ? f64 : f32; }
+
+/// How much of itself the rounding to a half takes off a number.
+double half_rounding(DType dtype) { return dtype == bf16 ? 0x1p-8 : dtype == f16 ? 0x1p-11 : 0; }
+
+/// The same numbers in double.
+RandomView in_double(const RandomView& view) {
+  RandomView copy = view;
+  copy.cpu = view.cpu.to(f64).clone();
+  copy.view.dtype = f64;
+  return copy;
+}
+
+double largest(const RandomView& view) {
+  const auto values = view.cpu.to_vector<double>();
+  double result = 0;
+  for (size_t i = 0; i < values.size(); ++i)
+    if (view.inside[i]) result = std::max(result, std::abs(values[i]));
+  return result;
+}
+
+/// The GPU's results are within `tolerance` of `expected` and a rounding to their dtype, and their guards untouched.
+testing::AssertionResult rounds_to(const RandomView& result, const RandomView& expected, double tolerance) {
+  const auto got = result.gpu.to_vector<double>(), want = expected.cpu.to_vector<double>();
+  for (size_t i = 0; i < got.size(); ++i) {
+    if (got[i] == want[i] || (std::isnan(got[i]) && std::isnan(want[i]))) continue;
+    const double bound = half_rounding(result.view.dtype) * std::abs(want[i]) + tolerance;
+    if (result.inside[i] && std::abs(got[i] - want[i]) <= bound) continue;
+    return testing::AssertionFailure() << (result.inside[i] ? "element " : "guard ") << i << " of the buffer is "
+                                       << got[i] << ", expected " << want[i] << " to " << bound;
+  }
+  return testing::AssertionSuccess();
+}
+
+/// Where tensors lie: anywhere, alike with regard to vectors, or at the start of one.
+enum class Place { apart, alike, aligned };
+
+/// Both passes, against the CPU's in double.
+void check_group_norm(Random& random, DType dtype, const Shape& shape, int64_t groups, Layout layout, double centre,
+                      Place place) {
+  const bool affine = random.chance(0.7);
+  const DType parameters = random.chance(0.5) ? dtype : wide(dtype);
+  SCOPED_TRACE(concat(dtype, " ", shape, ", ", groups, " groups about ", centre, affine ? ", affine in " : ", ",
+                      parameters, ", place ", static_cast<int>(place)));
+  auto volume = [&, seed = static_cast<unsigned>(random.integer(0, 1000))]() mutable {
+    for (;; ++seed) {
+      Random same(seed);
+      RandomView view(dtype, shape, layout, place == Place::apart ? random : same);
+      if (place != Place::aligned || view.start % 8 == 0) return view;
+    }
+  };
+  enum { x, dy, y, dx, gamma, beta, mean, rstd, dgamma, dbeta, kCount };
+  std::vector<RandomView> gpu, cpu;
+  for (int i = x; i <= dx; ++i) gpu.push_back(volume());
+  for (int i = gamma; i <= beta; ++i) gpu.emplace_back(parameters, Shape{shape[1]}, Layout::spaced, random);
+  for (int i = mean; i <= rstd; ++i) gpu.emplace_back(wide(dtype), Shape{shape[0], groups}, Layout::contiguous, random);
+  for (int i = dgamma; i <= dbeta; ++i) gpu.emplace_back(parameters, Shape{shape[1]}, Layout::contiguous, random);
+  gpu[x].fill(random, centre - 2, centre + 2, false);
+  for (int i : {dy, gamma, beta}) gpu[static_cast<size_t>(i)].fill(random, -2, 2, false);
+  for (int i : {y, dx, mean, rstd, dgamma, dbeta}) gpu[static_cast<size_t>(i)].poison();
+  for (const RandomView& view : gpu) cpu.push_back(in_double(view));
+  for (const Device device : kBoth) {
+    std::vector<View> v;
+    for (const RandomView& view : device.is_cuda() ? gpu : cpu) v.push_back(view.on(device));
+    const Kernels& k = kernels(device);
+    k.group_norm(v[y], v[mean], v[rstd], v[x], affine ? &v[gamma] : nullptr, affine ? &v[beta] : nullptr, 1e-5);
+    k.group_norm_backward(v[dx], &v[dgamma], &v[dbeta], v[dy], v[x], v[mean], v[rstd], affine ? &v[gamma] : nullptr,
+                          {});
+  }
+  // The gradients start from mean and rstd as the device rounded them.
+  const double tolerance = 2 * rounding(dtype), coarse = centre == 0 ? 5 * tolerance : 1000 * tolerance;
+  const double terms = std::sqrt(static_cast<double>(shape[0] * shape[2]));
+  const auto expect = [&](int i, double bound) {
+    EXPECT_TRUE(rounds_to(gpu[static_cast<size_t>(i)], cpu[static_cast<size_t>(i)], bound)) << i;
+  };
+  for (int i : {y, mean, rstd}) expect(i, tolerance * (1 + largest(cpu[static_cast<size_t>(i)])));
+  expect(dx, coarse * 4 * largest(cpu[rstd]));
+  expect(dgamma, coarse * (largest(cpu[dgamma]) + 2 * terms));
+  expect(dbeta, tolerance * (largest(cpu[dbeta]) + 2 * terms));
+}
+
+/// Far from zero, where E[x^2] - E[x]^2 would lose everything and the dtype still tells the values apart.
+double far(DType dtype) { return dtype == bf16 ? 100 : 1000; }
+
+TEST_F(CudaNorm, GroupNormAgrees) {
+  with_seeds(80, [](Random& random) {
+    const DType dtype = any_float(random);
+    const int64_t groups = random.integer(1, 4), channels = groups * random.integer(1, 9), batch = random.integer(1, 3);
+    const int64_t length = random.chance(0.3) ? random.integer(1, 30000) : random.integer(1, 80);
+    const auto layout = random.chance(0.4)   ? Layout::contiguous
+                        : random.chance(0.7) ? Layout::channels_last
+                                             : Layout::spaced;
+    check_group_norm(random, dtype, {batch, channels, length}, groups, layout, random.chance(0.3) ? far(dtype) : 0,
+                     static_cast<Place>(layout == Layout::spaced ? 0 : random.integer(0, 2)));
+  });
+}
+
+TEST_F(CudaNorm, GroupNormOfContiguousRows) {
+  const struct {
+    Shape shape;
+    int64_t groups;
+  } cases[] = {
+      {{1, 2, 40001}, 1},                                         // a channel ends inside a vector, in ranges
+      {{2, 6, 5003}, 3},  {{1, 16, 4096}, 2},                     // several channels to a group
+      {{3, 9, 1}, 1},     {{2, 8, 3}, 2},     {{2, 3, 5}, 1},     // channels shorter than a vector, or hardly longer
+      {{2, 5, 7}, 5},     {{1, 1, 6}, 1},     {{40, 1, 771}, 1},  // fewer vectors than threads
+      {{0, 4, 9}, 2},     {{2, 4, 0}, 2},
+  };
+  with_seeds(3, [&](Random& random) {
+    for (const auto& c : cases)
+      for (const DType dtype : kFloats)
+        check_group_norm(random, dtype, c.shape, c.groups, Layout::contiguous, 0,
+                         random.chance(0.5) ? Place::alike : Place::aligned);
+  });
+}
+
+TEST_F(CudaNorm, GroupNormOfColumns) {
+  const struct {
+    Shape shape;
+    int64_t groups;  // beside 1, C/2 and C
+  } cases[] = {
+      {{1, 3, 1001}, 3},   {{2, 12, 130}, 4},                    // no whole vectors of halves
+      {{2, 8, 777}, 2},    {{2, 24, 501}, 3},                    // groups of parts of vectors
+      {{1, 24, 333}, 4},   {{2, 40, 999}, 10},                   // groups that end inside a vector
+      {{1, 32, 4099}, 8},  {{1, 8, 20003}, 4},                   // positions in ranges
+      {{2, 320, 131}, 32}, {{1, 520, 70}, 65}, {{2, 16, 1}, 4},  // more channels than a tile; a single position
+      {{2, 16, 0}, 2},     {{0, 16, 9}, 2},
+  };
+  with_seeds(2, [&](Random& random) {
+    for (const auto& c : cases)
+      for (const DType dtype : kFloats)
+        for (const int64_t groups : {int64_t{1}, c.shape[1] / 2, c.shape[1], c.groups})
+          if (c.shape[1] % groups == 0 && random.chance(0.6))
+            check_group_norm(random, dtype, c.shape, groups, Layout::channels_last, random.chance(0.3) ? far(dtype) : 0,
+                             random.chance(0.8) ? Place::aligned : Place::apart);
+  });
+}
+
+/// A device tensor (N, C, L) with the channels innermost, of random numbers about `centre`.
+Tensor columns(const Shape& shape, DType dtype, double centre) {
+  const Tensor t = randn({shape[0], shape[2], shape[1]}, {.device = Device::cuda()}) + centre;
+  return t.to(dtype).permute({0, 2, 1});
+}
+
+// Gaps between the samples, positions and channels of all tensors change no bit, and no run differs from another.
+TEST_F(CudaNorm, GroupNormOfSlicedColumnsRepeatsToTheBit) {
+  const Shape shape{2, 48, 5001};
+  for (const DType dtype : kFloats) {
+    const Tensor x = columns(shape, dtype, 3), dy = columns(shape, dtype, 0);
+    const auto run = [&](int64_t more) {
+      const auto sliced = [&](const Tensor& from) {
+        const Tensor whole = columns({shape[0], shape[1] + 2 * more, shape[2] + more}, dtype, 9);
+        const Tensor part = whole.narrow(1, more, shape[1]).narrow(2, 0, shape[2]);
+        if (from.defined()) part.copy_(from);
+        return std::pair(whole, part);
+      };
+      const auto [x_whole, x_part] = sliced(x);
+      const auto [dy_whole, dy_part] = sliced(dy);
+      const auto [y_whole, y_part] = sliced({});
+      const auto [dx_whole, dx_part] = sliced({});
+      const auto guards = [&] { return y_whole.narrow(1, 0, more).contiguous().to_vector<double>(); };
+      const auto before = guards();
+      const Tensor mean = empty({2, 6}, {wide(dtype), Device::cuda()}), rstd = empty_like(mean);
+      const Tensor dgamma = empty({shape[1]}, mean.options()), dbeta = empty_like(dgamma);
+      const View dg = dgamma.view_out(), db = dbeta.view_out();
+      cuda_kernels().group_norm(y_part.view_out(), mean.view_out(), rstd.view_out(), x_part.view_in(), nullptr, nullptr,
+                                1e-5);
+      cuda_kernels().group_norm_backward(dx_part.view_out(), &dg, &db, dy_part.view_in(), x_part.view_in(),
+                                         mean.view_in(), rstd.view_in(), nullptr, {});
+      EXPECT_EQ(guards(), before);
+      std::vector<double> all;
+      for (const Tensor& t : {y_part, dx_part, mean, rstd, dgamma, dbeta})
+        for (const double value : t.contiguous().to_vector<double>()) all.push_back(value);
+      return all;
+    };
+    const auto first = run(0);
+    for (const int64_t more : {0, 8, 0, 16}) ASSERT_EQ(run(more), first) << dtype << ", " << more << " more channels";
+  }
+}
+
+// One element beside which all others are alike decides the variance: the pivots must not lose the others.
+TEST_F(CudaNorm, GroupNormOfAnOutlier) {
+  for (const DType dtype : kFloats)
+    for (const bool last : {false, true}) {
+      const Tensor ones = full({1, 20000, 8}, 0.1).to(dtype);
+      ones.set({0, 0, 3}, 1000);
+      const Tensor host = last ? ones.permute({0, 2, 1}) : ones.reshape({1, 8, 20000});
+      const Tensor x = host.to(Device::cuda()), y = empty_like(x);
+      const Tensor mean = empty({1, 1}, {wide(dtype), Device::cuda()}), rstd = empty_like(mean);
+      cuda_kernels().group_norm(y.view_out(), mean.view_out(), rstd.view_out(), x.view_in(), nullptr, nullptr, 0);
+      const double deviation = 1000 - host.at({0, 7, 19999}), count = 160000;
+      EXPECT_NEAR(rstd.item() * deviation, count / std::sqrt(count - 1), 1e-5 * std::sqrt(count)) << dtype << last;
+    }
+}
+
+/// max |a - b| <= tolerance * max of `scale`.
+void expect_near(const Tensor& a, const Tensor& b, const Tensor& scale, double tolerance, const std::string& what) {
+  if (a.numel() == 0) return;
+  EXPECT_LE(amax(abs(a - b)).item(), tolerance * amax(abs(scale)).item()) << what;
+}
+
+// dz is the plain gradient behind the mask, and the bias's gradient the sum of dz.
+TEST_F(CudaNorm, GradientsThroughReluAreMaskedAndSummed) {
+  const Shape shapes[] = {{2, 6, 20001}, {1, 4, 4096}, {3, 9, 1},    {2, 8, 3},     {40, 3, 771},
+                          {2, 300, 33},  {2, 4, 0},    {2, 24, 333}, {1, 8, 20003}, {1, 320, 77}};
+  for (const DType dtype : kFloats)
+    for (const Shape& shape : shapes)
+      for (const bool last : {false, true}) {
+        const std::string what = concat(shape, ' ', dtype, last ? " channels last" : "");
+        const auto volume = [&] {
+          return last ? columns(shape, dtype, 0) : randn(shape, {.device = Device::cuda()}).to(dtype);
+        };
+        const int64_t channels = shape[1], groups = channels % 2 == 0 ? 2 : 1;
+        const Tensor y = volume(), dy = volume();
+        const TensorOptions parameters{last ? dtype : wide(dtype), Device::cuda()};
+        const TensorOptions statistics{wide(dtype), Device::cuda()};
+        const Tensor gamma = randn({channels}, statistics).to(parameters.dtype), dgamma = empty_like(gamma);
+        const Tensor dbeta = empty_like(gamma), dbias = empty_like(gamma);
+        const Tensor mean = zeros({shape[0], groups}, statistics), rstd = ones({shape[0], groups}, statistics);
+        const Tensor plain = empty_like(y), masked = empty_like(y), dz = empty_like(y);
+        const Kernels& k = kernels(Device::cuda());
+        const View g = gamma.view_in(), dg = dgamma.view_out(), db = dbeta.view_out(), sums = dbias.view_out();
+        for (const bool norm : {false, true}) {
+          if (norm) {
+            const auto run = [&](const Tensor& dx, const ReluBefore& before) {
+              k.group_norm_backward(dx.view_out(), &dg, &db, dy.view_in(), y.view_in(), mean.view_in(), rstd.view_in(),
+                                    &g, before);
+            };
+            run(plain, {});
+            run(dz, {true, &sums});
+          } else {
+            plain.copy_(dy);
+            k.relu_bias_backward(dz.view_out(), sums, dy.view_in(), y.view_in());
+          }
+          k.binary(BinaryOp::relu_grad, masked.view_out(), plain.view_in(), y.view_in(), 0, 0);
+          const Tensor got = dz.to(f64), want = masked.to(f64), expected = sum(got, {0, 2});
+          expect_near(got, want, want, norm ? 4 * rounding(dtype) + 2 * half_rounding(dtype) : 0, what);
+          expect_near(dbias.to(f64), expected, expected.numel() > 0 ? sum(abs(got), {0, 2}) : expected,
+                      rounding(dtype) + half_rounding(parameters.dtype), what);
+        }
+      }
+}
+
+}  // namespace
+}  // namespace voxgrad::cudatest

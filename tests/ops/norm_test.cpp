@@ -1,0 +1,195 @@
+// Group normalisation: the CPU kernels in all floating dtypes, and parameters that stay in f32 beside halves.
+#include <cmath>
+#include <vector>
+
+#include "core/autograd.h"
+#include "ops/create.h"
+#include "ops/elementwise.h"
+#include "ops/norm.h"
+#include "ops/reduce.h"
+#include "tests/ops/cpu_kernels_support.h"
+
+namespace voxgrad {
+namespace {
+
+using namespace kerneltest;
+
+/// An (N, C, L) array, contiguous or with the channels innermost.
+template <class T>
+Array<T> rows_array(int64_t n, int64_t c, int64_t l, bool channels_inner) {
+  if (!channels_inner) return Array<T>({n, c, l});
+  Array<T> array({n, l, c});
+  std::swap(array.view.size[1], array.view.size[2]);
+  std::swap(array.view.stride[1], array.view.stride[2]);
+  return array;
+}
+
+/// Of f over all samples and voxels of an (N, C, L) array's channel.
+template <class F>
+double channel_sum(const View& view, int64_t channel, const F& f) {
+  double total = 0;
+  for (int64_t n = 0; n < view.size[0]; ++n)
+    for (int64_t l = 0; l < view.size[2]; ++l) total += f(Dims{n, channel, l});
+  return total;
+}
+
+constexpr double kEps = 1e-5;
+
+template <class F>
+void for_all_floats(F f) {
+  for_floats(f);
+  f.template operator()<BFloat16>();
+  f.template operator()<Float16>();
+}
+
+/// For a few roundings of numbers in compute_t<T>, and one to T.
+template <class T, class Stored = T>
+double norm_tolerance() {
+  const double half = std::is_same_v<Stored, BFloat16> ? 0x1p-8 : std::is_same_v<Stored, Float16> ? 0x1p-11 : 0;
+  return half + (sizeof(T) == 8 ? 1e-11 : 3e-6);
+}
+
+template <class T, class Parameter>
+void check_group_norm() {
+  using Wide = compute_t<T>;
+  for (const Shape& s : {Shape{2, 6, 35, 3}, Shape{3, 4, 1, 2}, Shape{1, 8, 2501, 2}, Shape{2, 5, 7, 5},
+                         Shape{2, 3, 101, 1}, Shape{1, 24, 77, 12}, Shape{2, 32, 33, 32}, Shape{1, 320, 33, 160}})
+    for (int variant = 0; variant < 8; ++variant) {
+      const int64_t n = s[0], c = s[1], l = s[2], groups = s[3], per = c / groups;
+      const bool affine = variant & 2, inner = variant & 1, other_inner = inner != ((variant & 4) != 0);
+      const double shift = 300;  // far from zero: E[x^2] - E[x]^2 would lose everything in float
+      Array<T> x = rows_array<T>(n, c, l, inner), y = rows_array<T>(n, c, l, inner);
+      Array<T> dy = rows_array<T>(n, c, l, other_inner), dx = rows_array<T>(n, c, l, inner);
+      Array<Wide> mean({n, groups}), rstd({n, groups});
+      Array<Parameter> gamma({c}), beta({c}), dgamma({c}), dbeta({c});
+      x.random(shift - 3, shift + 3);
+      dy.random(-1, 1, 2);
+      gamma.random(0.5, 1.5, 3);
+      beta.random(-1, 1, 4);
+      cpu.group_norm(y.view, mean.view, rstd.view, x.view, affine ? &gamma.view : nullptr,
+                     affine ? &beta.view : nullptr, kEps);
+      cpu.group_norm_backward(dx.view, &dgamma.view, &dbeta.view, dy.view, x.view, mean.view, rstd.view,
+                              affine ? &gamma.view : nullptr, {});
+
+      const auto number = [&](const Dims& i) { return static_cast<size_t>(i[0] * groups + i[1] / per); };
+      const auto group_means = [&](auto f) {
+        std::vector<double> means(static_cast<size_t>(n * groups));
+        x.visit([&](const Dims& i) { means[number(i)] += f(i) / static_cast<double>(per * l); });
+        return means;
+      };
+      const auto value = [&](const Dims& i) { return static_cast<double>(x(i)); };
+      const auto means = group_means(value);
+      const auto centred = [&](const Dims& i) { return value(i) - means[number(i)]; };
+      const auto variances = group_means([&](const Dims& i) { return centred(i) * centred(i); });
+      const auto scale = [&](const Dims& i) { return 1 / std::sqrt(variances[number(i)] + kEps); };
+      const auto normal = [&](const Dims& i) { return centred(i) * scale(i); };
+      const auto weight = [&](const Dims& i) { return affine ? static_cast<double>(gamma({i[1]})) : 1.0; };
+      const auto grad = [&](const Dims& i) { return static_cast<double>(dy(i)); };
+      const auto h = group_means([&](const Dims& i) { return grad(i) * weight(i); });
+      const auto hn = group_means([&](const Dims& i) { return grad(i) * weight(i) * normal(i); });
+      const auto first = [&](const Dims& i) { return Dims{i[0], i[1] * per, 0}; };
+      const double tol = norm_tolerance<T, Wide>(), rounded = norm_tolerance<T>();
+      expect_close<Wide>(
+          mean, [&](const Dims& i) { return means[number(first(i))]; }, tol);
+      expect_close<Wide>(
+          rstd, [&](const Dims& i) { return scale(first(i)); }, tol);
+      const auto shifted = [&](const Dims& i) {
+        return normal(i) * weight(i) + (affine ? static_cast<double>(beta({i[1]})) : 0.0);
+      };
+      expect_close<T>(y, shifted, rounded);
+      const auto gradient = [&](const Dims& i) {
+        return scale(i) * (grad(i) * weight(i) - h[number(i)] - normal(i) * hn[number(i)]);
+      };
+      expect_close<T>(dx, gradient, tol * 10 + rounded);
+      const auto term = [&](const Dims& i) { return grad(i) * normal(i); };
+      const double of_parameter = norm_tolerance<T, Parameter>();
+      expect_close<Parameter>(
+          dgamma, [&](const Dims& i) { return channel_sum(x.view, i[0], term); }, of_parameter);
+      expect_close<Parameter>(
+          dbeta, [&](const Dims& i) { return channel_sum(x.view, i[0], grad); }, of_parameter);
+    }
+}
+
+TEST(CpuKernels, GroupNormForwardAndBackward) {
+  for_all_floats([]<class T>() { check_group_norm<T, T>(); });
+  check_group_norm<BFloat16, float>();
+  check_group_norm<Float16, float>();
+}
+
+template <class T, class Parameter>
+void check_relu_bias() {
+  for (const bool inner : {false, true}) {
+    Array<T> y = rows_array<T>(2, 6, 3001, inner), dy = rows_array<T>(2, 6, 3001, inner);
+    Array<T> dz = rows_array<T>(2, 6, 3001, inner);
+    Array<Parameter> dbias({6});
+    y.random(-1, 1);
+    dy.random(-1, 1, 2);
+    cpu.relu_bias_backward(dz.view, dbias.view, dy.view, y.view);
+    const auto masked = [&](const Dims& i) { return static_cast<double>(y(i)) > 0 ? static_cast<double>(dy(i)) : 0.0; };
+    expect_close<T>(dz, masked, 0);
+    expect_close<Parameter>(
+        dbias, [&](const Dims& i) { return channel_sum(y.view, i[0], masked); }, norm_tolerance<T, Parameter>());
+    // Behind the norm of one group: dz is dx behind the mask.
+    Array<compute_t<T>> mean({2, 1}), rstd({2, 1});
+    Array<T> dx = rows_array<T>(2, 6, 3001, inner);
+    mean.random(0, 0.1);
+    rstd.random(1, 2);
+    const ReluBefore before{true, &dbias.view};
+    cpu.group_norm_backward(dx.view, nullptr, nullptr, dy.view, y.view, mean.view, rstd.view, nullptr, {});
+    cpu.group_norm_backward(dz.view, nullptr, nullptr, dy.view, y.view, mean.view, rstd.view, nullptr, before);
+    const auto behind = [&](const Dims& i) { return static_cast<double>(y(i)) > 0 ? static_cast<double>(dx(i)) : 0.0; };
+    expect_close<T>(dz, behind, 0);
+    expect_close<Parameter>(
+        dbias, [&](const Dims& i) { return channel_sum(y.view, i[0], behind); }, norm_tolerance<T, Parameter>());
+  }
+}
+
+TEST(CpuKernels, GradientsThroughReluAreMaskedAndSummed) {
+  for_all_floats([]<class T>() { check_relu_bias<T, T>(); });
+  check_relu_bias<BFloat16, float>();
+  check_relu_bias<Float16, float>();
+}
+
+/// |a - b| <= relative * |b| + absolute everywhere.
+bool close(const Tensor& a, const Tensor& b, double relative, double absolute) {
+  return amax(abs(a.to(f64) - b) - relative * abs(b)).item() <= absolute;
+}
+
+// Also where the gradient is composed of operators, to be differentiated again.
+TEST(GroupNorm, ParametersOfHalvesMayStayInFloat) {
+  for (const Device device : devices())
+    for (const DType dtype : {bf16, f16}) {
+      const auto variable = [&](const Tensor& values, DType to) {
+        return values.to(device, to).detach().requires_grad_(true);
+      };
+      const Tensor x32 = randn({2, 6, 5, 4}) + 2.0, weight32 = randn({6}), bias32 = randn({6});
+      const Tensor dy = randn({2, 6, 5, 4}).to(device, dtype);
+      for (const DType parameters : {f32, dtype})
+        for (const bool composed : {false, true}) {
+          const Tensor x = variable(x32, dtype), weight = variable(weight32, parameters);
+          const Tensor bias = variable(bias32, parameters);
+          const Tensor y = group_norm(x, 3, weight, bias);
+          ASSERT_EQ(y.dtype(), dtype);
+          const Tensors got = grad({y}, {x, weight, bias}, {dy}, false, composed);
+          const Tensor exact_x = variable(x, f64), exact_weight = variable(weight, f64);
+          const Tensor exact_bias = variable(bias, f64), exact = group_norm(exact_x, 3, exact_weight, exact_bias);
+          Tensors want = grad({exact}, {exact_x, exact_weight, exact_bias}, {dy.to(f64)});
+          EXPECT_TRUE(close(y, exact, dtype == bf16 ? 0x1p-8 : 0x1p-11, 1e-5));
+          for (size_t i = 0; i < got.size(); ++i) {
+            const DType stored = i == 0 ? dtype : parameters;
+            EXPECT_EQ(got[i].dtype(), stored);
+            EXPECT_TRUE(close(got[i], want[i],
+                              stored == f32    ? 1e-5
+                              : stored == bf16 ? 0x1p-8
+                                               : 0x1p-11,
+                              2e-5))
+                << i << ' ' << dtype << ' ' << parameters << ' ' << composed;
+          }
+        }
+      EXPECT_ERROR(group_norm(x32.to(device, dtype), 3, weight32.to(device, f64)), "dtypes differ");
+      EXPECT_ERROR(group_norm(x32.to(device), 3, weight32.to(device, dtype)), "dtypes differ");
+    }
+}
+
+}  // namespace
+}  // namespace voxgrad
