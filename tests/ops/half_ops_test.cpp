@@ -29,7 +29,7 @@ TEST_P(HalfOps, MeansAndVariancesDoNotOverflow) {
   EXPECT_EQ(mean(x).item(), 1000);
   EXPECT_EQ(mean(x, {1}).to_vector(), (std::vector<double>(4, 1000)));
   const Tensor spread = cat({x, zeros({4, 1000}, like(f16))}, 1);
-  EXPECT_EQ(mse_loss(spread * 0.25, zeros_like(spread)).item(), 31250 - 18);  // 31250 as f16
+  EXPECT_EQ(mse_loss(spread * 0.25, zeros_like(spread)).item(), 31248);  // 31250 as f16
   const Tensor outlier = cat({full({1}, 300, like(f16)), zeros({9999}, like(f16))}, 0);
   EXPECT_NEAR(var(outlier, {}, 1).item(), 9, 0.01);
   EXPECT_EQ(mean(x).dtype(), f16);
@@ -54,7 +54,7 @@ TEST_P(HalfOps, LossesAndTheirGradientsHaveTheInputsDtype) {
 TEST_P(HalfOps, SoftmaxsGradientSumsInFloat32) {
   const Tensor x = zeros({1, 2048}, like(f16)).requires_grad_();
   const Tensor dx = grad({log_softmax(x, 1)}, {x}, {full({1, 2048}, 100, like(f16))})[0];
-  EXPECT_EQ(amax(abs(dx)).item(), 0);  // 100 - exp(-log 2048) * 204800, but for rounding of the logarithm
+  EXPECT_LT(amax(abs(dx)).item(), 0.1);  // 100 - 204800 / 2048, but for the rounding of the logarithm
 }
 
 TEST_P(HalfOps, AveragesWithADivisorDoNotOverflow) {
@@ -69,17 +69,17 @@ TEST_P(HalfOps, MaxPoolsIndicesAreI64AndItsGradientTwiceDifferentiable) {
   EXPECT_EQ(result.indices.dtype(), i64);
   EXPECT_EQ(result.indices.at({0, 0, 1, 1, 1}), 63);
   const Tensor y = max_pool3d(x, {.kernel_size = 2}), g = ones_like(y).requires_grad_();
-  const Tensor dx = grad({y}, {x}, {g}, {.create_graph = true})[0];
+  const Tensor dx = grad({y}, {x}, {g}, true, true)[0];
   EXPECT_EQ(sum(dx).item(), 8);
   EXPECT_EQ(grad({dx}, {g}, {full_like(dx, 3)})[0].to_vector(), (std::vector<double>(8, 3)));
 }
 
 TEST_P(HalfOps, DropoutKeepsItsShareAndScalesOnce) {
   for (const DType dtype : {bf16, f16}) {
-    const Tensor x = ones({1 << 18}, like(dtype)), y = dropout(x, 0.001);
+    const Tensor x = ones({1 << 18}, like(dtype)), y = dropout(x, 0.999);
     EXPECT_EQ(y.dtype(), dtype);
-    const double dropped = (1 << 18) - sum(ne(y, 0).to(i64)).item();
-    EXPECT_NEAR(dropped, 262, 80);  // draws in bf16 near 0 would do, those of 1 - p would not
+    EXPECT_NEAR(static_cast<double>(sum(ne(y, 0)).item<int64_t>()), 262, 80);  // no uniform of bf16 lies above 0.999
+    EXPECT_EQ(amax(y).item(), full({}, 1 / (1 - 0.999), like(dtype)).item());
   }
 }
 
@@ -88,8 +88,10 @@ TEST_P(HalfOps, LinearAndMatmulRoundOnce) {
   EXPECT_EQ(linear(x, w, zeros({4}, like(bf16))).at({7, 3}), 3008);  // 3000 as bf16
 }
 
-INSTANTIATE_TEST_SUITE_P(All, HalfOps, testing::Values(DeviceType::cpu, DeviceType::cuda),
-                         [](const auto& info) { return info.param == DeviceType::cpu ? "CPU" : "CUDA"; });
+std::string device_name(const testing::TestParamInfo<DeviceType>& device) {
+  return device.param == DeviceType::cpu ? "on_CPU" : "on_CUDA";
+}
+INSTANTIATE_TEST_SUITE_P(All, HalfOps, testing::Values(DeviceType::cpu, DeviceType::cuda), device_name);
 
 }  // namespace
 }  // namespace voxgrad
