@@ -289,8 +289,10 @@ void reduce(ReduceOp op, const View& out, const View& in) {
     });
     return;
   }
-  dispatch(Numbers(), in.dtype, op == ReduceOp::amax ? "amax" : "amin", "CUDA",
-           [&]<class T>() { reduce_as<Extremum, T, compute_t<T>, T>(out, in, op, launch); });
+  dispatch(Numbers(), in.dtype, op == ReduceOp::amax ? "amax" : "amin", "CUDA", [&]<class T>() {
+    using Accumulator = std::conditional_t<sizeof(compute_t<T>) < 4, int32_t, compute_t<T>>;  // shuffles move 4 bytes
+    reduce_as<Extremum, T, Accumulator, T>(out, in, op, launch);
+  });
 }
 
 }  // namespace kernel
