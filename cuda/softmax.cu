@@ -46,10 +46,11 @@ __global__ void __launch_bounds__(kBlock) softmax_kernel(const __grid_constant__
   __shared__ Sum shared_sum[kBlock];
   const BlockLayout layout = problem.layout;
   const int64_t tiles = (problem.count / rows + layout.columns - 1) / layout.columns;
-  const int64_t x_step = along ? width : problem.x_stride, y_step = along ? width : problem.y_stride;
+  constexpr int taken = along ? width : 1;  // elements of a row in a vector
+  const int64_t x_step = taken * problem.x_stride, y_step = taken * problem.y_stride;
   for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     const int64_t row = (tile * layout.columns + layout.column()) * rows;
-    const int64_t vectors = row < problem.count ? problem.length / (along ? width : 1) : 0;
+    const int64_t vectors = row < problem.count ? problem.length / taken : 0;
     const T* x = static_cast<const T*>(problem.x) + (vectors ? problem.rows.offset(row, problem.rows.a) : 0);
     T* y = static_cast<T*>(problem.y) + (vectors ? problem.rows.offset(row, problem.rows.b) : 0);
 

@@ -141,8 +141,9 @@ struct Kernels {
   void (*relu_bias_backward)(const View& dz, const View& dbias, const View& dy, const View& y);
 
   // ---- pooling and resampling
-  /// y (N, C, D', H', W'), indices i64 of y's shape: position in D * H * W of the first maximum; NaN wins.
-  void (*max_pool)(const View& y, const View& indices, const View& x, const PoolGeometry& geometry);
+  /// y (N, C, D', H', W'), indices of y's shape, i64 or i32, or null: position in D * H * W of the first maximum; NaN
+  /// wins.
+  void (*max_pool)(const View& y, const View* indices, const View& x, const PoolGeometry& geometry);
   void (*max_pool_backward)(const View& dx, const View& dy, const View& indices, const PoolGeometry& geometry);
   /// out and in differ in the size of `axis` only. transposed: the transposed map (out has the map's input size).
   void (*resample)(const View& out, const View& in, int axis, const Resample& map, bool transposed);

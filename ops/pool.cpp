@@ -98,17 +98,27 @@ Tensor max_unpool(const Tensor& y, const Tensor& indices, const Triple& size, co
   const Tensor x = empty_volume(y, y.size(1), size, y.dtype());
   kernels(y.device()).max_pool_backward(x.view_out(), y.view_in(), indices.view_in(), geometry);
   return record("max_unpool", x, {y}, [indices = Saved(indices), shape = y.shape()](const Tensor& grad) {
-    return Tensors{reshape(gather(flatten(grad, 2), 2, flatten(indices(), 2)), shape)};
+    return Tensors{reshape(gather(flatten(grad, 2), 2, flatten(indices().to(i64), 2)), shape)};
   });
 }
 
-MaxPoolResult max_pool(const Tensor& x, const Windows& w, const Triple& pooled) {
-  const Tensor y = empty_volume(x, x.size(1), pooled, x.dtype()), indices = empty_volume(x, x.size(1), pooled, i64);
+/// The indices are i32 where the volume allows it, and undefined if neither the caller nor the gradient wants them.
+MaxPoolResult max_pool(const Tensor& x, const Windows& w, const Triple& pooled, bool want_indices) {
+  const Tensor y = empty_volume(x, x.size(1), pooled, x.dtype());
   const PoolGeometry geometry{w.kernel_size, w.stride, w.padding, w.dilation};
-  kernels(x.device()).max_pool(y.view_out(), indices.view_out(), x.view_in(), geometry);
-  record("max_pool3d", y, {x}, [indices = Saved(indices), size = spatial_size(x), geometry](const Tensor& grad) {
-    return Tensors{max_unpool(grad, indices(), size, geometry)};
-  });
+  const Triple size = spatial_size(x);
+  Tensor indices;
+  View view;
+  if (want_indices || needs_grad({x})) {
+    const double voxels = static_cast<double>(size[0]) * static_cast<double>(size[1]) * static_cast<double>(size[2]);
+    indices = empty_volume(x, x.size(1), pooled, voxels < 0x1p31 ? i32 : i64);
+    view = indices.view_out();
+  }
+  kernels(x.device()).max_pool(y.view_out(), indices.defined() ? &view : nullptr, x.view_in(), geometry);
+  record("max_pool3d", y, {x},
+         [indices = indices.defined() ? Saved(indices) : Saved(), size, geometry](const Tensor& grad) {
+           return Tensors{max_unpool(grad, indices(), size, geometry)};
+         });
   return {y, indices};
 }
 
@@ -200,14 +210,19 @@ MaxPoolResult max_pool3d_with_indices(const Tensor& x, const MaxPoolOptions& opt
   const Triple size = pooled_size("max_pool3d", windows, x);
   Tensor indices;
   const Tensor output = batched(x, [&](const Tensor& volume) {
-    MaxPoolResult result = max_pool(volume, windows, size);
-    indices = result.indices;
+    MaxPoolResult result = max_pool(volume, windows, size, true);
+    indices = result.indices.to(i64);
     return result.output;
   });
   return {output, x.dim() == 5 ? indices : squeeze(indices, 0)};
 }
 
-Tensor max_pool3d(const Tensor& x, const MaxPoolOptions& options) { return max_pool3d_with_indices(x, options).output; }
+Tensor max_pool3d(const Tensor& x, const MaxPoolOptions& options) {
+  options.validate("max_pool3d");
+  const Windows windows = windows_of(options);
+  const Triple size = pooled_size("max_pool3d", windows, x);
+  return batched(x, [&](const Tensor& volume) { return max_pool(volume, windows, size, false).output; });
+}
 
 Tensor avg_pool3d(const Tensor& x, const AvgPoolOptions& o) {
   o.validate("avg_pool3d");

@@ -45,7 +45,7 @@ void group_norm_backward(const View& dx, const View* dgamma, const View* dbeta, 
 void relu_bias_backward(const View& dz, const View& dbias, const View& dy, const View& y);
 
 // pool.cpp, resample.cpp
-void max_pool(const View& y, const View& indices, const View& x, const PoolGeometry& geometry);
+void max_pool(const View& y, const View* indices, const View& x, const PoolGeometry& geometry);
 void max_pool_backward(const View& dx, const View& dy, const View& indices, const PoolGeometry& geometry);
 void resample(const View& out, const View& in, int axis, const Resample& map, bool transposed);
 

@@ -15,6 +15,8 @@ T* volume(const View& v, int64_t i) {
   return v.as<T>() + i / v.size[1] * v.stride[0] + i % v.size[1] * v.stride[1];
 }
 
+using Indices = Types<int32_t, int64_t>;
+
 /// The taps of output `o` along one axis that fall into the input: begin <= tap < end.
 struct TapRange {
   int64_t start, begin, end;
@@ -62,9 +64,16 @@ void pool_row(RowMaxima<T>& row, const T* x, const View& v, const PoolGeometry& 
     }
 }
 
+/// Writes the row (od, oh) of one volume of `v`.
+template <class T, class From>
+void store_row(const View& v, int64_t channel, int64_t od, int64_t oh, const std::vector<From>& row) {
+  T* out = volume<T>(v, channel) + od * v.stride[2] + oh * v.stride[3];
+  for (size_t ow = 0; ow < row.size(); ++ow) out[static_cast<int64_t>(ow) * v.stride[4]] = static_cast<T>(row[ow]);
+}
+
 }  // namespace
 
-void max_pool(const View& y, const View& indices, const View& x, const PoolGeometry& geometry) {
+void max_pool(const View& y, const View* indices, const View& x, const PoolGeometry& geometry) {
   if (y.numel() == 0) return;
   const int64_t depth = y.size[2], height = y.size[3], width = y.size[4];
   const int64_t taps = geometry.kernel_size[0] * geometry.kernel_size[1] * geometry.kernel_size[2];
@@ -75,12 +84,10 @@ void max_pool(const View& y, const View& indices, const View& x, const PoolGeome
         const int64_t channel = i / depth, od = i % depth;
         for (int64_t oh = 0; oh < height; ++oh) {
           pool_row(row, volume<const T>(x, channel), x, geometry, od, oh);
-          T* out = volume<T>(y, channel) + od * y.stride[2] + oh * y.stride[3];
-          int64_t* at = volume<int64_t>(indices, channel) + od * indices.stride[2] + oh * indices.stride[3];
-          for (int64_t ow = 0; ow < width; ++ow) {
-            out[ow * y.stride[4]] = row.values[static_cast<size_t>(ow)];
-            at[ow * indices.stride[4]] = row.indices[static_cast<size_t>(ow)];
-          }
+          store_row<T>(y, channel, od, oh, row.values);
+          if (!indices) continue;
+          dispatch(Indices(), indices->dtype, "max_pool", "CPU",
+                   [&]<class Index>() { store_row<Index>(*indices, channel, od, oh, row.indices); });
         }
       }
     });
@@ -89,14 +96,14 @@ void max_pool(const View& y, const View& indices, const View& x, const PoolGeome
 
 void max_pool_backward(const View& dx, const View& dy, const View& indices, const PoolGeometry&) {
   const int64_t depth = dx.size[2], height = dx.size[3], width = dx.size[4];
-  dispatch(Floats(), dy.dtype, "max_pool_backward", "CPU", [&]<class T>() {
+  const auto run = [&]<class T, class Index>() {
     // Windows may overlap: a volume belongs to one thread.
     parallel_for(dx.size[0] * dx.size[1], grain_of(depth * height * width), [&](int64_t begin, int64_t end) {
       std::vector<compute_t<T>> sums(static_cast<size_t>(depth * height * width));
       for (int64_t i = begin; i < end; ++i) {
         std::fill(sums.begin(), sums.end(), compute_t<T>(0));
         const T* in = volume<const T>(dy, i);
-        const int64_t* index = volume<const int64_t>(indices, i);
+        const Index* index = volume<const Index>(indices, i);
         for (int64_t d = 0; d < dy.size[2]; ++d)
           for (int64_t h = 0; h < dy.size[3]; ++h)
             for (int64_t w = 0; w < dy.size[4]; ++w) {
@@ -111,6 +118,10 @@ void max_pool_backward(const View& dx, const View& dy, const View& indices, cons
               out[d * dx.stride[2] + h * dx.stride[3] + w * dx.stride[4]] = convert<T>(sums[at++]);
       }
     });
+  };
+  dispatch(Floats(), dy.dtype, "max_pool_backward", "CPU", [&]<class T>() {
+    dispatch(Indices(), indices.dtype, "max_pool_backward", "CPU",
+             [&]<class Index>() { run.template operator()<T, Index>(); });
   });
 }
 

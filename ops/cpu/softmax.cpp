@@ -73,16 +73,18 @@ void softmax_rows(T* y, const T* x, const Offsets<2>& along, const Offsets<2>& a
                   bool logarithm) {
   using C = compute_t<T>;
   if constexpr (!std::is_same_v<T, C>) {
-    std::vector<C> wide(static_cast<size_t>(length * count));
-    const Offsets<2> wide_along = along[1] == 1 ? Offsets<2>{1, 1} : Offsets<2>{count, count};
-    const Offsets<2> wide_across = along[1] == 1 ? Offsets<2>{length, length} : Offsets<2>{1, 1};
+    const int64_t elements = length * count;
+    std::vector<C> wide(static_cast<size_t>(2 * elements));
+    C *wide_x = wide.data(), *wide_y = wide.data() + elements;
+    const bool rows = along[1] == 1;
+    const Offsets<2> step = rows ? Offsets<2>{1, length} : Offsets<2>{count, 1};  // along and across
     const auto each = [&](auto f) {
       for (int64_t k = 0; k < length; ++k)
-        for (int64_t j = 0; j < count; ++j) f(wide[static_cast<size_t>(k * wide_along[0] + j * wide_across[0])], k, j);
+        for (int64_t j = 0; j < count; ++j) f(k * step[0] + j * step[1], k, j);
     };
-    each([&](C& to, int64_t k, int64_t j) { to = x[k * along[1] + j * across[1]]; });
-    softmax_rows<C>(wide.data(), wide.data(), wide_along, wide_across, length, count, logarithm);
-    each([&](C from, int64_t k, int64_t j) { y[k * along[0] + j * across[0]] = T(from); });
+    each([&](int64_t i, int64_t k, int64_t j) { wide_x[i] = x[k * along[1] + j * across[1]]; });
+    softmax_rows<C>(wide_y, wide_x, {step[0], step[0]}, {step[1], step[1]}, length, count, logarithm);
+    each([&](int64_t i, int64_t k, int64_t j) { y[k * along[0] + j * across[0]] = T(wide_y[i]); });
   } else if (along[0] == 1 && along[1] == 1 && length >= kBlock) {
     for (int64_t j = 0; j < count; ++j) softmax_row(y + j * across[0], x + j * across[1], length, logarithm);
   } else {

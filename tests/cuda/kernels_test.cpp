@@ -95,6 +95,7 @@ void on_both(const std::string& what, double tolerance, Run run, const Twins&...
 }
 
 double rounding(DType dtype) { return dtype == f64 ? 1e-13 : dtype == bf16 ? 0x1p-7 : dtype == f16 ? 0x1p-10 : 4e-6; }
+constexpr DType kFloats[] = {f32, f64, bf16, f16};
 
 /// Layouts of (output, first input, second input) with shape, from one aligned row to anything goes.
 struct Geometry {
@@ -242,7 +243,7 @@ TEST_F(CudaKernels, Where) {
 }
 
 TEST_F(CudaKernels, UniformsAreBitEqualAndNormalsToRounding) {
-  for (const DType dtype : {f32, f64})
+  for (const DType dtype : kFloats)
     for (const int64_t count : {0, 1, 2, 3, 4, 5, 1023, 5000})
       for (const GeneratorState state : {GeneratorState{0, 0}, GeneratorState{~0ull - 3, (1ull << 32) - 2}}) {
         const Twin out(dtype, {count}, {.offset = count % 4}, 1);
@@ -261,7 +262,7 @@ Twin index_twin(const Shape& shape, const Twin::Layout& layout, int64_t size) {
 }
 
 TEST_F(CudaKernels, Gather) {
-  for (const DType dtype : {f32, f64, i64, i32, u8, b8}) {
+  for (const DType dtype : kAllTypes) {
     const Twin in(dtype, {4, 9, 5}, {{2, 0, 1}, 1, {1}}, 1, 0, 100), out(dtype, {4, 6, 5}, {{1, 2, 0}}, 2, 0, 100),
         index = index_twin({4, 6, 5}, {{0, 2, 1}}, 9);
     on_both(
@@ -310,7 +311,7 @@ TEST_F(CudaKernels, IndicesOutOfRangeAreErrorsOfTheNextWait) {
 }
 
 TEST_F(CudaKernels, ScatterAddIsBitEqualForFewAndForManyLines) {
-  for (const DType dtype : {f32, f64})
+  for (const DType dtype : kFloats)
     for (const int64_t lines : {int64_t{3}, int64_t{5000}}) {
       const Twin out(dtype, {lines, 7, 2}, {{2, 0, 1}}, 1), in(dtype, {lines, 20, 2}, {{0, 2, 1}, 1, {1}}, 2),
           index = index_twin({lines, 20, 2}, {}, 7);
@@ -354,7 +355,7 @@ TEST_F(CudaKernels, OptimizerSteps) {
     for (const auto& param : twins.params)
       for (const Twin& twin : param) twin.expect_same(rounding(dtype), what);
   };
-  for (const DType dtype : {f32, f64})
+  for (const DType dtype : kFloats)
     for (const int64_t offset : {0, 1})
       for (const bool flag : {false, true})
         for (const double momentum : {0.0, 0.9}) {
@@ -381,7 +382,7 @@ TEST_F(CudaKernels, MatmulTakesAnyStrides) {
   };
   const std::array<int64_t, 3> sizes[] = {{5, 7, 6},    {1, 7, 6}, {5, 1, 6}, {5, 7, 1},
                                           {33, 65, 17}, {5, 0, 6}, {0, 3, 4}};
-  for (const DType dtype : {f32, f64})
+  for (const DType dtype : kFloats)
     for (const auto& [m, k, n] : sizes)
       for (const auto& left : layouts)
         for (const auto& right : layouts) {
@@ -405,6 +406,17 @@ TEST_F(CudaKernels, MatmulComputesFloat32InFloat32) {
   const Tensor c = empty({1, 64, 64}, {.device = device});
   kernels(device).matmul(c.view_out(), a.view_in(), b.view_in());
   EXPECT_EQ(c.at({0, 63, 63}), 64 + 0x1p-6);
+}
+
+TEST_F(CudaKernels, MatmulSumsHalvesInFloat32) {
+  // A sum of ones in f16 ends at 2048, in bf16 at 256.
+  const Device device = Device::cuda();
+  for (const DType dtype : {bf16, f16}) {
+    const Tensor a = ones({2, 16, 4096}, {.dtype = dtype, .device = device}), b = ones({2, 4096, 8}, a.options());
+    const Tensor c = empty({2, 16, 8}, a.options());
+    kernels(device).matmul(c.view_out(), a.view_in(), b.view_in());
+    EXPECT_EQ(c.at({1, 15, 7}), 4096) << dtype;
+  }
 }
 
 TEST_F(CudaKernels, MoreThanTwoToThe31Elements) {

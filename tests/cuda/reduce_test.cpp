@@ -15,7 +15,7 @@ using CudaReduce = OnGpu;
 
 constexpr Device kBoth[] = {Device::cpu(), Device::cuda()};
 
-double rounding(DType dtype) { return dtype == f64 ? 1e-12 : 1e-6; }
+double rounding(DType dtype) { return dtype == f64 ? 1e-12 : dtype == bf16 ? 0x1p-7 : dtype == f16 ? 0x1p-10 : 1e-6; }
 
 /// Calls body(random, dtype) with many seeds, naming the one that fails.
 void with_seeds(unsigned count, const std::function<void(Random&, DType)>& body) {
@@ -26,6 +26,13 @@ void with_seeds(unsigned count, const std::function<void(Random&, DType)>& body)
   }
 }
 
+/// The same with halves, too.
+void with_all_floats(unsigned count, const std::function<void(Random&, DType)>& body) {
+  with_seeds(count, [&](Random& random, DType dtype) {
+    body(random, random.chance(0.5) ? dtype : random.chance(0.5) ? bf16 : f16);
+  });
+}
+
 Shape random_shape(Random& random, int64_t rank, int64_t largest) {
   Shape shape;
   for (int64_t axis = 0; axis < rank; ++axis) shape.push_back(random.integer(1, largest));
@@ -33,19 +40,19 @@ Shape random_shape(Random& random, int64_t rank, int64_t largest) {
 }
 
 TEST_F(CudaReduce, AgreesOverAnyAxes) {
-  with_seeds(150, [](Random& random, DType dtype) {
+  with_all_floats(150, [](Random& random, DType dtype) {
     const int64_t rank = random.integer(1, 6);
     const Shape shape = random_shape(random, rank, rank == 1 ? 100000 : rank == 2 ? 400 : rank < 5 ? 17 : 6);
     Shape kept = shape;
     for (int64_t& size : kept)
       if (random.chance(0.6)) size = 1;
-    const auto op = static_cast<ReduceOp>(random.integer(0, 2));
+    const auto op = static_cast<ReduceOp>(random.integer(0, 3));
     RandomView in(dtype, shape, any_layout(random, true), random), out(dtype, kept, any_layout(random, false), random);
     in.fill(random, -100, 100, false);
     out.poison();
     SCOPED_TRACE(concat(shape, " to ", kept));
     for (const Device device : kBoth) kernels(device).reduce(op, out.on(device), in.on(device));
-    EXPECT_TRUE(out.same(op == ReduceOp::sum ? rounding(dtype) : 0));
+    EXPECT_TRUE(out.same(op <= ReduceOp::mean ? rounding(dtype) : 0));
   });
 }
 
@@ -113,7 +120,7 @@ TEST_F(CudaReduce, GivesTheSameBitsEveryTime) {
 }
 
 TEST_F(CudaReduce, SoftmaxAgrees) {
-  with_seeds(60, [](Random& random, DType dtype) {
+  with_all_floats(60, [](Random& random, DType dtype) {
     const int64_t rank = random.integer(1, 5);
     const Shape shape = random_shape(random, rank, rank == 1 ? 5000 : rank == 2 ? 700 : 8);
     const int axis = static_cast<int>(random.integer(0, rank - 1));
@@ -128,7 +135,7 @@ TEST_F(CudaReduce, SoftmaxAgrees) {
 }
 
 TEST_F(CudaReduce, MaxPoolAgrees) {
-  with_seeds(80, [](Random& random, DType dtype) {
+  with_all_floats(80, [](Random& random, DType dtype) {
     PoolGeometry g;
     Shape x_shape{random.integer(1, 3), random.integer(1, 4)}, y_shape = x_shape;
     for (int a = 0; a < 3; ++a) {
@@ -146,7 +153,7 @@ TEST_F(CudaReduce, MaxPoolAgrees) {
     }
     RandomView x(dtype, x_shape, any_layout(random, true), random),
         y(dtype, y_shape, any_layout(random, false), random);
-    RandomView indices(i64, y_shape, any_layout(random, false), random);
+    RandomView indices(random.chance(0.5) ? i64 : i32, y_shape, any_layout(random, false), random);
     RandomView dy(dtype, y_shape, any_layout(random, true), random),
         dx(dtype, x_shape, any_layout(random, false), random);
     x.fill(random, -5, 5);  // many ties
@@ -154,15 +161,16 @@ TEST_F(CudaReduce, MaxPoolAgrees) {
     indices.fill(random, -9, -1);
     for (RandomView* output : {&y, &dx}) output->poison();
     for (const Device device : kBoth) {
-      kernels(device).max_pool(y.on(device), indices.on(device), x.on(device), g);
-      kernels(device).max_pool_backward(dx.on(device), dy.on(device), indices.on(device), g);
+      const View named = indices.on(device);
+      kernels(device).max_pool(y.on(device), &named, x.on(device), g);
+      kernels(device).max_pool_backward(dx.on(device), dy.on(device), named, g);
     }
     for (const RandomView* result : {&y, &indices, &dx}) EXPECT_TRUE(result->same(0));
   });
 }
 
 TEST_F(CudaReduce, ResampleAgrees) {
-  with_seeds(100, [](Random& random, DType dtype) {
+  with_all_floats(100, [](Random& random, DType dtype) {
     Resample map;
     map.mode = static_cast<Resample::Mode>(random.integer(0, 2));
     const int64_t rank = random.integer(1, 5), n = random.integer(4, 20);

@@ -140,8 +140,19 @@ TEST(CpuKernels, MaxPoolAndItsGradient) {
             [&](const Dims& i) { x(i) = convert<T>(std::floor(static_cast<float>(x(i)))); });  // with ties
         x({1, 2, 3, 4, 5}) = convert<T>(kNaN);
         dy.random(-1, 1, 2);
-        cpu.max_pool(y.view, indices.view, x.view, g);
+        cpu.max_pool(y.view, &indices.view, x.view, g);
         cpu.max_pool_backward(dx.view, dy.view, indices.view, g);
+        Array<int32_t> narrow(out, Layout::stepped);
+        Array<T> other(in), alone(out);
+        cpu.max_pool(y.view, &narrow.view, x.view, g);
+        cpu.max_pool(alone.view, nullptr, x.view, g);
+        cpu.max_pool_backward(other.view, dy.view, narrow.view, g);
+        expect_close<int32_t>(
+            narrow, [&](const Dims& o) { return static_cast<double>(indices(o)); }, 0);
+        expect_close<T>(
+            other, [&](const Dims& i) { return static_cast<double>(dx(i)); }, 0);
+        expect_close<T>(
+            alone, [&](const Dims& o) { return static_cast<double>(y(o)); }, 0);
 
         std::vector<double> gradient(static_cast<size_t>(dx.view.numel()));
         const auto linear = [](const Dims& i) { return (i[2] * 8 + i[3]) * 9 + i[4]; };
