@@ -45,10 +45,10 @@ Tensor conv(const Tensor& x, const Tensor& weight, const Tensor& bias, const Con
 template <class Options>
 constexpr int64_t kAxes = static_cast<int64_t>(std::tuple_size_v<decltype(Options::stride.values)>);
 
-/// Whether the fused kernels take it: a batch, of a dtype that the kernels behind the convolution have.
+/// Whether the fused kernels take it: a batch of floats.
 template <class Options>
 bool fuses(const Tensor& x) {
-  return x.defined() && x.dim() == kAxes<Options> + 2 && (x.dtype() == f32 || x.dtype() == f64);
+  return x.defined() && x.dim() == kAxes<Options> + 2 && is_floating(x.dtype());
 }
 
 }  // namespace
