@@ -1,5 +1,5 @@
-// Normalisation over groups of channels. x is (N, C, spatial...); statistics use the biased variance. The functions
-// throw Error if eps is negative or not finite.
+// Normalisation over groups of channels. x is (N, C, spatial...); statistics use the biased variance. weight and bias
+// have x's dtype or, where that is bf16 or f16, f32. The functions throw Error if eps is negative or not finite.
 #pragma once
 
 #include "core/tensor.h"
