@@ -121,5 +121,73 @@ TEST(Elementwise, ComparesWithNumbers) {
     }
 }
 
+TEST(Elementwise, DtypesPromoteAsInPyTorch) {
+  const auto of = [](DType dtype) { return ones({2}, {.dtype = dtype}); };
+  const auto scalar = [](DType dtype) { return ones({}, {.dtype = dtype}); };
+  EXPECT_EQ((of(b8) * of(f32)).dtype(), f32);
+  EXPECT_EQ((of(bf16) + of(f32)).dtype(), f32);
+  EXPECT_EQ((of(bf16) + of(f16)).dtype(), f32);
+  EXPECT_EQ((of(f16) + of(i64)).dtype(), f16);
+  EXPECT_EQ((of(u8) + of(i32)).dtype(), i32);
+  EXPECT_EQ((of(i32) + of(i64)).dtype(), i64);
+  EXPECT_EQ((of(i64) / of(i64)).dtype(), f32);
+  EXPECT_EQ((of(f32) + scalar(f64)).dtype(), f32);  // of the same kind: the one with axes
+  EXPECT_EQ((of(i32) + scalar(f64)).dtype(), f64);
+  EXPECT_EQ((scalar(i64) + of(b8)).dtype(), i64);
+  EXPECT_EQ(maximum(of(i32), of(f32)).dtype(), f32);
+  EXPECT_EQ(where(of(b8), of(i32), of(bf16)).dtype(), bf16);
+  EXPECT_EQ((of(i32) * 0.5).to_vector(), (std::vector<double>{0.5, 0.5}));
+  EXPECT_EQ((of(i32) * 0.5).dtype(), f32);
+  EXPECT_EQ((of(i32) * 2.0).dtype(), f32);
+  EXPECT_EQ((of(i32) * 2).dtype(), i32);
+  EXPECT_EQ((of(u8) - 1).to_vector(), (std::vector<double>{0, 0}));
+  EXPECT_EQ((3 - of(u8)).dtype(), u8);
+  EXPECT_EQ((of(b8) + 1).dtype(), i64);
+  EXPECT_EQ((of(bf16) + 1.5).dtype(), bf16);
+  EXPECT_EQ(lt(of(i32), 1.5).to_vector(), (std::vector<double>{1, 1}));
+  // Gradients come back in each operand's dtype.
+  const Tensor x = of(bf16).requires_grad_(), y = of(f32).requires_grad_();
+  sum(x * y).backward();
+  EXPECT_EQ(x.grad().dtype(), bf16);
+  EXPECT_EQ(y.grad().dtype(), f32);
+}
+
+TEST(Elementwise, Operators) {
+  const Tensor x = tensor({{1, -2, 3}, {4, 5, -6}});
+  EXPECT_EQ((x > 0).to_vector(), (std::vector<double>{1, 0, 1, 1, 1, 0}));
+  EXPECT_EQ((x <= -x).to_vector(), (std::vector<double>{0, 1, 0, 0, 0, 1}));
+  EXPECT_EQ(maximum(x, 0.0).to_vector(), (std::vector<double>{1, 0, 3, 4, 5, 0}));
+  EXPECT_EQ(where(x > 0, x, 0.0).to_vector(), (std::vector<double>{1, 0, 3, 4, 5, 0}));
+  EXPECT_EQ(where(x > 0, 7, x).to_vector(), (std::vector<double>{7, -2, 7, 7, 7, -6}));
+  EXPECT_EQ(x[0].to_vector(), (std::vector<double>{1, -2, 3}));
+  EXPECT_EQ(x[-1][2].item(), -6);
+  EXPECT_EQ(x.sum(1).to_vector(), (std::vector<double>{2, 3}));
+  EXPECT_EQ(mean(x, -1, true).shape(), (Shape{2, 1}));
+  EXPECT_EQ(x.reshape(std::vector<int64_t>{3, 2}).shape(), (Shape{3, 2}));
+  EXPECT_EQ((2 / tensor({1, 4})).to_vector(), (std::vector<double>{2, 0.5}));
+}
+
+TEST(Elementwise, InPlaceOperators) {
+  Tensor x = tensor({1, 2});
+  const Tensor same = x;
+  x += tensor({10, 20});
+  x -= 1;
+  x *= tensor(2.0);
+  x /= 4.0;
+  EXPECT_EQ(same.to_vector(), (std::vector<double>{5, 10.5}));
+  Tensor whole = ones({2}, {.dtype = i32});
+  EXPECT_ERROR(whole += tensor({0.5, 1}), "add: a result of f32 cannot be written to the target [2] i32 on cpu");
+  EXPECT_ERROR(x += ones({3, 2}), "add: shape [3, 2] does not broadcast to the target [2]");
+  // Recorded: a new tensor, whose gradient is that of the sum.
+  const Tensor leaf = ones({2}).requires_grad_();
+  Tensor y = leaf * 3.0;
+  const Tensor before = y;
+  y += leaf;
+  EXPECT_EQ(before.to_vector(), (std::vector<double>{3, 3}));
+  EXPECT_EQ(grad({sum(y)}, {leaf})[0].to_vector(), (std::vector<double>{4, 4}));
+  Tensor weight = leaf;
+  EXPECT_ERROR(weight += 1.0, "copy_: an in-place write is not recorded");
+}
+
 }  // namespace
 }  // namespace voxgrad

@@ -25,6 +25,7 @@ struct Unary {
   double (*formula)(double);
   Domain domain = Domain::any;
   bool differentiable = true;
+  int roundings = 1;
 };
 
 double sigmoid_of(double x) { return 1 / (1 + std::exp(-x)); }
@@ -37,6 +38,7 @@ void add_unary(std::vector<OpCase>& cases, std::span<const Unary> table) {
     c.edges = kUnaryEdges;
     c.differentiable = u.differentiable;
     c.keeps_layout = u.differentiable && c.name != "contiguous";
+    c.roundings = u.roundings;
     cases.push_back(c);
   }
 }
@@ -73,7 +75,7 @@ void add_functions(std::vector<OpCase>& cases) {
       {"hardsigmoid", [](const Tensor& x) { return hardsigmoid(x * 2.5); },
        [](double x) { return std::clamp(2.5 * x / 6 + 0.5, 0.0, 1.0); }, Domain::away},
       {"hardswish", [](const Tensor& x) { return hardswish(x * 2.5); },
-       [](double x) { return 2.5 * x * std::clamp(2.5 * x / 6 + 0.5, 0.0, 1.0); }, Domain::away},
+       [](double x) { return 2.5 * x * std::clamp(2.5 * x / 6 + 0.5, 0.0, 1.0); }, Domain::away, true, 2},
       {"softplus", [](const Tensor& x) { return softplus(x); }, [](double x) { return std::log(1 + std::exp(x)); }},
       {"softplus_beta", [](const Tensor& x) { return softplus(x, 3, 2); },
        [](double x) { return 3 * x > 2 ? x : std::log(1 + std::exp(3 * x)) / 3; }},
@@ -151,11 +153,11 @@ void add_binary(std::vector<OpCase>& cases) {
       {"pow_pair", pow, [](double x, double y) { return std::pow(x, y); }, Domain::positive, Domain::any},
       {"add_method", [](const Tensor& x, const Tensor& y) { return x.add(y); },
        [](double x, double y) { return x + y; }},
-      // never closer than 0.013, so that no step of a difference crosses a tie
-      {"maximum", [](const Tensor& x, const Tensor& y) { return maximum(x, y + 0.013); },
-       [](double x, double y) { return std::fmax(x, y + 0.013); }, Domain::integers, Domain::integers},
-      {"minimum", [](const Tensor& x, const Tensor& y) { return minimum(x, y + 0.013); },
-       [](double x, double y) { return std::fmin(x, y + 0.013); }, Domain::integers, Domain::integers},
+      // never closer than 0.25, so that no step of a difference crosses a tie
+      {"maximum", [](const Tensor& x, const Tensor& y) { return maximum(x, y + 0.25); },
+       [](double x, double y) { return std::fmax(x, y + 0.25); }, Domain::integers, Domain::integers},
+      {"minimum", [](const Tensor& x, const Tensor& y) { return minimum(x, y + 0.25); },
+       [](double x, double y) { return std::fmin(x, y + 0.25); }, Domain::integers, Domain::integers},
       {"eq", eq, [](double x, double y) { return x == y ? 1.0 : 0.0; }, Domain::ties, Domain::ties, false},
       {"ne", ne, [](double x, double y) { return x != y ? 1.0 : 0.0; }, Domain::ties, Domain::ties, false},
       {"lt", lt, [](double x, double y) { return x < y ? 1.0 : 0.0; }, Domain::ties, Domain::ties, false},

@@ -161,11 +161,7 @@ TEST(OpErrors, Elementwise) {
   const Tensor x = floats({2, 3});
   const BadCall table[] = {
       {[&] { add(x, floats({4})); }, "add: shapes [2, 3] and [4] do not broadcast"},
-      {[&] { mul(x, x.to(f64)); },
-       "mul: dtypes differ: the first operand [2, 3] f32 on cpu and the second operand [2, 3] f64 on cpu"},
-      {[&] { div(whole({2}), whole({2})); }, "div has no CPU kernel for i64"},
       {[&] { exp(whole({2})); }, "exp has no CPU kernel for i64"},
-      {[&] { whole({2}) * 0.5; }, "an integer tensor takes integer constants"},
       {[&] { relu(Tensor()); }, "relu: input is undefined"},
       {[&] { where(x, x, x); }, "condition must be bool"},
       {[&] { clamp(x, 1, 0); }, "needs low <= high"},
@@ -175,7 +171,6 @@ TEST(OpErrors, Elementwise) {
       {[&] { softplus(x, 0); }, "beta must be finite and not zero"},
       {[&] { dropout(x, 1.5); }, "p must lie in [0, 1]"},
       {[&] { dropout(x, kNan); }, "p must lie in [0, 1]"},
-      {[&] { lt(whole({2}), 0.5); }, "lt: an integer tensor takes integer constants, got 0.5"},
       {[&] { ge(whole({2}).to(u8), -1); }, "ge: -1 does not fit u8"},
   };
   for (const BadCall& bad : table) EXPECT_ERROR(bad.call(), bad.message);
@@ -186,7 +181,7 @@ TEST(OpErrors, NumbersThatIntegersDoNotHold) {
   const BadCall table[] = {
       {[&] { x + 1e15; }, "1e+15 does not fit i32"},
       {[&] { 1e15 + x; }, "1e+15 does not fit i32"},
-      {[&] { x - 1e15; }, "-1e+15 does not fit i32"},
+      {[&] { x - 1e15; }, "sub: 1e+15 does not fit i32"},
       {[&] { 1e15 - x; }, "1e+15 does not fit i32"},
       {[&] { x * -1e15; }, "-1e+15 does not fit i32"},
       {[&] { x / 1e15; }, "1e+15 does not fit i32"},
