@@ -1,7 +1,7 @@
 // Convolution layers. Names, shapes and initial distributions of the parameters are PyTorch's.
 //
-// For a wrong name in `Conv3d conv{{.kernel = 3}}` compilers only say that no constructor matches. With the type written
-// out, `Conv3d conv{Conv3d::Options{.kernel = 3}}`, they name the field that does not exist.
+// For a wrong name in `Conv3d conv{{.kernel = 3}}` compilers only say that no constructor matches. With the type
+// written out, `Conv3d conv{Conv3d::Options{.kernel = 3}}`, they name the field that does not exist.
 #pragma once
 
 #include "nn/module.h"

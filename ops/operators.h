@@ -1,12 +1,12 @@
-// The elementwise operators: one row each, from which the enums, the names, both devices' kernels, the gradients and the
-// dtypes that tests run follow.
+// The elementwise operators: one row each, from which the enums, the names, both devices' kernels, the gradients and
+// the dtypes that tests run follow.
 //
 // A row of one operand: name, dtypes, formula in x, what the gradient reads (x, the operand; y, the result; nothing),
 // and the gradient in differentiable operators, from g, the result's gradient.
 // A row of two operands: name, dtypes, formula in x and y, then for each operand what its gradient reads and that
 // gradient; the sums over broadcast axes are added where the rows are used.
-// a and b are an operator's constants. T is the type in which it computes (compute_t); a formula that gives bool makes a
-// tensor of bool, which has no gradient. Helpers of formulas stand in ops/scalar_ops.h, those of gradients in
+// a and b are an operator's constants. T is the type in which it computes (compute_t); a formula that gives bool makes
+// a tensor of bool, which has no gradient. Helpers of formulas stand in ops/scalar_ops.h, those of gradients in
 // ops/elementwise.cpp.
 //
 // Rows *_grad are gradients that have a kernel of their own: x is the gradient that came in, y what was saved. They are

@@ -256,7 +256,7 @@ void convolve(const char* op, const View& out, const View& in, const View& w, co
       convolve(op, o, i, v, {b, epilogue.relu}, geometry, transposed);
     });
   dispatch(WideFloats(), out.dtype, op, "CUDA",
-                          [&]<class T>() { convolve<T>(out, in, w, epilogue, geometry, transposed, launch.stream); });
+           [&]<class T>() { convolve<T>(out, in, w, epilogue, geometry, transposed, launch.stream); });
   check_launch(op);
 }
 

@@ -66,12 +66,13 @@ void copy(const View& out, const View& in) {
   }
   dispatch(Anything(), out.dtype, "copy", "CPU", [&]<class To>() {
     dispatch(Anything(), in.dtype, "copy", "CPU",
-                 [&]<class From>() { map<To, From>([](From x) { return convert<To>(x); }, out, in); });
+             [&]<class From>() { map<To, From>([](From x) { return convert<To>(x); }, out, in); });
   });
 }
 
 void fill(const View& out, double value) {
-  dispatch(Anything(), out.dtype, "fill", "CPU", [&]<class T>() { map<T>([x = convert<T>(value)] { return x; }, out); });
+  dispatch(Anything(), out.dtype, "fill", "CPU",
+           [&]<class T>() { map<T>([x = convert<T>(value)] { return x; }, out); });
 }
 
 void arange(const View& out, double start, double step) {
