@@ -1,9 +1,9 @@
 // Reverse-mode differentiation: the recorded graph, and the engine that runs it backward.
 //
 // Threads: several may record on the same leaves and run backward() and grad() at the same time, each on a graph of its
-// own; their gradients of a leaf add up, in the order in which they arrive. Graphs that share nodes may be run at the
-// same time only with retain_graph = true. Hooks are registered and removed, and requires_grad_() called, while no
-// other thread uses the tensor.
+// own, on one stream of a GPU; their gradients of a leaf add up, in the order in which they arrive. Graphs that share
+// nodes may be run at the same time only with retain_graph = true. Hooks are registered and removed, and
+// requires_grad_() called, while no other thread uses the tensor.
 #pragma once
 
 #include <functional>

@@ -5,6 +5,7 @@
 #include "core/autograd.h"
 #include "ops/checks.h"
 #include "ops/create.h"
+#include "ops/halves.h"
 #include "ops/kernels.h"
 #include "ops/reduce.h"
 #include "ops/scalar_ops.h"
@@ -41,7 +42,10 @@ Tensor pow_slope_in_exponent(const Tensor& x, const Tensor& y) {
 }
 
 // Second derivatives.
-Tensor gelu_curvature(const Tensor& x) { return affine(exp(x * x * -0.5), kInvSqrtTwoPi, 0) * (2.0 - x * x); }
+Tensor gelu_curvature(const Tensor& x) {
+  const Tensor square = widened(x) * widened(x);  // beyond f16's range from 256 on
+  return (affine(exp(square * -0.5), kInvSqrtTwoPi, 0) * (2.0 - square)).to(x.dtype());
+}
 Tensor silu_curvature(const Tensor& x) {
   const Tensor s = sigmoid(x);
   return s * (1.0 - s) * (2.0 + x * (1.0 - 2.0 * s));
@@ -67,7 +71,7 @@ struct Gradient;
 #define VG_ROW(name, types, formula, kept, derivative)                                                         \
   template <>                                                                                                  \
   struct Gradient<UnaryOp::name> {                                                                             \
-    static constexpr Reads reads = Reads::kept;                                                                \
+    [[maybe_unused]] static constexpr Reads reads = Reads::kept;                                               \
     static Tensor of([[maybe_unused]] const Tensor& g, [[maybe_unused]] const Tensor& x,                       \
                      [[maybe_unused]] const Tensor& y, [[maybe_unused]] double a, [[maybe_unused]] double b) { \
       return derivative;                                                                                       \
@@ -79,7 +83,7 @@ VG_UNARY_OPERATORS(VG_ROW)
 #define VG_ROW(name, types, formula, kept_x, derivative_x, kept_y, derivative_y)                                 \
   template <>                                                                                                    \
   struct Gradient<BinaryOp::name> {                                                                              \
-    static constexpr Reads reads_x = Reads::kept_x, reads_y = Reads::kept_y;                                     \
+    [[maybe_unused]] static constexpr Reads reads_x = Reads::kept_x, reads_y = Reads::kept_y;                    \
     static Tensor of_x([[maybe_unused]] const Tensor& g, [[maybe_unused]] const Tensor& x,                       \
                        [[maybe_unused]] const Tensor& y, [[maybe_unused]] double a, [[maybe_unused]] double b) { \
       return derivative_x;                                                                                       \
@@ -185,10 +189,9 @@ namespace {
 Tensor beside(const char* op, const Tensor& x, Scalar s) {
   check_defined(op, "input", x);
   if (is_floating(x.dtype())) return x;
-  const bool whole = std::isfinite(s.value) && s.value == std::trunc(s.value);
-  if (x.dtype() == b8 && s.kind != b8) return x.to(s.kind);
-  if (whole) check_constants(op, x, {s.value});
-  return s.kind == f32 ? x.to(f32) : x;
+  if (s.kind == f32 || (x.dtype() == b8 && s.kind == i64)) return x.to(s.kind);
+  check_constants(op, x, {s.value});
+  return x;
 }
 
 /// The number as a tensor for x, which comes from beside().
@@ -197,20 +200,20 @@ Tensor scalar_for(const Tensor& x, Scalar s) { return full({}, s.value, x.option
 template <BinaryOp op>
 Tensor with_scalar(const Tensor& x, Scalar s) {
   const Tensor here = beside(name(op), x, s);
+  // Halves are compared with the number as it is, not with what a half makes of it.
+  if (gives_bool<op>) return binary<op>(widened(here), scalar_for(widened(here), s));
   return binary<op>(here, scalar_for(here, s));
 }
 
-template <BinaryOp op>
-Tensor& update(Tensor& x, const Tensor& y) {
-  check_defined(name(op), "the target", x);
-  check_defined(name(op), "the second operand", y);
-  check(is_floating(x.dtype()) || !is_floating(y.dtype()), name(op), "a result of ", y.dtype(),
+/// Makes x the result of an operator on it: in place, or, where that was recorded, as a new tensor.
+Tensor& assign(const char* op, Tensor& x, const Tensor& result) {
+  const auto kind = [](DType dtype) { return is_floating(dtype) ? 2 : dtype == b8 ? 0 : 1; };
+  check(kind(result.dtype()) <= kind(x.dtype()), op, "a result of ", result.dtype(),
         " cannot be written to the target ", describe(x));
-  const bool recorded = needs_grad({x, y}) && !(x.is_leaf() && x.requires_grad());
-  const Tensor result = binary<op>(x, y).to(x.dtype());
-  check(result.shape() == x.shape(), name(op), "shape ", y.shape(), " does not broadcast to the target ", x.shape());
-  if (recorded) return x = result;
-  x.copy_(result);
+  check(result.shape() == x.shape(), op, "a result of shape ", result.shape(), " cannot be written to the target ",
+        describe(x));
+  if (result.requires_grad() && !(x.is_leaf() && x.requires_grad())) return x = result.to(x.dtype());
+  x.copy_(result.to(x.dtype()));
   return x;
 }
 
@@ -242,13 +245,23 @@ Tensor operator*(const Tensor& x, const Tensor& y) { return mul(x, y); }
 Tensor operator/(const Tensor& x, const Tensor& y) { return div(x, y); }
 Tensor maximum(const Tensor& x, Scalar y) { return with_scalar<BinaryOp::maximum>(x, y); }
 Tensor minimum(const Tensor& x, Scalar y) { return with_scalar<BinaryOp::minimum>(x, y); }
-Tensor operator+(const Tensor& x, Scalar y) { return affine(beside("add", x, y), 1, y.value); }
+Tensor operator+(const Tensor& x, Scalar y) {
+  const Tensor here = beside("add", x, y);
+  return here.dtype() == b8 ? add(here, scalar_for(here, y)) : affine(here, 1, y.value);
+}
 Tensor operator-(const Tensor& x, Scalar y) {
   const Tensor here = beside("sub", x, y);
   return is_floating(here.dtype()) ? affine(here, 1, -y.value) : sub(here, scalar_for(here, y));
 }
-Tensor operator*(const Tensor& x, Scalar y) { return affine(beside("mul", x, y), y.value, 0); }
-Tensor operator/(const Tensor& x, Scalar y) { return with_scalar<BinaryOp::div>(x, y); }
+Tensor operator*(const Tensor& x, Scalar y) {
+  const Tensor here = beside("mul", x, y);
+  return here.dtype() == b8 ? mul(here, scalar_for(here, y)) : affine(here, y.value, 0);
+}
+Tensor operator/(const Tensor& x, Scalar y) {
+  const Tensor here = beside("div", x, y);
+  // A half's range does not hold every divisor; in float the reciprocal's rounding is far below the half's.
+  return is_half(here.dtype()) ? affine(here, 1 / y.value, 0) : div(here, scalar_for(here, y));
+}
 Tensor operator+(Scalar x, const Tensor& y) { return y + x; }
 Tensor operator-(Scalar x, const Tensor& y) {
   const Tensor here = beside("sub", y, x);
@@ -257,16 +270,17 @@ Tensor operator-(Scalar x, const Tensor& y) {
 Tensor operator*(Scalar x, const Tensor& y) { return y * x; }
 Tensor operator/(Scalar x, const Tensor& y) {
   const Tensor here = beside("div", y, x);
-  return div(scalar_for(here, x), here);
+  return div(scalar_for(widened(here), x), widened(here))
+      .to(here.dtype() == f64 || is_half(here.dtype()) ? here.dtype() : f32);
 }
-Tensor& operator+=(Tensor& x, const Tensor& y) { return update<BinaryOp::add>(x, y); }
-Tensor& operator-=(Tensor& x, const Tensor& y) { return update<BinaryOp::sub>(x, y); }
-Tensor& operator*=(Tensor& x, const Tensor& y) { return update<BinaryOp::mul>(x, y); }
-Tensor& operator/=(Tensor& x, const Tensor& y) { return update<BinaryOp::div>(x, y); }
-Tensor& operator+=(Tensor& x, Scalar y) { return x += scalar_for(beside("add", x, y), y); }
-Tensor& operator-=(Tensor& x, Scalar y) { return x -= scalar_for(beside("sub", x, y), y); }
-Tensor& operator*=(Tensor& x, Scalar y) { return x *= scalar_for(beside("mul", x, y), y); }
-Tensor& operator/=(Tensor& x, Scalar y) { return x /= scalar_for(beside("div", x, y), y); }
+Tensor& operator+=(Tensor& x, const Tensor& y) { return assign("add", x, x + y); }
+Tensor& operator-=(Tensor& x, const Tensor& y) { return assign("sub", x, x - y); }
+Tensor& operator*=(Tensor& x, const Tensor& y) { return assign("mul", x, x * y); }
+Tensor& operator/=(Tensor& x, const Tensor& y) { return assign("div", x, x / y); }
+Tensor& operator+=(Tensor& x, Scalar y) { return assign("add", x, x + y); }
+Tensor& operator-=(Tensor& x, Scalar y) { return assign("sub", x, x - y); }
+Tensor& operator*=(Tensor& x, Scalar y) { return assign("mul", x, x * y); }
+Tensor& operator/=(Tensor& x, Scalar y) { return assign("div", x, x / y); }
 Tensor operator-(const Tensor& x) { return neg(x); }
 
 Tensor where(const Tensor& condition, const Tensor& x, const Tensor& y) {

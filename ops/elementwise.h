@@ -3,8 +3,7 @@
 // PyTorch.
 //
 // Arithmetic of integers wraps around, on every device: in i32, 2147483647 + 1 is -2147483648, whose neg() and abs()
-// are itself. A number that meets an integer tensor must be an integer that the tensor's dtype holds; it comes as a
-// double, which is exact up to 2^53.
+// are itself. Numbers (Scalar, and the constants of affine and clamp) come as doubles, which are exact up to 2^53.
 #pragma once
 
 #include <type_traits>
@@ -18,8 +17,8 @@ namespace voxgrad {
 /// axes only counts where it is of a higher kind (bool, integer, floating) than the one with axes.
 DType result_type(const Tensor& x, const Tensor& y);
 
-/// A number beside a tensor. One of a higher kind than the tensor's (1.5 beside integers, 2 beside bools) makes the
-/// result f32, or i64; but whole numbers that the tensor's dtype cannot hold are refused.
+/// A number beside a tensor. One of a higher kind than the tensor's makes the result f32 (a floating number beside
+/// integers) or i64 (an integer beside bools); an integer that the tensor's integer dtype cannot hold is refused.
 struct Scalar {
   template <class T>
   requires std::is_arithmetic_v<T> Scalar(T number)
@@ -109,6 +108,10 @@ inline Tensor operator<(const Tensor& x, Scalar y) { return lt(x, y); }
 inline Tensor operator<=(const Tensor& x, Scalar y) { return le(x, y); }
 inline Tensor operator>(const Tensor& x, Scalar y) { return gt(x, y); }
 inline Tensor operator>=(const Tensor& x, Scalar y) { return ge(x, y); }
+inline Tensor operator<(Scalar x, const Tensor& y) { return gt(y, x); }
+inline Tensor operator<=(Scalar x, const Tensor& y) { return ge(y, x); }
+inline Tensor operator>(Scalar x, const Tensor& y) { return lt(y, x); }
+inline Tensor operator>=(Scalar x, const Tensor& y) { return le(y, x); }
 Tensor logical_not(const Tensor& x);
 Tensor isfinite(const Tensor& x);
 

@@ -57,7 +57,7 @@
                                 both, g * share(x, y, lt(x, y)), both, g * share(x, y, lt(y, x))) \
   ROW(minimum,          Anything, is_nan(x) || x < y ? x : y, \
                                 both, g * share(x, y, gt(x, y)), both, g * share(x, y, gt(y, x))) \
-  ROW(div,              Floats,   x / y, y, g / y, both, -(g * x / y / y)) \
+  ROW(div,              Floats,   x / y, y, g / y, both, -(g * (x / y / y))) \
   ROW(pow,              Floats,   std::pow(x, y), \
                                 both, g * pow_slope_in_base(x, y), both, g * pow_slope_in_exponent(x, y)) \
   ROW(relu_grad,        Floats,   y <= T(0) ? T(0) : x, y, again<BinaryOp::relu_grad>(g, y), nothing, Tensor()) \

@@ -63,8 +63,9 @@ Tensor extremum(ReduceOp op, const char* name, const Tensor& x, const Dims& axes
   const Shape kept = kept_shape(name, x, axes);
   check(x.numel() > 0 || numel(kept) == 0, name, "nothing to reduce in ", x.shape());
   Tensor out = record(name, reduce(op, x, kept), {x}, [x = Saved(x), kept](const Tensor& g, const Tensor& y) {
-    const Tensor hit = eq(x(), y.detach()).to(g.dtype());
-    return Tensors{hit * (g / sum_to(hit, kept))};
+    const Tensor share = widened(g);  // halves count no further than their few bits
+    const Tensor hit = eq(x(), y.detach()).to(share.dtype());
+    return Tensors{(hit * (share / sum_to(hit, kept))).to(g.dtype())};
   });
   return drop_axes(out, axes, keepdim);
 }

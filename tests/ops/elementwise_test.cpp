@@ -165,6 +165,26 @@ TEST(Elementwise, Operators) {
   EXPECT_EQ(mean(x, -1, true).shape(), (Shape{2, 1}));
   EXPECT_EQ(x.reshape(std::vector<int64_t>{3, 2}).shape(), (Shape{3, 2}));
   EXPECT_EQ((2 / tensor({1, 4})).to_vector(), (std::vector<double>{2, 0.5}));
+  EXPECT_EQ((0.5 < x[0]).to_vector(), (std::vector<double>{1, 0, 1}));
+  const Tensor mask = x > 0;
+  EXPECT_EQ((mask * true).dtype(), b8);
+}
+
+// A number beside halves is not rounded to them: most do not fit f16.
+TEST(Elementwise, NumbersBesideHalves) {
+  const Tensor x = tensor({0.5, 1000}).to(f16);
+  EXPECT_EQ((x * 70000)[0].item(), 35008);
+  EXPECT_EQ((x / 65536.0)[1].item(), static_cast<float>(Float16(1000 / 65536.f)));
+  Tensor y = x.clone();
+  y /= 65536.0;
+  EXPECT_EQ(y.to_vector(), (x / 65536.0).to_vector());
+  EXPECT_EQ((x < 70000).to_vector(), (std::vector<double>{1, 1}));
+  EXPECT_EQ((tensor(1.0).to(bf16) < 1.001).item(), 1);
+  // Gradients whose factors leave f16 though they do not.
+  const Tensor d = full({1}, 1000, {.dtype = f16}).requires_grad_();
+  EXPECT_NEAR(grad({d.detach() / d}, {d}, {full({1}, 100, {.dtype = f16})})[0].item(), -0.1, 1e-4);
+  const Tensor flat = zeros({70000}, {.dtype = f16, .requires_grad = true});
+  EXPECT_NEAR(grad({amax(flat)}, {flat})[0][5].item(), 1 / 70000.0, 1e-7);
 }
 
 TEST(Elementwise, InPlaceOperators) {
@@ -177,7 +197,8 @@ TEST(Elementwise, InPlaceOperators) {
   EXPECT_EQ(same.to_vector(), (std::vector<double>{5, 10.5}));
   Tensor whole = ones({2}, {.dtype = i32});
   EXPECT_ERROR(whole += tensor({0.5, 1}), "add: a result of f32 cannot be written to the target [2] i32 on cpu");
-  EXPECT_ERROR(x += ones({3, 2}), "add: shape [3, 2] does not broadcast to the target [2]");
+  EXPECT_ERROR(whole /= 2, "div: a result of f32 cannot be written to the target [2] i32 on cpu");
+  EXPECT_ERROR(x += ones({3, 2}), "add: a result of shape [3, 2] cannot be written to the target [2] f32 on cpu");
   // Recorded: a new tensor, whose gradient is that of the sum.
   const Tensor leaf = ones({2}).requires_grad_();
   Tensor y = leaf * 3.0;

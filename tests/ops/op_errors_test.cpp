@@ -177,14 +177,15 @@ TEST(OpErrors, Elementwise) {
 }
 
 TEST(OpErrors, NumbersThatIntegersDoNotHold) {
-  const Tensor x = full({3}, 1, {.dtype = i32}), flags = zeros({3}, {.dtype = b8});
+  const Tensor x = full({3}, 1, {.dtype = i32});
+  constexpr int64_t kLarge = 1'000'000'000'000'000;  // an integer: 1e15 makes the result f32
   const BadCall table[] = {
-      {[&] { x + 1e15; }, "1e+15 does not fit i32"},
-      {[&] { 1e15 + x; }, "1e+15 does not fit i32"},
-      {[&] { x - 1e15; }, "sub: 1e+15 does not fit i32"},
-      {[&] { 1e15 - x; }, "1e+15 does not fit i32"},
-      {[&] { x * -1e15; }, "-1e+15 does not fit i32"},
-      {[&] { x / 1e15; }, "1e+15 does not fit i32"},
+      {[&] { x + kLarge; }, "1e+15 does not fit i32"},
+      {[&] { kLarge + x; }, "1e+15 does not fit i32"},
+      {[&] { x - kLarge; }, "sub: 1e+15 does not fit i32"},
+      {[&] { kLarge - x; }, "1e+15 does not fit i32"},
+      {[&] { x * -kLarge; }, "-1e+15 does not fit i32"},
+      {[&] { x / kLarge; }, "1e+15 does not fit i32"},
       {[&] { affine(x, 1, 0x1p31); }, "affine: 2.14748e+09 does not fit i32"},
       {[&] { affine(whole({3}), INFINITY, 0); }, "affine: inf does not fit i64"},
       {[&] { affine(x, kNan, 0); }, "an integer tensor takes integer constants, got nan"},
@@ -194,11 +195,12 @@ TEST(OpErrors, NumbersThatIntegersDoNotHold) {
       {[&] { clamp(x, -1e15, 0); }, "clamp: -1e+15 does not fit i32"},
       {[&] { clamp(x, 0.5, 2); }, "clamp: an integer tensor takes integer constants, got 0.5"},
       {[&] { clamp(x, INFINITY, INFINITY); }, "clamp: inf does not fit i32"},
-      {[&] { eq(x, 1e15); }, "eq: 1e+15 does not fit i32"},
+      {[&] { eq(x, kLarge); }, "eq: 1e+15 does not fit i32"},
       {[&] { full({3}, 1e15, {.dtype = i32}); }, "full: 1e+15 does not fit i32"},
   };
   for (const BadCall& bad : table) EXPECT_ERROR(bad.call(), bad.message);
   EXPECT_EQ(x.to_vector(), (std::vector<double>{1, 1, 1}));  // nothing was written
+  EXPECT_EQ((x + 1e15).to_vector(), std::vector<double>(3, static_cast<double>(1e15f)));
 }
 
 TEST(OpErrors, ReductionsAndProducts) {
