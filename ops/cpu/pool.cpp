@@ -42,7 +42,10 @@ struct RowMaxima {
     for (int64_t o = begin; o < end; ++o) {
       const int64_t i = o * stride + shift;
       const T candidate = x[i * x_step];
-      const bool wins = (at[o] < 0) | (candidate > best[o]) | ((candidate != candidate) & (best[o] == best[o]));
+      const int first = at[o] < 0;
+      const int larger = candidate > best[o];
+      const int first_nan = candidate != candidate ? best[o] == best[o] : 0;
+      const bool wins = (first | larger | first_nan) != 0;
       best[o] = wins ? candidate : best[o];
       at[o] = wins ? position + i : at[o];
     }
