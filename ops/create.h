@@ -23,9 +23,10 @@ Tensor arange(double start, double end, double step = 1, TensorOptions options =
 /// `count` values from `start` to `end`, both included.
 Tensor linspace(double start, double end, int64_t count, TensorOptions options = {});
 
-/// Uniform on [0, 1); the same bits on every device for the same generator state. f32 and f64.
+/// Uniform on [0, 1); the same bits on every device for the same generator state. Floating dtypes; halves
+/// are those of f32, rounded.
 Tensor rand(const Shape& shape, TensorOptions options = {}, Generator* generator = nullptr);
-/// Standard normals; the same on every device to rounding. f32 and f64.
+/// Standard normals; the same on every device to rounding. Floating dtypes, as above.
 Tensor randn(const Shape& shape, TensorOptions options = {}, Generator* generator = nullptr);
 /// A random order of 0 .. n - 1, i64 on the CPU.
 Tensor randperm(int64_t n, Generator* generator = nullptr);

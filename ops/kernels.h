@@ -93,7 +93,7 @@ struct Kernels {
   /// out[i] = start + i * step over a contiguous 1-D output; also i64, i32.
   void (*arange)(const View& out, double start, double step);
   void (*unary)(UnaryOp op, const View& out, const View& in, double a, double b);
-  /// `a` and `b`: the constants of leaky_relu_grad (slope), softplus_grad (beta, threshold), clamp_grad (low, high).
+  /// `a` and `b`, here and in unary: the constants of the operator's row in ops/operators.h.
   void (*binary)(BinaryOp op, const View& out, const View& x, const View& y, double a, double b);
   /// out = condition ? x : y, condition bool; any dtype.
   void (*where)(const View& out, const View& condition, const View& x, const View& y);

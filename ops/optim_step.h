@@ -1,6 +1,5 @@
 // One element's step of each optimizer, once for both devices. Constants are worked out on the host in double,
-// as PyTorch does, and rounded to T once. T is compute_t of
-// the parameters.
+// as PyTorch does, and rounded to T once. T is compute_t of the parameters.
 #pragma once
 
 #include <array>
