@@ -1,11 +1,29 @@
 #include "core/autograd.h"
 
 #include <atomic>
+#include <optional>
+
+#include "core/autocast.h"
+#include "core/random.h"
 
 namespace voxgrad {
 namespace {
 
 thread_local bool recording = true;
+
+/// Sets a variable for as long as it lives.
+template <class T>
+class Restore {
+ public:
+  Restore(T& variable, T value) : variable_(variable), previous_(std::exchange(variable, value)) {}
+  ~Restore() { variable_ = previous_; }
+  Restore(const Restore&) = delete;
+  Restore& operator=(const Restore&) = delete;
+
+ private:
+  T& variable_;
+  T previous_;
+};
 std::atomic<uint64_t> next_sequence{1};
 
 AutogradData& data_of(const Tensor& tensor) {
@@ -80,10 +98,6 @@ void check_in_place(const char* op, const Tensor& target, const Tensor& source) 
         target.strides());
 }
 
-Saved::Saved(const Tensor& tensor) : tensor_(tensor) {
-  if (tensor.defined()) version_ = tensor.storage()->version();
-}
-
 namespace {
 void check_version(const Tensor& tensor, uint64_t saved) {
   const uint64_t now = tensor.storage()->version();
@@ -92,20 +106,133 @@ void check_version(const Tensor& tensor, uint64_t saved) {
 }
 }  // namespace
 
+namespace {
+
+/// A call of a checkpointed function. While it runs, what operations save is numbered: the first time to be found
+/// again, the second time to be kept.
+class CheckpointedCall : public std::enable_shared_from_this<CheckpointedCall> {
+ public:
+  CheckpointedCall(std::function<Tensors(const Tensors&)> function, const Tensors& inputs);
+
+  Tensors first();
+  void again();
+  /// Of the call under way on this thread, null if there is none: see Saved's constructor.
+  static std::shared_ptr<Saved::Recomputed> note(const Tensor& tensor);
+
+ private:
+  Tensors run();
+
+  static inline thread_local CheckpointedCall* current_ = nullptr;
+
+  std::function<Tensors(const Tensors&)> function_;
+  std::vector<Saved> inputs_;
+  GeneratorState random_;
+  std::optional<DType> autocast_;
+  std::vector<std::weak_ptr<Saved::Recomputed>> saved_;
+  size_t next_ = 0;
+  bool recomputing_ = false;
+};
+
+}  // namespace
+
+/// What the operation that saved it gets from the second call.
+struct Saved::Recomputed {
+  std::shared_ptr<CheckpointedCall> call;
+  std::shared_ptr<Node> grad_fn;  // of the tensor as it was saved
+  size_t output = 0;
+  Tensor tensor;
+};
+
+namespace {
+
+CheckpointedCall::CheckpointedCall(std::function<Tensors(const Tensors&)> function, const Tensors& inputs)
+    : function_(std::move(function)),
+      inputs_(inputs.begin(), inputs.end()),
+      random_(default_generator().state()),
+      autocast_(autocast::dtype()) {}
+
+Tensors CheckpointedCall::run() {
+  const Restore current(current_, this);
+  next_ = 0;
+  Tensors inputs;
+  for (const Saved& input : inputs_) inputs.push_back(input());
+  return function_(inputs);
+}
+
+Tensors CheckpointedCall::first() { return run(); }
+
+void CheckpointedCall::again() {
+  const GradModeGuard mode(true);
+  const autocast guard(autocast_.value_or(f32), autocast_.has_value());
+  const Restore recomputing(recomputing_, true);
+  const GeneratorState now = default_generator().state();
+  default_generator().set_state(random_);
+  try {
+    run();
+  } catch (...) {
+    default_generator().set_state(now);
+    throw;
+  }
+  default_generator().set_state(now);
+  check(next_ == saved_.size(), "checkpoint", "the function's operations saved ", saved_.size(),
+        " tensors when it was first called, and now ", next_);
+}
+
+std::shared_ptr<Saved::Recomputed> CheckpointedCall::note(const Tensor& tensor) {
+  CheckpointedCall* call = current_;
+  if (!call) return nullptr;
+  const size_t number = call->next_++;
+  if (!call->recomputing_) {
+    const AutogradData* data = find_data(tensor);
+    auto entry = std::make_shared<Saved::Recomputed>(
+        Saved::Recomputed{call->shared_from_this(), data ? data->grad_fn : nullptr, data ? data->output : 0, {}});
+    call->saved_.push_back(entry);
+    return entry;
+  }
+  if (number >= call->saved_.size()) return nullptr;
+  const auto entry = call->saved_[number].lock();
+  if (!entry) return nullptr;
+  entry->tensor = tensor.detach();
+  if (entry->grad_fn) {
+    AutogradData& data = data_of(entry->tensor);
+    data.requires_grad = true;
+    data.grad_fn = entry->grad_fn;
+    data.output = entry->output;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+Saved::Saved(const Tensor& tensor) {
+  if (!tensor.defined()) return;
+  // A leaf that requires grad is kept anyway, and is itself what its gradient goes to.
+  if (!tensor.requires_grad() || !tensor.is_leaf()) recomputed_ = CheckpointedCall::note(tensor);
+  if (recomputed_) return;
+  tensor_ = tensor;
+  version_ = tensor.storage()->version();
+}
+
 const Tensor& Saved::operator()() const {
+  if (recomputed_) {
+    if (!recomputed_->tensor.defined()) recomputed_->call->again();
+    return recomputed_->tensor;
+  }
   if (tensor_.defined()) check_version(tensor_, version_);
   return tensor_;
 }
 
+Tensors autograd::checkpoint(std::function<Tensors(const Tensors&)> function, const Tensors& inputs) {
+  check(static_cast<bool>(function), "checkpoint", "the function is empty");
+  if (!recording) return function(inputs);
+  return std::make_shared<CheckpointedCall>(std::move(function), inputs)->first();
+}
+
 autograd::SavedOutput::SavedOutput(const Tensor& output)
-    : detached_(output.detach()),
-      node_(output.grad_fn()),
-      output_(data_of(output).output),
-      version_(output.storage()->version()) {}
+    : detached_(output.detach()), node_(output.grad_fn()), output_(data_of(output).output) {}
 
 Tensor autograd::SavedOutput::operator()() const {
-  check_version(detached_, version_);
-  Tensor tensor = detached_.detach();
+  Tensor tensor = detached_().detach();
   if (auto node = node_.lock(); node && recording) {
     AutogradData& data = data_of(tensor);
     data.requires_grad = true;

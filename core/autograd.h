@@ -67,6 +67,14 @@ struct AutogradData {
   std::mutex mutex;  ///< of what backward passes of several threads change:
   Tensor grad;
   std::weak_ptr<Node> accumulator;  ///< leaves: where edges to this tensor end
+
+  /// For autocast: a leaf's values in another dtype, with the state of the leaf that they were made of.
+  struct Converted {
+    Tensor values;
+    std::weak_ptr<Storage> source;
+    uint64_t version = 0;
+    uint64_t capture = 0;  ///< the id of the capture that recorded the conversion; 0: done at once
+  } converted;
 };
 
 struct TensorBody {
@@ -106,18 +114,22 @@ bool needs_grad(const Tensors& inputs);
 /// there, too), and no two of its elements share memory.
 void check_in_place(const char* op, const Tensor& target, const Tensor& source = {});
 
-/// A tensor kept for the backward pass. Reading it throws if it was written to since.
+/// A tensor kept for the backward pass, or, within autograd::checkpoint, computed again for it. Reading it throws if it
+/// was written to since.
 class Saved {
  public:
   Saved() = default;
   Saved(const Tensor& tensor);
   /// The tensor as it was saved. Throws Error after an in-place write.
   const Tensor& operator()() const;
-  bool defined() const { return tensor_.defined(); }
+  bool defined() const { return tensor_.defined() || recomputed_; }
+
+  struct Recomputed;
 
  private:
   Tensor tensor_;
   uint64_t version_ = 0;
+  std::shared_ptr<Recomputed> recomputed_;
 };
 
 namespace autograd {
@@ -137,15 +149,21 @@ class SavedOutput {
   Tensor operator()() const;
 
  private:
-  Tensor detached_;
+  Saved detached_;
   std::weak_ptr<Node> node_;
   size_t output_;
-  uint64_t version_;
 };
 
 /// Throws unless the backward pass that is running is an ordinary one: for gradients made of fused kernels
 /// that cannot be differentiated again.
 void once_differentiable(const char* op);
+
+/// function(inputs), recorded as usual, but of what its operations save for the backward pass nothing is kept: the
+/// backward pass calls `function` again, once, with the same inputs, random numbers of the default generator and
+/// autocast, so that the bits are the same. What `function` refers to must live until then. Gradients of any order.
+/// Chen et al., "Training deep nets with sublinear memory cost", arXiv:1604.06174. The backward pass throws Error if an
+/// input was written to since, or if the second call saves another number of tensors.
+Tensors checkpoint(std::function<Tensors(const Tensors& inputs)> function, const Tensors& inputs);
 
 /// d(sum of outputs * grad_outputs) / d(inputs), leaving all grad() alone. `grad_outputs` may be empty
 /// (ones for one-element outputs). Inputs that outputs do not depend on: undefined tensors if

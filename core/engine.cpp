@@ -8,6 +8,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "core/autocast.h"
 #include "core/autograd.h"
 
 namespace voxgrad {
@@ -76,6 +77,7 @@ void Engine::capture(std::vector<Edge> wanted, const std::vector<Edge>& roots) {
 
 void Engine::run(const std::vector<Edge>& roots, const Tensors& gradients) {
   GradModeGuard mode(create_);
+  const autocast off(f32, false);  // gradients have the dtypes that the forward pass chose
   for (size_t i = 0; i < roots.size(); ++i) send(roots[i], gradients[i], "the root");
   while (!ready_.empty()) {
     std::shared_ptr<Node> node = ready_.top();

@@ -99,8 +99,8 @@ std::vector<T> host_vector(int64_t count, const Tensor& tensor) {
   }
 }
 
-View view_of(const TensorBody& body) {
-  if (Capture* capture = Capture::current()) capture->use(body.storage);
+View view_of(const TensorBody& body, bool write) {
+  if (Capture* capture = Capture::current()) capture->use(body.storage, write);
   View view;
   view.data = static_cast<char*>(body.storage->data()) + body.offset * item_size(body.dtype);
   view.dtype = body.dtype;
@@ -135,13 +135,13 @@ MemoryFormat Tensor::suggest_memory_format() const {
   return last ? MemoryFormat::channels_last : MemoryFormat::contiguous;
 }
 
-const void* Tensor::raw_data() const { return view_of(body_of(*this, "data")).data; }
+const void* Tensor::raw_data() const { return view_of(body_of(*this, "data"), false).data; }
 void* Tensor::mutable_raw_data() const { return view_out().data; }
-View Tensor::view_in() const { return view_of(body_of(*this, "data")); }
+View Tensor::view_in() const { return view_of(body_of(*this, "data"), false); }
 View Tensor::view_out() const {
   TensorBody& body = body_of(*this, "data");
   body.storage->bump_version();
-  return view_of(body);
+  return view_of(body, true);
 }
 
 void Tensor::require_dtype(DType expected) const {

@@ -5,7 +5,7 @@
 // handed out again in it, and to nobody else. Memory from elsewhere that captured kernels read or write is kept alive.
 #include <array>
 #include <atomic>
-#include <unordered_set>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -68,12 +68,14 @@ class GraphRecording final : public Capture {
     refresh();
     check_cuda(cudaGraphLaunch(exec_, stream), "CUDAGraph::replay");
     check_cuda(cudaEventRecord(replayed_, stream), "CUDAGraph::replay");
+    for (const auto& [storage, written] : used_)
+      if (written) storage->bump_version();
   }
 
   Device device() const override { return Device::cuda(stream_.device()); }
-  void use(const std::shared_ptr<Storage>& storage) override {
+  void use(const std::shared_ptr<Storage>& storage, bool write) override {
     if (refreshing_ || storage->device() != device() || storage->data() == nullptr) return;
-    if (!Allocator::of(stream_.device()).belongs_to(storage->data(), handle())) used_.insert(storage);
+    if (!Allocator::of(stream_.device()).belongs_to(storage->data(), handle())) used_[storage] |= write;
   }
   void optimizer_step(std::function<void(bool)> step) override {
     stepping_ = true;
@@ -133,7 +135,7 @@ class GraphRecording final : public Capture {
       numbers_stream_;  // numbers_ are filed under it: written before a replay, they must not lie in temporary memory
   cudaEvent_t replayed_ = nullptr;  // after the last replay
   cudaGraphExec_t exec_ = nullptr;
-  std::unordered_set<std::shared_ptr<Storage>> used_;
+  std::unordered_map<std::shared_ptr<Storage>, bool> used_;  // whether it is written
   std::vector<std::function<void(bool)>> steps_;
   std::vector<std::unique_ptr<Storage>> numbers_;
   size_t next_number_ = 0;

@@ -12,29 +12,32 @@
 #include "core/dtype.h"
 #include "cuda/kernels.h"
 #include "cuda/norm.cuh"
+#include "ops/norm_activations.h"
 
 namespace voxgrad::cuda {
 namespace {
 
-/// Sums of the deviations from the first element of the channel, and of their squares.
-template <class T>
+/// Of before(x): sums of the deviations from the first element of the channel, and of their squares.
+template <class T, class Activations>
 struct Deviations {
   static constexpr int kInputs = 1;
-  static constexpr bool kWrites = false, kSums = true;
+  static constexpr bool kWrites = false, kSums = true, kHeavy = std::is_same_v<Activations, AnyActivations>;
   using Channel = typename Run<T>::Sum;  // the thread's pivot
 
   Volume x;
+  Activations activations;
 
-  __device__ Channel channel(int64_t n, int64_t c, int64_t l) const {
-    return convert<Channel>(*x.at<const T>(n, c, l));
+  __device__ compute_t<T> first(int64_t n, int64_t c, int64_t l) const {
+    return activations.before(convert<compute_t<T>>(*x.at<const T>(n, c, l)));
   }
+  __device__ Channel channel(int64_t n, int64_t c, int64_t l) const { return static_cast<Channel>(first(n, c, l)); }
   __device__ void operator()(Channel pivot, Run<T>& run, const compute_t<T> (&value)[1]) const {
-    const Channel deviation = static_cast<Channel>(value[0]) - pivot;
+    const Channel deviation = static_cast<Channel>(activations.before(value[0])) - pivot;
     run.x += deviation;
     run.y += deviation * deviation;
   }
   __device__ void finish(int64_t n, int64_t c, Channel pivot, int count, double2& total) const {
-    const double shift = static_cast<double>(pivot) - convert<double>(*x.at<const T>(n, c, 0));
+    const double shift = static_cast<double>(pivot) - static_cast<double>(first(n, c, 0));
     const double all = static_cast<double>(count) * shift;
     total.y += shift * (2 * total.x + all);
     total.x += all;
@@ -53,10 +56,11 @@ __device__ Moments join(const Moments& a, const Moments& b) {
 }
 
 /// Joins the channels of each group. `exact` keeps (mean, rstd) in double for Normalize.
-template <class T>
+template <class T, class Activations>
 __global__ void __launch_bounds__(kBlock)
-    statistics_kernel(const __grid_constant__ Groups shape, const BlockLayout layout, const __grid_constant__ Volume x,
-                      const double2* total, Matrix mean, Matrix rstd, double2* exact, double eps) {
+    statistics_kernel(const __grid_constant__ Groups shape, const BlockLayout layout,
+                      const __grid_constant__ Deviations<T, Activations> deviations, const double2* total, Matrix mean,
+                      Matrix rstd, double2* exact, double eps) {
   using Wide = compute_t<T>;
   __shared__ Moments shared[kBlock];
   const double length = static_cast<double>(shape.length);
@@ -70,7 +74,8 @@ __global__ void __launch_bounds__(kBlock)
         const int64_t c = group * shape.group_channels + i;
         const double2 sums = total[n * shape.channels + c];
         const double shift = sums.x / length;
-        moments = join(moments, {length, convert<double>(*x.at<const T>(n, c, 0)) + shift, sums.y - sums.x * shift});
+        const auto pivot = static_cast<double>(deviations.first(n, c, 0));
+        moments = join(moments, {length, pivot + shift, sums.y - sums.x * shift});
       }
     moments = combine_reducers(moments, layout, shared, join);
     if (!inside || layout.reducer() > 0) continue;
@@ -83,8 +88,8 @@ __global__ void __launch_bounds__(kBlock)
   }
 }
 
-/// y = (x - mean) * rstd * gamma + beta.
-template <class T>
+/// y = after((before(x) - mean) * rstd * gamma + beta).
+template <class T, class Activations>
 struct Normalize {
   static constexpr int kInputs = 1;
   static constexpr bool kWrites = true, kSums = false;
@@ -93,6 +98,7 @@ struct Normalize {
   Groups shape;
   const double2* exact;
   PerChannel gamma, beta;
+  Activations activations;
 
   // What the mean loses by rounding is in the term: subtracting it costs no accuracy even where it is large beside the
   // deviations.
@@ -107,23 +113,25 @@ struct Normalize {
     return {mean, static_cast<Wide>(factor), static_cast<Wide>(beta.at<T>(c, 0) - rest * factor)};
   }
   __device__ T operator()(const Channel& channel, Run<T>&, const Wide (&x)[1]) const {
-    return convert<T>((x[0] - channel.mean) * channel.factor + channel.term);
+    const Wide centred = activations.before(x[0]) - channel.mean;
+    return convert<T>(activations.after(centred * channel.factor + channel.term));
   }
 };
 
-template <class T>
+template <class T, class Activations>
 void forward(const View& y, const View& mean, const View& rstd, const View& x, const View* gamma, const View* beta,
-             double eps, const Launch& launch) {
+             double eps, const Activations& activations, const Launch& launch) {
   constexpr const char* kOp = "group_norm";
   const Groups shape(x, mean.size[1]);
   const Workspace total(launch, static_cast<size_t>(shape.lines()) * sizeof(double2));
   const Workspace exact(launch, static_cast<size_t>(shape.count()) * sizeof(double2));
-  apply_formula<T>(kOp, Deviations<T>{Volume(x)}, launch, total.as<double2>(), nullptr, x);
+  const Deviations<T, Activations> deviations{Volume(x), activations};
+  apply_formula<T>(kOp, deviations, launch, total.as<double2>(), nullptr, x);
   const BlockLayout layout = BlockLayout::choose(shape.group_channels, false);
-  statistics_kernel<T><<<grid_size(shape.count(), layout.columns), kBlock, 0, launch.stream>>>(
-      shape, layout, Volume(x), total.as<double2>(), Matrix(mean), Matrix(rstd), exact.as<double2>(), eps);
+  statistics_kernel<<<grid_size(shape.count(), layout.columns), kBlock, 0, launch.stream>>>(
+      shape, layout, deviations, total.as<double2>(), Matrix(mean), Matrix(rstd), exact.as<double2>(), eps);
   check_launch(kOp);
-  const Normalize<T> formula{shape, exact.as<double2>(), PerChannel(gamma), PerChannel(beta)};
+  const Normalize<T, Activations> formula{shape, exact.as<double2>(), PerChannel(gamma), PerChannel(beta), activations};
   apply_formula<T>(kOp, formula, launch, nullptr, &y, x);
 }
 
@@ -132,11 +140,12 @@ void forward(const View& y, const View& mean, const View& rstd, const View& x, c
 namespace kernel {
 
 void group_norm(const View& y, const View& mean, const View& rstd, const View& x, const View* gamma, const View* beta,
-                double eps) {
+                double eps, const NormActivations& activations) {
   if (x.size[1] == 0 || mean.numel() == 0) return;
   const Launch launch(x);
-  dispatch(Floats(), x.dtype, "group_norm", "CUDA",
-           [&]<class T>() { forward<T>(y, mean, rstd, x, gamma, beta, eps, launch); });
+  dispatch(Floats(), x.dtype, "group_norm", "CUDA", [&]<class T>() {
+    with_activations<T>(activations, [&](const auto& a) { forward<T>(y, mean, rstd, x, gamma, beta, eps, a, launch); });
+  });
 }
 
 }  // namespace kernel

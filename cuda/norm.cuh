@@ -9,7 +9,8 @@
 // A formula has kInputs, kWrites and kSums; Channel, what a thread keeps for a (sample, channel), from
 // channel(n, c, l), where l is about the first position that the thread reads; operator()(channel, run, x), the result
 // for an element of each input, which may add to the sums of the run; and, where sums need it, finish(n, c, channel,
-// count, total).
+// count, total). kHeavy: it has many constants for a channel, so that fewer registers are left for elements on their
+// way.
 #pragma once
 
 #include <bit>
@@ -238,15 +239,22 @@ struct Lane {
   }
 };
 
+template <class Formula>
+constexpr bool is_heavy() {
+  if constexpr (requires { Formula::kHeavy; }) return Formula::kHeavy;
+  return false;
+}
+
 /// partial[range][sample, channel] = the formula's sums, unless it is null.
 template <class T, Form form, class Formula>
-__global__ void __launch_bounds__(kBlock, form == Form::columns && sizeof(T) == 2 ? 2 : 3)
+__global__ void __launch_bounds__(kBlock, form == Form::columns && (sizeof(T) == 2 || is_heavy<Formula>()) ? 2 : 3)
     channels_kernel(const __grid_constant__ Tiling tiling, const __grid_constant__ Formula formula,
                     const __grid_constant__ Volumes<Formula::kInputs> volumes, double2* partial) {
   using Thread = Lane<T, form, Formula>;
   constexpr int kVector = kVectorWidth<T>;
   // As many vectors on their way as the registers of two blocks, or three, hold.
-  constexpr bool most = form == Form::columns && sizeof(T) == 2 && !(Formula::kWrites && Formula::kSums);
+  constexpr bool most =
+      form == Form::columns && sizeof(T) == 2 && !(Formula::kWrites && Formula::kSums) && !is_heavy<Formula>();
   constexpr int kUnroll = (most ? 8 : 4) / Formula::kInputs;
   __shared__ double2 shared[Formula::kSums ? kBlock : 1];
   const BlockLayout layout = tiling.layout;

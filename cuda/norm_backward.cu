@@ -4,30 +4,57 @@
 
 #include "core/dtype.h"
 #include "cuda/kernels.h"
-#include "cuda/relu_before.cuh"
+#include "cuda/norm_sums.cuh"
+#include "ops/norm_activations.h"
 
 namespace voxgrad::cuda {
 namespace {
 
-/// Sums of (dy, dy * (x - mean)).
-template <class T>
-struct GradientSums {
-  static constexpr int kInputs = 2;
-  static constexpr bool kWrites = false, kSums = true;
-  using Channel = compute_t<T>;  // the mean
+/// The normalisation as the forward pass computed it: v = before(x), and u = (v - mean) * rstd * gamma + beta, of which
+/// the gradient is g = through_after(dy, u).
+template <class T, class Activations>
+struct Normalization {
+  using Wide = compute_t<T>;
 
   Groups shape;
-  Matrix mean;
+  Matrix mean, rstd;
+  PerChannel gamma, beta;
+  Activations activations;
 
-  __device__ Channel channel(int64_t n, int64_t c, int64_t) const { return mean.at<Channel>(n, shape.group(c)); }
-  __device__ void operator()(Channel centre, Run<T>& run, const Channel (&x)[2]) const {
-    using Sum = typename Run<T>::Sum;
-    run.x += static_cast<Sum>(x[0]);
-    run.y += static_cast<Sum>(x[0]) * static_cast<Sum>(x[1] - centre);
+  struct Channel {
+    Wide centre, factor, term;
+  };
+  __device__ Channel channel(int64_t n, int64_t c) const {
+    const int64_t group = shape.group(c);
+    const auto scale = static_cast<double>(rstd.at<Wide>(n, group));
+    return {mean.at<Wide>(n, group), static_cast<Wide>(scale * gamma.at<T>(c, 1)), static_cast<Wide>(beta.at<T>(c, 0))};
+  }
+  __device__ Wide centred(const Channel& channel, Wide x) const { return activations.before(x) - channel.centre; }
+  __device__ Wide gradient(const Channel& channel, Wide dy, Wide centred) const {
+    return activations.through_after(dy, centred * channel.factor + channel.term);
   }
 };
 
-/// group_means[sample, group] = means over the group of (h, h * n), n = (x - mean) * rstd, h = gamma * dy.
+/// Sums of (g, g * (v - mean)).
+template <class T, class Activations>
+struct GradientSums {
+  static constexpr int kInputs = 2;
+  static constexpr bool kWrites = false, kSums = true, kHeavy = !std::is_same_v<Activations, NoActivations>;
+  using Norm = Normalization<T, Activations>;
+  using Channel = typename Norm::Channel;
+
+  Norm norm;
+
+  __device__ Channel channel(int64_t n, int64_t c, int64_t) const { return norm.channel(n, c); }
+  __device__ void operator()(const Channel& channel, Run<T>& run, const compute_t<T> (&x)[2]) const {
+    using Sum = typename Run<T>::Sum;
+    const compute_t<T> centred = norm.centred(channel, x[1]), g = norm.gradient(channel, x[0], centred);
+    run.x += static_cast<Sum>(g);
+    run.y += static_cast<Sum>(g) * static_cast<Sum>(centred);
+  }
+};
+
+/// group_means[sample, group] = means over the group of (h, h * n), n = (x - mean) * rstd, h = gamma * g.
 template <class T>
 __global__ void __launch_bounds__(kBlock)
     group_means_kernel(const __grid_constant__ Groups shape, const BlockLayout layout, const double2* total,
@@ -52,63 +79,68 @@ __global__ void __launch_bounds__(kBlock)
   }
 }
 
-/// dx = rstd * (h - mean(h) - n * mean(h * n)).
-template <class T>
+/// dx = through_before(rstd * (h - mean(h) - n * mean(h * n)), x).
+template <class T, class Activations>
 struct InputGradient {
   static constexpr int kInputs = 2;
   static constexpr bool kWrites = true, kSums = false;
+  using Norm = Normalization<T, Activations>;
   using Wide = compute_t<T>;
 
-  Groups shape;
-  Matrix mean, rstd;
-  PerChannel gamma;
+  Norm norm;
   const double2* group_means;
 
   struct Channel {
-    Wide factor, centre, slope, offset;
+    typename Norm::Channel norm;
+    Wide slope, offset;
   };
   __device__ Channel channel(int64_t n, int64_t c, int64_t) const {
-    const int64_t group = shape.group(c);
-    const double scale = static_cast<double>(rstd.at<Wide>(n, group));
-    const double2 means = group_means[n * shape.groups + group];
-    return {static_cast<Wide>(scale * gamma.at<T>(c, 1)), mean.at<Wide>(n, group),
-            static_cast<Wide>(-scale * scale * means.y), static_cast<Wide>(-scale * means.x)};
+    const int64_t group = norm.shape.group(c);
+    const auto scale = static_cast<double>(norm.rstd.template at<Wide>(n, group));
+    const double2 means = group_means[n * norm.shape.groups + group];
+    return {norm.channel(n, c), static_cast<Wide>(-scale * scale * means.y), static_cast<Wide>(-scale * means.x)};
   }
   __device__ T operator()(const Channel& channel, Run<T>&, const Wide (&x)[2]) const {
-    return convert<T>(x[0] * channel.factor + ((x[1] - channel.centre) * channel.slope + channel.offset));
+    const Wide centred = norm.centred(channel.norm, x[1]), g = norm.gradient(channel.norm, x[0], centred);
+    const Wide dv = g * channel.norm.factor + (centred * channel.slope + channel.offset);
+    return convert<T>(norm.activations.through_before(dv, x[1]));
   }
 };
 
-template <class T>
-void backward(const View& dx, const View* dgamma, const View* dbeta, const View& dy, const View& x, const View& mean,
-              const View& rstd, const View* gamma, const ReluBefore& before, const Launch& launch) {
+template <class T, class Activations>
+void backward(const GroupNormGradients& out, const View& dy, const View& x, const View& mean, const View& rstd,
+              const View* gamma, const View* beta, const Activations& activations, const Launch& launch) {
   constexpr const char* kOp = "group_norm_backward";
   const Groups shape(x, mean.size[1]);
   const Workspace total(launch, static_cast<size_t>(shape.lines()) * sizeof(double2));
   const Workspace group_means(launch, static_cast<size_t>(shape.count()) * sizeof(double2));
-  apply_formula<T>(kOp, GradientSums<T>{shape, Matrix(mean)}, launch, total.as<double2>(), nullptr, dy, x);
+  const Normalization<T, Activations> norm{shape,      Matrix(mean), Matrix(rstd), PerChannel(gamma), PerChannel(beta),
+                                           activations};
+  apply_formula<T>(kOp, GradientSums<T, Activations>{norm}, launch, total.as<double2>(), nullptr, dy, x);
   const BlockLayout layout = BlockLayout::choose(shape.group_channels, false);
   group_means_kernel<T><<<grid_size(shape.count(), layout.columns), kBlock, 0, launch.stream>>>(
       shape, layout, total.as<double2>(), Matrix(rstd), PerChannel(gamma), group_means.as<double2>());
   check_launch(kOp);
-  parameter_gradients<T>(kOp, shape, total.as<double2>(), Matrix(rstd), dgamma, dbeta, launch);
-  const InputGradient<T> formula{shape, Matrix(mean), Matrix(rstd), PerChannel(gamma), group_means.as<double2>()};
-  if (before.relu)
-    apply_through_relu<T>(kOp, shape, formula, launch, dx, before.dbias, dy, x);
+  parameter_gradients<T>(kOp, shape, total.as<double2>(), Matrix(rstd), out.dgamma, out.dbeta, launch);
+  const InputGradient<T, Activations> formula{norm, group_means.as<double2>()};
+  if (out.sums)
+    apply_with_sums<T>(kOp, shape, formula, launch, out.dx, *out.sums, dy, x);
   else
-    apply_formula<T>(kOp, formula, launch, nullptr, &dx, dy, x);
+    apply_formula<T>(kOp, formula, launch, nullptr, &out.dx, dy, x);
 }
 
 }  // namespace
 
 namespace kernel {
 
-void group_norm_backward(const View& dx, const View* dgamma, const View* dbeta, const View& dy, const View& x,
-                         const View& mean, const View& rstd, const View* gamma, const ReluBefore& before) {
+void group_norm_backward(const GroupNormGradients& out, const View& dy, const View& x, const View& mean,
+                         const View& rstd, const View* gamma, const View* beta, const NormActivations& activations) {
   if (x.size[1] == 0) return;
   const Launch launch(x);
-  dispatch(Floats(), x.dtype, "group_norm_backward", "CUDA",
-           [&]<class T>() { backward<T>(dx, dgamma, dbeta, dy, x, mean, rstd, gamma, before, launch); });
+  dispatch(Floats(), x.dtype, "group_norm_backward", "CUDA", [&]<class T>() {
+    with_activations<T>(activations,
+                        [&](const auto& a) { backward<T>(out, dy, x, mean, rstd, gamma, beta, a, launch); });
+  });
 }
 
 }  // namespace kernel

@@ -1,17 +1,19 @@
 // The gradients of y = relu(z + bias) in z and in the bias, in one pass.
 #include "core/dtype.h"
 #include "cuda/kernels.h"
-#include "cuda/relu_before.cuh"
+#include "cuda/norm_sums.cuh"
+#include "ops/scalar_ops.h"
 
 namespace voxgrad::cuda {
 namespace {
 
-/// The gradient in y, as it is.
 template <class T>
-struct Unchanged {
+struct ReluGradient {
   struct Channel {};
   __device__ Channel channel(int64_t, int64_t, int64_t) const { return {}; }
-  __device__ T operator()(const Channel&, Run<T>&, const compute_t<T> (&x)[2]) const { return convert<T>(x[0]); }
+  __device__ T operator()(const Channel&, Run<T>&, const compute_t<T> (&x)[2]) const {
+    return convert<T>(apply<BinaryOp::relu_grad>(x[0], x[1], compute_t<T>(0), compute_t<T>(0)));
+  }
 };
 
 }  // namespace
@@ -20,7 +22,7 @@ void kernel::relu_bias_backward(const View& dz, const View& dbias, const View& d
   if (y.size[1] == 0) return;
   const Launch launch(y);
   dispatch(Floats(), y.dtype, "relu_bias_backward", "CUDA", [&]<class T>() {
-    apply_through_relu<T>("relu_bias_backward", Groups(y, 1), Unchanged<T>{}, launch, dz, &dbias, dy, y);
+    apply_with_sums<T>("relu_bias_backward", Groups(y, 1), ReluGradient<T>{}, launch, dz, dbias, dy, y);
   });
 }
 

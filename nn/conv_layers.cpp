@@ -3,7 +3,6 @@
 #include <cmath>
 
 #include "nn/init.h"
-#include "ops/conv_relu.h"
 
 namespace voxgrad::nn {
 namespace {
@@ -50,16 +49,6 @@ void make_parameters(Tensor& weight, Tensor& bias, int64_t rows, int64_t columns
   init::uniform_(bias, -bound, bound);
 }
 
-template <class Options>
-Tensor run_with_relu(const Tensor& x, const Tensor& weight, const Tensor& bias, const Options& options,
-                     int64_t out_channels, const GroupNorm* norm) {
-  if (norm == nullptr) return conv_relu(x, weight, bias, options);
-  // A norm of other channels, or of none because the batch is missing, has an error of its own.
-  const bool fits = norm->num_channels() == out_channels && x.defined() && x.dim() == weight.dim();
-  if (!fits) return norm->forward(conv_relu(x, weight, bias, options));
-  return conv_relu_group_norm(x, weight, bias, options, norm->arguments());
-}
-
 }  // namespace
 
 template <int N>
@@ -72,14 +61,14 @@ Conv<N>::Conv(const Options& given) : options_(given) {
 template <int N>
 Tensor Conv<N>::forward(const Tensor& x) const {
   const ConvOptions<N> options = function_options<N>(options_);
-  if constexpr (N == 1) return conv1d(x, weight, bias, options);
-  if constexpr (N == 2) return conv2d(x, weight, bias, options);
-  if constexpr (N == 3) return conv3d(x, weight, bias, options);
+  if constexpr (N == 1) return conv1d(in_memory_format(x, N + 2), weight, bias, options);
+  if constexpr (N == 2) return conv2d(in_memory_format(x, N + 2), weight, bias, options);
+  if constexpr (N == 3) return conv3d(in_memory_format(x, N + 2), weight, bias, options);
 }
 
 template <int N>
-Tensor Conv<N>::forward_relu(const Tensor& x, const GroupNorm* norm) const {
-  return run_with_relu(x, weight, bias, function_options<N>(options_), options_.out_channels, norm);
+Tensor Conv<N>::forward(const Tensor& x, const NormActivation& what) const {
+  return conv_norm_activation(in_memory_format(x, N + 2), weight, bias, function_options<N>(options_), what);
 }
 
 template <int N>
@@ -102,19 +91,19 @@ Tensor transposed(const Tensor& x, const Tensor& weight, const Tensor& bias, con
 
 template <int N>
 Tensor ConvTranspose<N>::forward(const Tensor& x) const {
-  return transposed<N>(x, weight, bias, function_options<N>(options_));
+  return transposed<N>(in_memory_format(x, N + 2), weight, bias, function_options<N>(options_));
 }
 
 template <int N>
-Tensor ConvTranspose<N>::forward_relu(const Tensor& x, const GroupNorm* norm) const {
-  return run_with_relu(x, weight, bias, function_options<N>(options_), options_.out_channels, norm);
+Tensor ConvTranspose<N>::forward(const Tensor& x, const NormActivation& what) const {
+  return conv_norm_activation(in_memory_format(x, N + 2), weight, bias, function_options<N>(options_), what);
 }
 
 template <int N>
 Tensor ConvTranspose<N>::forward(const Tensor& x, const Extent<N>& output_size) const {
   ConvTransposeOptions<N> options = function_options<N>(options_);
   options.output_size = output_size;
-  return transposed<N>(x, weight, bias, options);
+  return transposed<N>(in_memory_format(x, N + 2), weight, bias, options);
 }
 
 template class Conv<1>;

@@ -5,8 +5,7 @@
 #pragma once
 
 #include "nn/module.h"
-#include "nn/norm_layers.h"
-#include "ops/conv.h"
+#include "ops/fused.h"
 
 namespace voxgrad::nn {
 
@@ -29,8 +28,8 @@ class Conv : public Layer {
   explicit Conv(const Options& given);
   /// (N, in, spatial...) to (N, out, spatial...).
   Tensor forward(const Tensor& x) const override;
-  /// relu(forward(x)), then `norm` if it is not null, as one operation (ops/conv_relu.h).
-  Tensor forward_relu(const Tensor& x, const GroupNorm* norm = nullptr) const;
+  /// With what follows, as one operation (ops/fused.h).
+  Tensor forward(const Tensor& x, const NormActivation& what) const;
 
   const Options& options() const { return options_; }
   Tensor weight, bias;
@@ -60,8 +59,7 @@ class ConvTranspose : public Layer {
   Tensor forward(const Tensor& x) const override;
   /// With the output's spatial size in place of output_padding.
   Tensor forward(const Tensor& x, const Extent<N>& output_size) const;
-  /// As Conv's.
-  Tensor forward_relu(const Tensor& x, const GroupNorm* norm = nullptr) const;
+  Tensor forward(const Tensor& x, const NormActivation& what) const;
   using Layer::operator();
   Tensor operator()(const Tensor& x, const Extent<N>& output_size) const { return forward(x, output_size); }
 

@@ -164,6 +164,9 @@ void Module::to(Device device) {
     for (const auto& [name, tensor] : named_tensors(buffers)) convert(name, tensor, device, tensor.dtype());
 }
 
+void Module::to(MemoryFormat format) {
+  for (const auto& [name, module] : named_modules()) module->memory_format_ = format;
+}
 void Module::to(DType dtype) {
   check(is_floating(dtype), "to", "modules can be converted to floating dtypes, not to ", dtype);
   for (bool buffers : {false, true})

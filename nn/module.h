@@ -6,6 +6,7 @@
 
 #include <functional>
 #include <iterator>
+#include <optional>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -90,17 +91,27 @@ class Module {
   /// instance, follow. Only floating tensors change their dtype.
   void to(Device device);
   void to(DType dtype);
+  /// The convolutions below give their results in this format, whatever that of their input, and what follows them
+  /// keeps it. Parameters stay as they are: kernels arrange weights as they need them.
+  void to(MemoryFormat format);
   /// Drops all gradients.
   void zero_grad() const;
   void requires_grad_(bool value = true) const;
   /// Calls `function` on all children, then on this module.
   void apply(const std::function<void(Module&)>& function);
 
+ protected:
+  /// x in the format that to() asked for; x itself if it did not, or if x lacks its batch, that is, one of `axes`.
+  Tensor in_memory_format(const Tensor& x, int64_t axes) const {
+    return memory_format_ && x.defined() && x.dim() == axes ? x.contiguous(*memory_format_) : x;
+  }
+
  private:
   Module& self() const { return const_cast<Module&>(*this); }
   NamedTensors named_tensors(bool buffers) const;
 
   bool training_ = true;
+  std::optional<MemoryFormat> memory_format_;
 };
 
 /// A module that maps one tensor to one: layers, and what may stand in for one.

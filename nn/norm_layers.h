@@ -3,7 +3,7 @@
 #pragma once
 
 #include "nn/module.h"
-#include "ops/conv_relu.h"
+#include "ops/fused.h"
 #include "ops/norm.h"
 
 namespace voxgrad::nn {
@@ -24,7 +24,7 @@ class GroupNorm : public Layer {
   int64_t num_channels() const { return num_channels_; }
   const GroupNormOptions& options() const { return options_; }
   /// What forward() gives group_norm beside the input.
-  GroupNormArguments arguments() const { return {num_groups_, weight, bias, options_.eps}; }
+  NormArguments arguments() const { return {NormKind::group, weight, bias, options_.eps, num_groups_}; }
   Tensor weight, bias;
   VG_MODULE(weight, bias)
 
@@ -47,6 +47,7 @@ class InstanceNorm3d : public Layer {
 
   int64_t num_features() const { return num_features_; }
   const InstanceNormOptions& options() const { return options_; }
+  NormArguments arguments() const { return {NormKind::instance, weight, bias, options_.eps}; }
   Tensor weight, bias;
   VG_MODULE(weight, bias)
 
@@ -69,6 +70,7 @@ class LayerNorm : public Layer {
 
   const Shape& normalized_shape() const { return normalized_shape_; }
   const LayerNormOptions& options() const { return options_; }
+  NormArguments arguments() const { return {NormKind::layer, weight, bias, options_.eps, 1, normalized_shape_}; }
   Tensor weight, bias;
   VG_MODULE(weight, bias)
 

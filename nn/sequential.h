@@ -14,9 +14,10 @@ namespace voxgrad::nn {
 /// Feeds each module's output to the next: Sequential{Conv3d{{...}}, ReLU{}, GroupNorm{8, 32}}. Takes any module
 /// with a Tensor forward(const Tensor&), by value or as a shared_ptr. Parameters are named "0.weight", "2.bias".
 ///
-/// A convolution followed by ReLU, or by ReLU and GroupNorm, and a ReLU followed by GroupNorm, run as one operation
-/// (ops/conv_relu.h): the same results and gradients with fewer passes over memory. Only voxgrad's own classes are
-/// taken together, never one derived from them.
+/// A norm and an activation behind each other, in either order, run as one operation, together with a convolution
+/// before them (ops/fused.h): the same results and gradients with fewer passes over memory. Norms: GroupNorm,
+/// InstanceNorm3d, LayerNorm; activations: ReLU, LeakyReLU, GELU, SiLU. Only voxgrad's own classes are taken together,
+/// never one derived from them.
 class Sequential : public Layer {
  public:
   template <class... Modules>

@@ -12,13 +12,13 @@
 #include <sstream>
 
 #include "core/autograd.h"
+#include "ops/autocast.h"
 #include "ops/checks.h"
 #include "ops/conv_geometry.h"
-#include "ops/halves.h"
 #include "ops/kernels.h"
-#include "ops/rectified.h"
 #include "ops/reduce.h"
 #include "ops/shape.h"
+#include "ops/unrecorded.h"
 #include "ops/volume.h"
 
 namespace voxgrad {
@@ -26,30 +26,31 @@ namespace {
 
 Saved saved_if(bool needed, const Tensor& t) { return needed ? Saved(t) : Saved(); }
 
-/// The gradient of a bias. Halves are summed in float32.
-Tensor sum_over_voxels(const Tensor& grad) {
-  const Dims axes{0, 2, 3, 4};
-  return is_half(grad.dtype()) ? sum(grad.to(f32), axes).to(grad.dtype()) : sum(grad, axes);
-}
+/// The gradient of a bias.
+Tensor sum_over_voxels(const Tensor& grad) { return sum(grad, {0, 2, 3, 4}); }
 
 Tensor empty_weight(const Tensor& x, const Tensor& y, const Triple& size, const ConvGeometry& geometry) {
   return empty({y.size(1), x.size(1) / geometry.groups, size[0], size[1], size[2]}, x.options());
 }
 
-// With `relu` the result is rectified (ops/rectified.h): the bias, then, is no input of the operation.
+/// What a kernel does behind a convolution; whether the bias is recorded as an input (ops/unrecorded.h).
+struct Behind {
+  bool relu = false, bias_recorded = true;
+};
 Tensor convolve(const Tensor& x, const Tensor& weight, const Tensor& bias, const Triple& size,
-                const ConvGeometry& geometry, bool relu = false);
+                const ConvGeometry& geometry, Behind behind = {});
 Tensor convolve_transposed(const Tensor& y, const Tensor& weight, const Tensor& bias, const Triple& size,
-                           const ConvGeometry& geometry, bool relu = false);
+                           const ConvGeometry& geometry, Behind behind = {});
 Tensor convolve_weight(const Tensor& x, const Tensor& y, const Triple& size, const ConvGeometry& geometry);
 
 Tensor convolve(const Tensor& x, const Tensor& weight, const Tensor& bias, const Triple& size,
-                const ConvGeometry& geometry, bool relu) {
+                const ConvGeometry& geometry, Behind behind) {
   Tensor y = empty_volume(x, weight.size(0), size, x.dtype());
   const auto bias_view = optional_view(bias);
-  kernels(x.device()).conv_forward(y.view_out(), x.view_in(), weight.view_in(), {pointer(bias_view), relu}, geometry);
-  const bool dx = wants_grad(x), dw = wants_grad(weight), db = !relu && wants_grad(bias);
-  return record("conv", y, {x, weight, relu ? Tensor() : bias},
+  kernels(x.device())
+      .conv_forward(y.view_out(), x.view_in(), weight.view_in(), {pointer(bias_view), behind.relu}, geometry);
+  const bool dx = wants_grad(x), dw = wants_grad(weight), db = behind.bias_recorded && wants_grad(bias);
+  return record("conv", y, {x, weight, behind.bias_recorded ? bias : Tensor()},
                 [=, x_saved = saved_if(dw, x), w_saved = saved_if(dx, weight), x_size = spatial_size(x),
                  w_size = spatial_size(weight)](const Tensor& grad) {
                   return Tensors{dx ? convolve_transposed(grad, w_saved(), {}, x_size, geometry) : Tensor(),
@@ -59,13 +60,13 @@ Tensor convolve(const Tensor& x, const Tensor& weight, const Tensor& bias, const
 }
 
 Tensor convolve_transposed(const Tensor& y, const Tensor& weight, const Tensor& bias, const Triple& size,
-                           const ConvGeometry& geometry, bool relu) {
+                           const ConvGeometry& geometry, Behind behind) {
   Tensor x = empty_volume(y, weight.size(1) * geometry.groups, size, y.dtype());
   const auto bias_view = optional_view(bias);
   kernels(y.device())
-      .conv_backward_data(x.view_out(), y.view_in(), weight.view_in(), {pointer(bias_view), relu}, geometry);
-  const bool dy = wants_grad(y), dw = wants_grad(weight), db = !relu && wants_grad(bias);
-  return record("conv_transpose", x, {y, weight, relu ? Tensor() : bias},
+      .conv_backward_data(x.view_out(), y.view_in(), weight.view_in(), {pointer(bias_view), behind.relu}, geometry);
+  const bool dy = wants_grad(y), dw = wants_grad(weight), db = behind.bias_recorded && wants_grad(bias);
+  return record("conv_transpose", x, {y, weight, behind.bias_recorded ? bias : Tensor()},
                 [=, y_saved = saved_if(dw, y), w_saved = saved_if(dy, weight), y_size = spatial_size(y),
                  w_size = spatial_size(weight)](const Tensor& grad) {
                   const Tensor bias_grad = db ? sum_over_voxels(grad) : Tensor();
@@ -215,8 +216,6 @@ struct Call {
 };
 
 Call checked(const Request& r, const Tensor& input, const Tensor& weight, const Tensor& bias) {
-  check_defined(r.op, "input", input);
-  check_defined(r.op, "weight", weight);
   check_options(r);
   check_operands(r, input, weight, bias);
   const Triple size = lift(result_size(r, input, weight), 1);
@@ -226,10 +225,15 @@ Call checked(const Request& r, const Tensor& input, const Tensor& weight, const 
   return {lift(x), lift(weight), size, {lift(r.stride, 1), lift(r.padding, 0), lift(r.dilation, 1), r.groups}};
 }
 
-Tensor run(const Request& r, const Tensor& input, const Tensor& weight, const Tensor& bias, bool relu = false) {
+Tensor run(const Request& r, const Tensor& given_input, const Tensor& given_weight, const Tensor& given_bias,
+           Behind behind = {}) {
+  check_defined(r.op, "input", given_input);
+  check_defined(r.op, "weight", given_weight);
+  const Tensor input = autocasted(r.op, given_input), weight = autocasted(r.op, given_weight),
+               bias = autocasted(r.op, given_bias);
   const Call call = checked(r, input, weight, bias);
   const auto map = r.transposed ? convolve_transposed : convolve;
-  Tensor y = map(call.x, call.weight, bias, call.size, call.geometry, relu);
+  Tensor y = map(call.x, call.weight, bias, call.size, call.geometry, behind);
   for (int64_t i = r.axes(); i < 3; ++i) y = squeeze(y, 2);
   return input.dim() == r.axes() + 2 ? y : squeeze(y, 0);
 }
@@ -340,20 +344,21 @@ template struct ConvTransposeOptions<2>;
 template struct ConvTransposeOptions<3>;
 
 template <int N>
-Tensor rectified_conv(const Tensor& x, const Tensor& weight, const Tensor& bias, const ConvOptions<N>& options) {
-  return run(request(kConvName<N>, options), x, weight, bias, true);
+Tensor unrecorded_conv(const Tensor& x, const Tensor& weight, const Tensor& bias, const ConvOptions<N>& options,
+                       bool relu) {
+  return run(request(kConvName<N>, options), x, weight, bias, {relu, false});
 }
 template <int N>
-Tensor rectified_conv(const Tensor& x, const Tensor& weight, const Tensor& bias,
-                      const ConvTransposeOptions<N>& options) {
-  return run(request(kConvTransposeName<N>, options), x, weight, bias, true);
+Tensor unrecorded_conv(const Tensor& x, const Tensor& weight, const Tensor& bias,
+                       const ConvTransposeOptions<N>& options, bool relu) {
+  return run(request(kConvTransposeName<N>, options), x, weight, bias, {relu, false});
 }
-template Tensor rectified_conv(const Tensor&, const Tensor&, const Tensor&, const ConvOptions<1>&);
-template Tensor rectified_conv(const Tensor&, const Tensor&, const Tensor&, const ConvOptions<2>&);
-template Tensor rectified_conv(const Tensor&, const Tensor&, const Tensor&, const ConvOptions<3>&);
-template Tensor rectified_conv(const Tensor&, const Tensor&, const Tensor&, const ConvTransposeOptions<1>&);
-template Tensor rectified_conv(const Tensor&, const Tensor&, const Tensor&, const ConvTransposeOptions<2>&);
-template Tensor rectified_conv(const Tensor&, const Tensor&, const Tensor&, const ConvTransposeOptions<3>&);
+template Tensor unrecorded_conv(const Tensor&, const Tensor&, const Tensor&, const ConvOptions<1>&, bool);
+template Tensor unrecorded_conv(const Tensor&, const Tensor&, const Tensor&, const ConvOptions<2>&, bool);
+template Tensor unrecorded_conv(const Tensor&, const Tensor&, const Tensor&, const ConvOptions<3>&, bool);
+template Tensor unrecorded_conv(const Tensor&, const Tensor&, const Tensor&, const ConvTransposeOptions<1>&, bool);
+template Tensor unrecorded_conv(const Tensor&, const Tensor&, const Tensor&, const ConvTransposeOptions<2>&, bool);
+template Tensor unrecorded_conv(const Tensor&, const Tensor&, const Tensor&, const ConvTransposeOptions<3>&, bool);
 
 Tensor conv3d(const Tensor& x, const Tensor& weight, const Tensor& bias, const ConvOptions<3>& options) {
   return run(request("conv3d", options), x, weight, bias);

@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "core/autograd.h"
+#include "ops/autocast.h"
 #include "ops/checks.h"
 #include "ops/create.h"
 #include "ops/halves.h"
@@ -10,6 +11,7 @@
 #include "ops/reduce.h"
 #include "ops/scalar_ops.h"
 #include "ops/shape.h"
+#include "ops/unrecorded.h"
 
 namespace voxgrad {
 namespace {
@@ -103,8 +105,9 @@ template <auto op>
 inline constexpr bool gives_bool = std::is_same_v<result_t<op, float>, bool>;
 
 template <UnaryOp op>
-Tensor unary(const Tensor& x, double a = 0, double b = 0) {
-  check_defined(name(op), "input", x);
+Tensor unary(const Tensor& input, double a = 0, double b = 0) {
+  check_defined(name(op), "input", input);
+  const Tensor x = autocasted(name(op), input);
   constexpr bool to_bool = gives_bool<op>;
   Tensor out =
       to_bool && x.dtype() != b8 ? empty_strided(x.shape(), empty_like(x).strides(), {b8, x.device()}) : empty_like(x);
@@ -141,7 +144,7 @@ std::pair<Tensor, Tensor> promoted(const Tensor& x, const Tensor& y) {
   check_defined(name(op), "the second operand", y);
   DType dtype = result_type(x, y);
   if (!has(typename Operator<op>::DTypes(), i64) && !is_floating(dtype)) dtype = f32;
-  return {x.to(dtype), y.to(dtype)};
+  return {autocasted(name(op), x.to(dtype)), autocasted(name(op), y.to(dtype))};
 }
 
 template <BinaryOp op>
@@ -377,6 +380,37 @@ Tensor softplus(const Tensor& x, double beta, double threshold) {
   check(std::isfinite(beta) && beta != 0, "softplus", "beta must be finite and not zero, got ", beta);
   check(!std::isnan(threshold), "softplus", "threshold is NaN");
   return unary<UnaryOp::softplus>(x, beta, threshold);
+}
+
+Tensor activation(const ActivationArguments& a, const Tensor& x) {
+  switch (a.kind) {
+    case ActivationKind::relu:
+      return relu(x);
+    case ActivationKind::leaky_relu:
+      return leaky_relu(x, a.negative_slope);
+    case ActivationKind::gelu:
+      return gelu(x);
+    case ActivationKind::silu:
+      return silu(x);
+    case ActivationKind::none:
+      break;
+  }
+  return x;
+}
+Tensor activation_gradient(const ActivationArguments& a, const Tensor& g, const Tensor& x) {
+  switch (a.kind) {
+    case ActivationKind::relu:
+      return again<BinaryOp::relu_grad>(g, x);
+    case ActivationKind::leaky_relu:
+      return again<BinaryOp::leaky_relu_grad>(g, x, a.negative_slope);
+    case ActivationKind::gelu:
+      return again<BinaryOp::gelu_grad>(g, x);
+    case ActivationKind::silu:
+      return again<BinaryOp::silu_grad>(g, x);
+    case ActivationKind::none:
+      break;
+  }
+  return g;
 }
 
 Tensor dropout(const Tensor& x, double p, bool training, Generator* generator) {

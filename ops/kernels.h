@@ -19,6 +19,7 @@
 #include "core/device.h"
 #include "core/random.h"
 #include "core/view.h"
+#include "ops/activation.h"
 #include "ops/operators.h"
 #include "ops/optim.h"
 
@@ -51,10 +52,11 @@ struct ConvEpilogue {
   ConvEpilogue(const View* channel_bias = nullptr, bool with_relu = false) : bias(channel_bias), relu(with_relu) {}
 };
 
-/// Whether the input of a normalisation is relu(z + bias), so that its gradient has to go on to z.
-struct ReluBefore {
-  bool relu = false;
-  const View* dbias = nullptr;  ///< (C), the sums of dz, or null
+/// Of a normalisation: all but dx may be null. sums (C) is dx summed over samples and positions: the gradient of a bias
+/// that was added to make x.
+struct GroupNormGradients {
+  View dx;
+  const View *dgamma = nullptr, *dbeta = nullptr, *sums = nullptr;
 };
 
 struct PoolGeometry {
@@ -132,11 +134,12 @@ struct Kernels {
 
   // ---- normalisation: x (N, C, L) contiguous or with channels innermost, any floating dtype; mean and rstd (N,
   // groups) of compute_t of it; gamma, beta and gradients over the channels (C) of either of the two, or null
+  /// y = after((before(x) - mean) * rstd * gamma + beta).
   void (*group_norm)(const View& y, const View& mean, const View& rstd, const View& x, const View* gamma,
-                     const View* beta, double eps);
-  /// dgamma and dbeta may be null. Behind a ReLU dx is dz.
-  void (*group_norm_backward)(const View& dx, const View* dgamma, const View* dbeta, const View& dy, const View& x,
-                              const View& mean, const View& rstd, const View* gamma, const ReluBefore& before);
+                     const View* beta, double eps, const NormActivations& activations);
+  void (*group_norm_backward)(const GroupNormGradients& out, const View& dy, const View& x, const View& mean,
+                              const View& rstd, const View* gamma, const View* beta,
+                              const NormActivations& activations);
   /// dz = relu_grad(dy, y), dbias (C) = its sums over samples and positions: views (N, C, L) as above.
   void (*relu_bias_backward)(const View& dz, const View& dbias, const View& dy, const View& y);
 

@@ -2,6 +2,7 @@
 #include "ops/linalg.h"
 
 #include "core/autograd.h"
+#include "ops/autocast.h"
 #include "ops/checks.h"
 #include "ops/elementwise.h"
 #include "ops/kernels.h"
@@ -51,7 +52,8 @@ Tensor matrix_product(const Tensor& a, const Tensor& b) {
 
 }  // namespace
 
-Tensor matmul(const Tensor& a, const Tensor& b) {
+Tensor matmul(const Tensor& first, const Tensor& second) {
+  const Tensor a = autocasted("matmul", first), b = autocasted("matmul", second);
   check_defined("matmul", "the first operand", a);
   check_defined("matmul", "the second operand", b);
   check_floating("matmul", a);
@@ -66,7 +68,9 @@ Tensor matmul(const Tensor& a, const Tensor& b) {
   return matrix_product(a, b);
 }
 
-Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
+Tensor linear(const Tensor& input, const Tensor& given_weight, const Tensor& given_bias) {
+  const Tensor x = autocasted("linear", input), weight = autocasted("linear", given_weight),
+               bias = autocasted("linear", given_bias);
   check_defined("linear", "input", x);
   check_defined("linear", "weight", weight);
   check_floating("linear", x);

@@ -8,79 +8,99 @@
 #include "ops/checks.h"
 #include "ops/elementwise.h"
 #include "ops/kernels.h"
-#include "ops/rectified.h"
 #include "ops/reduce.h"
 #include "ops/shape.h"
+#include "ops/unrecorded.h"
 #include "ops/volume.h"
 
 namespace voxgrad {
 namespace {
 
-/// Which gradients are wanted, and the dtypes of the parameters'.
-struct Wanted {
+/// What a normalisation's gradient needs to know beside tensors. The dtypes are of the gradients that are wanted.
+struct Request {
+  int64_t groups;
+  double eps;
+  NormActivations activations;
   bool x;
-  std::optional<DType> weight, bias, relu_bias;
+  std::optional<DType> weight, bias, added;
 };
 std::optional<DType> wanted_dtype(const Tensor& t) { return wants_grad(t) ? std::optional(t.dtype()) : std::nullopt; }
 
 /// The dtype of statistics, and what the parameters of halves may have.
 DType wide(DType dtype) { return dtype == f64 ? f64 : f32; }
 
-/// With n = (x - mean) * rstd: dbias = sum dy, dweight = sum dy * n, and with h = dy * weight,
-/// dx = rstd * (h - mean(h) - n * mean(h * n)) over each group.
-Tensors composed_gradients(const Tensor& grad, const Tensor& x, const Tensor& weight, int64_t groups, double eps,
-                           Wanted wanted) {
-  const int64_t n = x.size(0), c = x.size(1);
-  const DType dtype = wide(x.dtype());
-  const Shape rows{n, c, x.numel() / (n * c)}, in_groups{n, groups, x.numel() / (n * groups)};
-  const Tensor values = reshape(x.to(dtype), in_groups);
-  const Tensor centred = values - mean(values, {2}, true);
-  const Tensor rstd = rsqrt(mean(centred * centred, {2}, true) + eps);
-  const Tensor normal = centred * rstd;
-  const Tensor dy = reshape(grad.to(dtype), rows);
-
-  Tensors grads(3);
-  if (wanted.x) {
-    const Tensor h = reshape(weight.defined() ? dy * reshape(weight.to(dtype), {c, 1}) : dy, in_groups);
-    const Tensor dx = rstd * (h - mean(h, {2}, true) - normal * mean(h * normal, {2}, true));
-    grads[0] = reshape(dx, x.shape()).to(x.dtype());
-  }
-  if (wanted.weight) grads[1] = sum(dy * reshape(normal, rows), {0, 2}).to(*wanted.weight);
-  if (wanted.bias) grads[2] = sum(dy, {0, 2}).to(*wanted.bias);
-  return grads;
+/// The axes of (N, C, spatial...) but for the channels'.
+Dims all_but_channels(const Tensor& x) {
+  Dims axes{0};
+  for (int64_t axis = 2; axis < x.dim(); ++axis) axes.push_back(axis);
+  return axes;
 }
 
-/// The same through the ReLU that made x, from z and relu_bias.
-Tensors composed_gradients(const Tensor& grad, const Tensor& x, const Tensor& weight, int64_t groups, double eps,
-                           Wanted wanted, const Tensor& relu_bias) {
-  const Tensor y = record_relu(x, relu_bias);
-  Tensors grads = composed_gradients(grad, y, weight, groups, eps, wanted);
-  const Tensors through = relu_gradients(grads[0], y, wanted.relu_bias.has_value());
-  grads[0] = through[0];
-  grads.push_back(through[1]);
+/// x with the bias in it recorded.
+Tensor record_added(const Tensor& x, const Tensor& added) {
+  if (!wants_grad(added)) return x;
+  return record("add_bias", x.detach(), {x, added},
+                [axes = all_but_channels(x), dtype = added.dtype()](const Tensor& g) -> Tensors {
+                  return {g, sum(g, axes).to(dtype)};
+                });
+}
+
+/// In differentiable operators. With v = before(x), n = (v - mean) * rstd and g, the gradient of n * weight + bias:
+/// dbias = sum g, dweight = sum g * n, and with h = g * weight, dv = rstd * (h - mean(h) - n * mean(h * n)) over each
+/// group.
+Tensors composed_gradients(const Tensor& grad, const Tensor& saved, const Tensor& weight, const Tensor& bias,
+                           const Tensor& added, const Request& r) {
+  const int64_t n = saved.size(0), c = saved.size(1);
+  const DType dtype = wide(saved.dtype());
+  const Shape rows{n, c, saved.numel() / (n * c)}, in_groups{n, r.groups, saved.numel() / (n * r.groups)};
+  const auto per_channel = [&](const Tensor& t) { return reshape(t.to(dtype), {c, 1}); };
+  const Tensor x = reshape(record_added(saved, added).to(dtype), rows);
+  const Tensor values = reshape(activation(r.activations.before, x), in_groups);
+  const Tensor centred = values - mean(values, {2}, true);
+  const Tensor rstd = rsqrt(mean(centred * centred, {2}, true) + r.eps);
+  const Tensor normal = centred * rstd;
+  Tensor u = reshape(normal, rows);
+  if (weight.defined()) u = u * per_channel(weight);
+  if (bias.defined()) u = u + per_channel(bias);
+  const Tensor g = activation_gradient(r.activations.after, reshape(grad.to(dtype), rows), u);
+
+  Tensors grads(4);
+  if (r.x || r.added) {
+    const Tensor h = reshape(weight.defined() ? g * per_channel(weight) : g, in_groups);
+    const Tensor dv = rstd * (h - mean(h, {2}, true) - normal * mean(h * normal, {2}, true));
+    const Tensor dx = activation_gradient(r.activations.before, reshape(dv, rows), x);
+    if (r.x) grads[0] = reshape(dx, saved.shape()).to(saved.dtype());
+    if (r.added) grads[3] = sum(dx, {0, 2}).to(*r.added);
+  }
+  if (r.weight) grads[1] = sum(g * reshape(normal, rows), {0, 2}).to(*r.weight);
+  if (r.bias) grads[2] = sum(g, {0, 2}).to(*r.bias);
   return grads;
 }
 
 Tensors fused_gradients(const Tensor& grad, const Tensor& x, const Tensor& mean, const Tensor& rstd,
-                        const Tensor& weight, Wanted wanted, bool relu) {
+                        const Tensor& weight, const Tensor& bias, const Request& r) {
   const Tensor dy = grad.contiguous(x.suggest_memory_format());
   const Tensor dx = empty_like(x);
-  Tensors grads{wanted.x ? dx : Tensor(), Tensor(), Tensor(), Tensor()};
-  std::optional<View> dweight, dbias, drelu_bias;
+  Tensors grads{r.x ? dx : Tensor(), Tensor(), Tensor(), Tensor()};
+  std::optional<View> dweight, dbias, sums;
   const auto allocate = [&](Tensor& into, std::optional<View>& view, std::optional<DType> dtype) {
     if (!dtype) return;
     into = empty({x.size(1)}, {*dtype, x.device()});
     view = into.view_out();
   };
-  allocate(grads[1], dweight, wanted.weight);
-  allocate(grads[2], dbias, wanted.bias);
-  allocate(grads[3], drelu_bias, wanted.relu_bias);
-  const auto gamma = optional_view(weight);
+  allocate(grads[1], dweight, r.weight);
+  allocate(grads[2], dbias, r.bias);
+  allocate(grads[3], sums, r.added);
+  // The gradient that has passed a norm of each channel by itself sums to zero there.
+  if (r.added && r.groups == x.size(1) && r.activations.before.kind == ActivationKind::none) {
+    grads[3].zero_();
+    sums.reset();
+  }
+  const auto gamma = optional_view(weight), beta = optional_view(bias);
   kernels(x.device())
-      .group_norm_backward(as_rows(x, dx.view_out()), pointer(dweight), pointer(dbias), as_rows(x, dy.view_in()),
-                           as_rows(x, x.view_in()), mean.view_in(), rstd.view_in(), pointer(gamma),
-                           {relu, pointer(drelu_bias)});
-  if (!relu) grads.pop_back();
+      .group_norm_backward({as_rows(x, dx.view_out()), pointer(dweight), pointer(dbias), pointer(sums)},
+                           as_rows(x, dy.view_in()), as_rows(x, x.view_in()), mean.view_in(), rstd.view_in(),
+                           pointer(gamma), pointer(beta), r.activations);
   return grads;
 }
 
@@ -92,29 +112,25 @@ void check_eps(const char* op, double eps) {
   check(std::isfinite(eps) && eps >= 0, op, "eps must be finite and not negative, got ", eps);
 }
 
-/// `before`: what was added before the ReLU if `input` is rectified (ops/rectified.h); may be undefined.
+/// `added`: see ops/unrecorded.h.
 Tensor normalise(const char* op, const Tensor& input, int64_t groups, const Tensor& weight, const Tensor& bias,
-                 double eps, const std::optional<Tensor>& before = {}) {
+                 double eps, const NormActivations& activations = {}, const Tensor& added = {}) {
   const Tensor x = is_dense_volume(input) ? input : input.contiguous();
   const Tensor y = empty_like(x);
   const Tensor mean = empty({x.size(0), groups}, {wide(x.dtype()), x.device()}), rstd = empty_like(mean);
   const auto gamma = optional_view(weight), beta = optional_view(bias);
   kernels(x.device())
       .group_norm(as_rows(x, y.view_out()), mean.view_out(), rstd.view_out(), as_rows(x, x.view_in()), pointer(gamma),
-                  pointer(beta), eps);
-  const bool relu = before.has_value();
-  const auto drelu_bias = relu ? wanted_dtype(*before) : std::nullopt;
-  const Wanted wanted{x.requires_grad() || drelu_bias, wanted_dtype(weight), wanted_dtype(bias), drelu_bias};
-  Tensors inputs{x, weight, bias};
-  if (relu) inputs.push_back(*before);
-  return record(op, y, inputs,
-                [=, x = Saved(x), mean = Saved(mean), rstd = Saved(rstd), weight = Saved(weight),
-                 before = relu ? Saved(*before) : Saved()](const Tensor& grad) {
+                  pointer(beta), eps, activations);
+  const Request r{
+      groups, eps, activations, x.requires_grad(), wanted_dtype(weight), wanted_dtype(bias), wanted_dtype(added)};
+  return record(op, y, {x, weight, bias, added},
+                [r, x = Saved(x), mean = Saved(mean), rstd = Saved(rstd), weight = Saved(weight), bias = Saved(bias),
+                 added = Saved(added)](const Tensor& grad) {
                   // Nothing to normalise, and no means of it: the kernel knows what empty sums are.
                   if (!grad_enabled() || x().numel() == 0)
-                    return fused_gradients(grad, x(), mean(), rstd(), weight(), wanted, relu);
-                  return relu ? composed_gradients(grad, x(), weight(), groups, eps, wanted, before())
-                              : composed_gradients(grad, x(), weight(), groups, eps, wanted);
+                    return fused_gradients(grad, x(), mean(), rstd(), weight(), bias(), r);
+                  return composed_gradients(grad, x(), weight(), bias(), added(), r);
                 });
 }
 
@@ -134,10 +150,6 @@ void check_parameters(const char* op, const Tensor& x, const Tensor& weight, con
   }
 }
 
-}  // namespace
-
-namespace {
-
 void check_group_norm(const Tensor& x, int64_t num_groups, const Tensor& weight, const Tensor& bias, double eps) {
   check_input("group_norm", x, 2, "(N, C, spatial...)");
   check_eps("group_norm", eps);
@@ -149,27 +161,32 @@ void check_group_norm(const Tensor& x, int64_t num_groups, const Tensor& weight,
         num_groups, " groups");
 }
 
-}  // namespace
-
-Tensor group_norm(const Tensor& x, int64_t num_groups, const Tensor& weight, const Tensor& bias, double eps) {
-  check_group_norm(x, num_groups, weight, bias, eps);
-  return normalise("group_norm", x, num_groups, weight, bias, eps);
-}
-
-Tensor record_relu_group_norm(const Tensor& rectified, const Tensor& relu_bias, int64_t num_groups,
-                              const Tensor& weight, const Tensor& bias, double eps) {
-  check_group_norm(rectified, num_groups, weight, bias, eps);
-  return normalise("relu_group_norm", rectified, num_groups, weight, bias, eps, relu_bias);
-}
-
-Tensor instance_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps) {
+void check_instance_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps) {
   check_input("instance_norm", x, 3, "(N, C, spatial...)");
   check_eps("instance_norm", eps);
   check_parameters("instance_norm", x, weight, bias, {x.size(1)});
   int64_t voxels = 1;
   for (int64_t i = 2; i < x.dim(); ++i) voxels *= x.size(i);
   check(voxels != 1, "instance_norm", "expected more than 1 value per channel, got input ", x.shape());
-  return normalise("instance_norm", x, x.size(1), weight, bias, eps);
+}
+
+}  // namespace
+
+Tensor normalised(const Tensor& x, int64_t num_groups, const Tensor& weight, const Tensor& bias, double eps,
+                  const NormActivations& activations, const Tensor& added) {
+  const bool instance = num_groups == 0;
+  const char* op = instance ? "instance_norm" : "group_norm";
+  instance ? check_instance_norm(x, weight, bias, eps) : check_group_norm(x, num_groups, weight, bias, eps);
+  return normalise(activations.any() ? "norm_activation" : op, x, instance ? x.size(1) : num_groups, weight, bias, eps,
+                   activations, added);
+}
+
+Tensor group_norm(const Tensor& x, int64_t num_groups, const Tensor& weight, const Tensor& bias, double eps) {
+  check_group_norm(x, num_groups, weight, bias, eps);
+  return normalise("group_norm", x, num_groups, weight, bias, eps);
+}
+Tensor instance_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps) {
+  return normalised(x, 0, weight, bias, eps, {});
 }
 
 Tensor layer_norm(const Tensor& x, const Shape& normalized_shape, const Tensor& weight, const Tensor& bias,

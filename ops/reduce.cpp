@@ -1,6 +1,7 @@
 #include "ops/reduce.h"
 
 #include "core/autograd.h"
+#include "ops/autocast.h"
 #include "ops/checks.h"
 #include "ops/elementwise.h"
 #include "ops/halves.h"
@@ -74,7 +75,7 @@ Tensor extremum(ReduceOp op, const char* name, const Tensor& x, const Dims& axes
 
 Tensor sum(const Tensor& x, const Axes& axes, bool keepdim) {
   const Shape kept = kept_shape("sum", x, axes);
-  return drop_axes(sum_keep(x, kept), axes, keepdim);
+  return drop_axes(sum_keep(autocasted("sum", x), kept), axes, keepdim);
 }
 
 Tensor mean(const Tensor& x, const Axes& axes, bool keepdim) {

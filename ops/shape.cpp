@@ -236,9 +236,13 @@ Tensor flatten(const Tensor& x, int64_t start_axis, int64_t end_axis) {
   return reshape(x, shape);
 }
 
-Tensor cat(const Tensors& tensors, int64_t axis) {
-  check(!tensors.empty(), "cat", "no tensors");
-  for (const Tensor& tensor : tensors) check_defined("cat", "a tensor", tensor);
+Tensor cat(const Tensors& given, int64_t axis) {
+  check(!given.empty(), "cat", "no tensors");
+  for (const Tensor& tensor : given) check_defined("cat", "a tensor", tensor);
+  DType dtype = given[0].dtype();
+  for (const Tensor& tensor : given) dtype = promote_types(dtype, tensor.dtype());
+  Tensors tensors;
+  for (const Tensor& tensor : given) tensors.push_back(tensor.to(dtype));
   const Tensor& first = tensors[0];
   check(first.dim() > 0, "cat", "tensors without axes cannot be joined; use stack");
   axis = normalize_axis(axis, first.dim(), "cat");
@@ -246,7 +250,8 @@ Tensor cat(const Tensors& tensors, int64_t axis) {
   shape[axis] = 0;
   std::vector<int64_t> sizes;
   for (const Tensor& tensor : tensors) {
-    check_same_kind("cat", {{"the first tensor", first}, {"another", tensor}});
+    check(tensor.device() == first.device(), "cat", "tensors lie on different devices: ", describe(first), " and ",
+          describe(tensor));
     bool fits = tensor.dim() == first.dim();
     for (int64_t i = 0; fits && i < first.dim(); ++i) fits = i == axis || tensor.shape()[i] == first.shape()[i];
     check(fits, "cat", "shapes ", first.shape(), " and ", tensor.shape(), " differ outside axis ", axis);

@@ -1,5 +1,6 @@
 // softmax and log_softmax along one axis.
 #include "core/autograd.h"
+#include "ops/autocast.h"
 #include "ops/checks.h"
 #include "ops/elementwise.h"
 #include "ops/halves.h"
@@ -10,7 +11,8 @@
 namespace voxgrad {
 namespace {
 
-Tensor run(const char* op, const Tensor& x, int64_t axis, bool logarithm) {
+Tensor run(const char* op, const Tensor& input, int64_t axis, bool logarithm) {
+  const Tensor x = autocasted(op, input);
   check_defined(op, "input", x);
   check_floating(op, x);
   axis = normalize_axis(axis, x.dim(), op);

@@ -39,9 +39,9 @@ ConvExplanation explain_conv(ConvPass pass, const View& x, const View& w, const 
 
 // norm.cpp
 void group_norm(const View& y, const View& mean, const View& rstd, const View& x, const View* gamma, const View* beta,
-                double eps);
-void group_norm_backward(const View& dx, const View* dgamma, const View* dbeta, const View& dy, const View& x,
-                         const View& mean, const View& rstd, const View* gamma, const ReluBefore& before);
+                double eps, const NormActivations& activations);
+void group_norm_backward(const GroupNormGradients& out, const View& dy, const View& x, const View& mean,
+                         const View& rstd, const View* gamma, const View* beta, const NormActivations& activations);
 void relu_bias_backward(const View& dz, const View& dbias, const View& dy, const View& y);
 
 // pool.cpp, resample.cpp

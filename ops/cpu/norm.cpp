@@ -12,7 +12,7 @@
 #include "core/dtype.h"
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/loops.h"
-#include "ops/scalar_ops.h"
+#include "ops/norm_activations.h"
 
 namespace voxgrad::cpu {
 namespace {
@@ -101,17 +101,24 @@ struct Moments {
   }
 };
 
+/// before(v), as the statistics take it.
+template <class T, class Activations>
+double before(const Activations& activations, T v) {
+  if constexpr (std::is_same_v<Activations, NoActivations>) return convert<double>(v);
+  return convert<double>(activations.before(convert<compute_t<T>>(v)));
+}
+
 /// Adds the positions of one channel.
-template <class T>
-void add_row(Moments& moments, const T* x, int64_t step, int64_t count) {
+template <class T, class Activations>
+void add_row(Moments& moments, const T* x, int64_t step, int64_t count, const Activations& activations) {
   RowBuffer<T> buffer;
   for (int64_t i = 0; i < count; i += kRowPiece) {
     const int64_t n = std::min(kRowPiece, count - i);
     const T* v = packed(x + i * step, step, n, buffer.data());
     Moments block{static_cast<double>(n)};
-    block.mean = sum_lanes(n, [v](int64_t j) { return convert<double>(v[j]); }) / block.count;
-    block.squares = sum_lanes(n, [v, mean = block.mean](int64_t j) {
-      const double d = convert<double>(v[j]) - mean;
+    block.mean = sum_lanes(n, [v, &activations](int64_t j) { return before(activations, v[j]); }) / block.count;
+    block.squares = sum_lanes(n, [v, mean = block.mean, &activations](int64_t j) {
+      const double d = before(activations, v[j]) - mean;
       return d * d;
     });
     moments.join(block);
@@ -119,8 +126,9 @@ void add_row(Moments& moments, const T* x, int64_t step, int64_t count) {
 }
 
 /// Adds `rows` positions of all channels, side by side.
-template <class T>
-void add_columns(Moments* moments, const T* x, int64_t row_step, int64_t step, int64_t rows, int64_t columns) {
+template <class T, class Activations>
+void add_columns(Moments* moments, const T* x, int64_t row_step, int64_t step, int64_t rows, int64_t columns,
+                 const Activations& activations) {
   std::vector<double> means(static_cast<size_t>(columns)), squares(means.size());
   const int64_t block_rows = std::max<int64_t>(1, kBlock / columns);
   for (int64_t first = 0; first < rows; first += block_rows) {
@@ -131,9 +139,9 @@ void add_columns(Moments* moments, const T* x, int64_t row_step, int64_t step, i
       for (int64_t r = first; r < first + n; ++r) {
         const T* v = x + r * row_step;
         if (step == 1)
-          for (int64_t c = 0; c < columns; ++c) sums[c] += f(convert<double>(v[c]), c);
+          for (int64_t c = 0; c < columns; ++c) sums[c] += f(before(activations, v[c]), c);
         else
-          for (int64_t c = 0; c < columns; ++c) sums[c] += f(convert<double>(v[c * step]), c);
+          for (int64_t c = 0; c < columns; ++c) sums[c] += f(before(activations, v[c * step]), c);
       }
     };
     const double count = static_cast<double>(n);
@@ -208,9 +216,9 @@ void for_each_group(const Slabs& slabs, int64_t groups, F&& f) {
   });
 }
 
-template <class T>
+template <class T, class Activations>
 void forward(const View& y, const View& mean, const View& rstd, const View& x, const View* gamma, const View* beta,
-             double eps) {
+             double eps, const Activations& activations) {
   using Wide = compute_t<T>;
   const Slabs slabs(x);
   std::vector<Moments> moments(slabs.sums());
@@ -218,9 +226,9 @@ void forward(const View& y, const View& mean, const View& rstd, const View& x, c
     Moments* into = moments.data() + slab.sums;
     const T* first = slabs.template row<const T>(x, slab, 0);
     if (slabs.channels_inner)
-      add_columns(into, first, x.stride[2], slabs.step(x), slab.rows, slab.columns);
+      add_columns(into, first, x.stride[2], slabs.step(x), slab.rows, slab.columns, activations);
     else
-      add_row(*into, first, slabs.step(x), slab.columns);
+      add_row(*into, first, slabs.step(x), slab.columns, activations);
   });
 
   // The mean in two parts: subtracting it costs no accuracy even where it is large beside the deviations.
@@ -244,68 +252,90 @@ void forward(const View& y, const View& mean, const View& rstd, const View& x, c
                                                       static_cast<Wide>(entry<T>(beta, channel + c, 0))};
   });
   map_channels<T>(
-      slabs, coefficients, [](const Coefficients& k, Wide v) { return ((v - k.high) - k.low) * k.factor + k.term; }, y,
-      x);
+      slabs, coefficients,
+      [activations](const Coefficients& k, Wide v) {
+        return activations.after(((activations.before(v) - k.high) - k.low) * k.factor + k.term);
+      },
+      y, x);
 }
 
-/// Sums of dy, of dy * (x - mean) and of x - mean. The stored mean is rounded; the last sum tells by how much.
+/// With v = before(x) and g, the gradient of the normalised value: sums of g, of g * (v - mean) and of v - mean. The
+/// stored mean is rounded; the last sum tells by how much.
 struct GradientSums {
-  double dy = 0, dy_centred = 0, centred = 0;
+  double g = 0, g_centred = 0, centred = 0;
 
   void join(const GradientSums& other) {
-    dy += other.dy;
-    dy_centred += other.dy_centred;
+    g += other.g;
+    g_centred += other.g_centred;
     centred += other.centred;
   }
 };
 
-/// Adds one row of a slab: to sums[0] if it belongs to one channel with `mean[0]`, else to each channel's.
-template <class T>
+/// The normalisation of a channel as the forward pass computed it, (v - mean) * factor + term, and its gradient.
+template <class T, class Activations>
+struct ChannelNorm {
+  using Wide = compute_t<T>;
+  Wide mean, factor, term;
+
+  Wide centred(const Activations& a, T x) const { return a.before(convert<Wide>(x)) - mean; }
+  Wide gradient(const Activations& a, T dy, Wide centred) const {
+    return a.through_after(convert<Wide>(dy), centred * factor + term);
+  }
+};
+
+/// Adds one row of a slab: to sums[0] if it belongs to one channel, norm[0], else to each channel's.
+template <class T, class Activations>
 void add_gradient_row(const Slabs& slabs, const Slab& slab, int64_t r, const View& dy, const View& x,
-                      const compute_t<T>* mean, GradientSums* sums) {
+                      const ChannelNorm<T, Activations>* norm, const Activations& a, GradientSums* sums) {
   RowBuffer<T> dy_buffer, x_buffer;
   for (int64_t j = 0; j < slab.columns; j += kRowPiece) {
     const int64_t n = std::min(kRowPiece, slab.columns - j), dy_step = slabs.step(dy), x_step = slabs.step(x);
-    const T* g = packed(slabs.template row<const T>(dy, slab, r) + j * dy_step, dy_step, n, dy_buffer.data());
+    const T* d = packed(slabs.template row<const T>(dy, slab, r) + j * dy_step, dy_step, n, dy_buffer.data());
     const T* v = packed(slabs.template row<const T>(x, slab, r) + j * x_step, x_step, n, x_buffer.data());
-    const auto grad = [g](int64_t i) { return convert<double>(g[i]); };
     if (slabs.channels_inner) {
       for (int64_t i = 0; i < n; ++i) {
-        const double centred = static_cast<double>(convert<compute_t<T>>(v[i]) - mean[j + i]);
-        sums[j + i].join({grad(i), grad(i) * centred, centred});
+        const auto centred = norm[j + i].centred(a, v[i]), g = norm[j + i].gradient(a, d[i], centred);
+        sums[j + i].join({double{g}, double{g} * double{centred}, double{centred}});
       }
     } else {  // once from memory, three times from the cache
-      const auto centred = [v, m = *mean](int64_t i) { return static_cast<double>(convert<compute_t<T>>(v[i]) - m); };
-      sums->join(
-          {sum_lanes(n, grad), sum_lanes(n, [=](int64_t i) { return grad(i) * centred(i); }), sum_lanes(n, centred)});
+      const auto centred = [v, &a, m = *norm](int64_t i) { return m.centred(a, v[i]); };
+      const auto g = [d, &a, m = *norm, centred](int64_t i) { return double{m.gradient(a, d[i], centred(i))}; };
+      sums->join({sum_lanes(n, g), sum_lanes(n, [=](int64_t i) { return g(i) * double{centred(i)}; }),
+                  sum_lanes(n, [=](int64_t i) { return double{centred(i)}; })});
     }
   }
 }
 
-template <class T>
-void backward(const View& dx, const View* dgamma, const View* dbeta, const View& dy, const View& x, const View& mean,
-              const View& rstd, const View* gamma, const ReluBefore& before) {
+template <class T, class Activations>
+void backward(const GroupNormGradients& out, const View& dy, const View& x, const View& mean, const View& rstd,
+              const View* gamma, const View* beta, const Activations& activations) {
   using Wide = compute_t<T>;
+  using Norm = ChannelNorm<T, Activations>;
   const Slabs slabs(x);
   const int64_t lines = slabs.samples * slabs.channels;
-  std::vector<Wide> means(static_cast<size_t>(lines));
+  std::vector<Norm> norms(static_cast<size_t>(lines));
   for_each_group(slabs, mean.size[1], [&](int64_t i, int64_t first, int64_t channels) {
-    std::fill_n(means.data() + first, channels, at<Wide>(mean, i));
+    const int64_t channel = first % slabs.channels;
+    for (int64_t c = 0; c < channels; ++c)
+      norms[static_cast<size_t>(first + c)] = {
+          at<Wide>(mean, i), static_cast<Wide>(double{at<Wide>(rstd, i)} * entry<T>(gamma, channel + c, 1)),
+          static_cast<Wide>(entry<T>(beta, channel + c, 0))};
   });
   std::vector<GradientSums> parts(slabs.sums()), sums(static_cast<size_t>(lines));
   slabs.for_each([&](const Slab& slab) {
     for (int64_t r = 0; r < slab.rows; ++r)
-      add_gradient_row<T>(slabs, slab, r, dy, x, means.data() + slab.sample * slabs.channels + slab.channel,
-                          parts.data() + slab.sums);
+      add_gradient_row<T>(slabs, slab, r, dy, x, norms.data() + slab.sample * slabs.channels + slab.channel,
+                          activations, parts.data() + slab.sums);
   });
 
   struct Coefficients {
-    Wide high, low, factor, slope, offset;
+    Norm norm;
+    Wide low, slope, offset;
   };
   std::vector<Coefficients> coefficients(static_cast<size_t>(lines));
   for_each_group(slabs, mean.size[1], [&](int64_t i, int64_t first, int64_t channels) {
     const int64_t sample = first / slabs.channels, channel = first % slabs.channels;
-    const double scale = static_cast<double>(at<Wide>(rstd, i));
+    const double scale = double{at<Wide>(rstd, i)};
     const double count = static_cast<double>(std::max<int64_t>(1, channels * slabs.length));
     GradientSums* own = sums.data() + first;
     double low = 0;
@@ -314,50 +344,51 @@ void backward(const View& dx, const View* dgamma, const View* dbeta, const View&
         own[c].join(parts[static_cast<size_t>((sample * slabs.chunks + chunk) * slabs.channels + channel + c)]);
       low += own[c].centred / count;
     }
-    // With h = gamma * dy and n = (x - mean) * rstd: dx = rstd * (h - mean(h) - n * mean(h * n)).
+    // With h = gamma * g and n = (v - mean) * rstd: dv = rstd * (h - mean(h) - n * mean(h * n)).
     double mean_h = 0, mean_hn = 0;
     for (int64_t c = 0; c < channels; ++c) {
       const double weight = entry<T>(gamma, channel + c, 1);
-      own[c].dy_centred = (own[c].dy_centred - low * own[c].dy) * scale;
-      mean_h += weight * own[c].dy / count;
-      mean_hn += weight * own[c].dy_centred / count;
+      own[c].g_centred = (own[c].g_centred - low * own[c].g) * scale;
+      mean_h += weight * own[c].g / count;
+      mean_hn += weight * own[c].g_centred / count;
     }
     for (int64_t c = 0; c < channels; ++c)
-      coefficients[static_cast<size_t>(first + c)] = {
-          at<Wide>(mean, i), static_cast<Wide>(low), static_cast<Wide>(scale * entry<T>(gamma, channel + c, 1)),
-          static_cast<Wide>(-scale * scale * mean_hn), static_cast<Wide>(-scale * mean_h)};
+      coefficients[static_cast<size_t>(first + c)] = {norms[static_cast<size_t>(first + c)], static_cast<Wide>(low),
+                                                      static_cast<Wide>(-scale * scale * mean_hn),
+                                                      static_cast<Wide>(-scale * mean_h)};
   });
-  const auto gradient = [](const Coefficients& k, Wide g, Wide v) {
-    return g * k.factor + (((v - k.high) - k.low) * k.slope + k.offset);
-  };
-  const auto through_relu = [gradient](const Coefficients& k, Wide g, Wide v) {
-    return apply<BinaryOp::relu_grad>(gradient(k, g, v), v, Wide(0), Wide(0));
-  };
-  if (before.relu)
-    map_channels<T>(slabs, coefficients, through_relu, dx, dy, x);
-  else
-    map_channels<T>(slabs, coefficients, gradient, dx, dy, x);
+  map_channels<T>(
+      slabs, coefficients,
+      [a = activations](const Coefficients& k, Wide d, Wide v) {
+        const Wide centred = a.before(v) - k.norm.mean;
+        const Wide g = a.through_after(d, centred * k.norm.factor + k.norm.term);
+        return a.through_before(g * k.norm.factor + ((centred - k.low) * k.slope + k.offset), v);
+      },
+      out.dx, dy, x);
 
   for (int64_t c = 0; c < slabs.channels; ++c) {
     GradientSums total;
     for (int64_t n = 0; n < slabs.samples; ++n) total.join(sums[static_cast<size_t>(n * slabs.channels + c)]);
-    set_entry<T>(dbeta, c, total.dy);
-    set_entry<T>(dgamma, c, total.dy_centred);
+    set_entry<T>(out.dbeta, c, total.g);
+    set_entry<T>(out.dgamma, c, total.g_centred);
   }
-  if (before.dbias) sum_channels<T>(slabs, *before.dbias, dx);
+  if (out.sums) sum_channels<T>(slabs, *out.sums, out.dx);
 }
 
 }  // namespace
 
 void group_norm(const View& y, const View& mean, const View& rstd, const View& x, const View* gamma, const View* beta,
-                double eps) {
-  dispatch(Floats(), x.dtype, "group_norm", "CPU", [&]<class T>() { forward<T>(y, mean, rstd, x, gamma, beta, eps); });
+                double eps, const NormActivations& activations) {
+  dispatch(Floats(), x.dtype, "group_norm", "CPU", [&]<class T>() {
+    with_activations<T>(activations, [&](const auto& a) { forward<T>(y, mean, rstd, x, gamma, beta, eps, a); });
+  });
 }
 
-void group_norm_backward(const View& dx, const View* dgamma, const View* dbeta, const View& dy, const View& x,
-                         const View& mean, const View& rstd, const View* gamma, const ReluBefore& before) {
-  dispatch(Floats(), x.dtype, "group_norm_backward", "CPU",
-           [&]<class T>() { backward<T>(dx, dgamma, dbeta, dy, x, mean, rstd, gamma, before); });
+void group_norm_backward(const GroupNormGradients& out, const View& dy, const View& x, const View& mean,
+                         const View& rstd, const View* gamma, const View* beta, const NormActivations& activations) {
+  dispatch(Floats(), x.dtype, "group_norm_backward", "CPU", [&]<class T>() {
+    with_activations<T>(activations, [&](const auto& a) { backward<T>(out, dy, x, mean, rstd, gamma, beta, a); });
+  });
 }
 
 void relu_bias_backward(const View& dz, const View& dbias, const View& dy, const View& y) {

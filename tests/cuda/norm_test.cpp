@@ -69,9 +69,15 @@ enum class Place { apart, alike, aligned };
 void check_group_norm(Random& random, DType dtype, const Shape& shape, int64_t groups, Layout layout, double centre,
                       Place place) {
   const bool affine = random.chance(0.7);
+  // Far from zero the kink of an activation would lie elsewhere in float.
+  const auto some = [&] { return ActivationArguments{static_cast<ActivationKind>(random.integer(0, 4)), 0.3}; };
+  NormActivations activations;
+  if (centre == 0 && random.chance(0.7)) (random.chance(0.5) ? activations.before : activations.after) = some();
+  if (centre == 0 && random.chance(0.1)) activations = {some(), some()};
   const DType parameters = random.chance(0.5) ? dtype : wide(dtype);
   SCOPED_TRACE(concat(dtype, " ", shape, ", ", groups, " groups about ", centre, affine ? ", affine in " : ", ",
-                      parameters, ", place ", static_cast<int>(place)));
+                      parameters, ", place ", static_cast<int>(place), ", activations ",
+                      static_cast<int>(activations.before.kind), " and ", static_cast<int>(activations.after.kind)));
   auto volume = [&, seed = static_cast<unsigned>(random.integer(0, 1000))]() mutable {
     for (;; ++seed) {
       Random same(seed);
@@ -93,9 +99,10 @@ void check_group_norm(Random& random, DType dtype, const Shape& shape, int64_t g
     std::vector<View> v;
     for (const RandomView& view : device.is_cuda() ? gpu : cpu) v.push_back(view.on(device));
     const Kernels& k = kernels(device);
-    k.group_norm(v[y], v[mean], v[rstd], v[x], affine ? &v[gamma] : nullptr, affine ? &v[beta] : nullptr, 1e-5);
-    k.group_norm_backward(v[dx], &v[dgamma], &v[dbeta], v[dy], v[x], v[mean], v[rstd], affine ? &v[gamma] : nullptr,
-                          {});
+    k.group_norm(v[y], v[mean], v[rstd], v[x], affine ? &v[gamma] : nullptr, affine ? &v[beta] : nullptr, 1e-5,
+                 activations);
+    k.group_norm_backward({v[dx], &v[dgamma], &v[dbeta]}, v[dy], v[x], v[mean], v[rstd], affine ? &v[gamma] : nullptr,
+                          affine ? &v[beta] : nullptr, activations);
   }
   // The gradients start from mean and rstd as the device rounded them.
   const double tolerance = 2 * rounding(dtype), coarse = centre == 0 ? 5 * tolerance : 1000 * tolerance;
@@ -194,9 +201,9 @@ TEST_F(CudaNorm, GroupNormOfSlicedColumnsRepeatsToTheBit) {
       const Tensor dgamma = empty({shape[1]}, mean.options()), dbeta = empty_like(dgamma);
       const View dg = dgamma.view_out(), db = dbeta.view_out();
       cuda_kernels().group_norm(y_part.view_out(), mean.view_out(), rstd.view_out(), x_part.view_in(), nullptr, nullptr,
-                                1e-5);
-      cuda_kernels().group_norm_backward(dx_part.view_out(), &dg, &db, dy_part.view_in(), x_part.view_in(),
-                                         mean.view_in(), rstd.view_in(), nullptr, {});
+                                1e-5, {});
+      cuda_kernels().group_norm_backward({dx_part.view_out(), &dg, &db}, dy_part.view_in(), x_part.view_in(),
+                                         mean.view_in(), rstd.view_in(), nullptr, nullptr, {});
       EXPECT_EQ(guards(), before);
       std::vector<double> all;
       for (const Tensor& t : {y_part, dx_part, mean, rstd, dgamma, dbeta})
@@ -252,12 +259,12 @@ TEST_F(CudaNorm, GradientsThroughReluAreMaskedAndSummed) {
         const View g = gamma.view_in(), dg = dgamma.view_out(), db = dbeta.view_out(), sums = dbias.view_out();
         for (const bool norm : {false, true}) {
           if (norm) {
-            const auto run = [&](const Tensor& dx, const ReluBefore& before) {
-              k.group_norm_backward(dx.view_out(), &dg, &db, dy.view_in(), y.view_in(), mean.view_in(), rstd.view_in(),
-                                    &g, before);
+            const auto run = [&](const Tensor& dx, const View* sums_of_dx, const NormActivations& activations) {
+              k.group_norm_backward({dx.view_out(), &dg, &db, sums_of_dx}, dy.view_in(), y.view_in(), mean.view_in(),
+                                    rstd.view_in(), &g, nullptr, activations);
             };
-            run(plain, {});
-            run(dz, {true, &sums});
+            run(plain, nullptr, {});
+            run(dz, &sums, {.before = {ActivationKind::relu}});
           } else {
             plain.copy_(dy);
             k.relu_bias_backward(dz.view_out(), sums, dy.view_in(), y.view_in());

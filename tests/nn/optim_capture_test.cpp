@@ -17,7 +17,7 @@ class Recorder final : public Capture {
  public:
   explicit Recorder(Device device = Device::cpu()) : device_(device) {}
   Device device() const override { return device_; }
-  void use(const std::shared_ptr<Storage>& storage) override { used.push_back(storage); }
+  void use(const std::shared_ptr<Storage>& storage, bool) override { used.push_back(storage); }
   void optimizer_step(std::function<void(bool)> step) override { steps_.push_back(std::move(step)); }
 
   void record(const std::function<void()>& function) {

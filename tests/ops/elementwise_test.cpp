@@ -8,6 +8,7 @@
 #include "core/autograd.h"
 #include "ops/create.h"
 #include "ops/reduce.h"
+#include "ops/shape.h"
 #include "tests/support.h"
 
 namespace voxgrad {
@@ -122,6 +123,7 @@ TEST(Elementwise, ComparesWithNumbers) {
 }
 
 TEST(Elementwise, DtypesPromoteAsInPyTorch) {
+  EXPECT_EQ(cat({ones({2}, {bf16}), ones({2}, {f16}), ones({2}, {i64})}).dtype(), f32);
   const auto of = [](DType dtype) { return ones({2}, {.dtype = dtype}); };
   const auto scalar = [](DType dtype) { return ones({}, {.dtype = dtype}); };
   EXPECT_EQ((of(b8) * of(f32)).dtype(), f32);

@@ -11,7 +11,7 @@
 #include "ops/conv.h"
 #include "ops/create.h"
 #include "ops/elementwise.h"
-#include "ops/rectified.h"
+#include "ops/unrecorded.h"
 
 namespace voxgrad {
 namespace {
@@ -46,9 +46,10 @@ Tensor apply(const Case& c, const Tensor& x, const Tensor& w, const Tensor& bias
 
 /// With a ReLU in the kernel.
 Tensor apply_with_relu(const Case& c, const Tensor& x, const Tensor& w, const Tensor& bias) {
-  if (!c.transposed) return rectified_conv(x, w, bias, ConvOptions<3>{c.stride, c.padding, c.dilation, c.groups});
-  return rectified_conv(x, w, bias,
-                        ConvTransposeOptions<3>{c.stride, c.padding, c.output_padding, c.groups, c.dilation});
+  if (!c.transposed)
+    return unrecorded_conv(x, w, bias, ConvOptions<3>{c.stride, c.padding, c.dilation, c.groups}, true);
+  return unrecorded_conv(x, w, bias,
+                         ConvTransposeOptions<3>{c.stride, c.padding, c.output_padding, c.groups, c.dilation}, true);
 }
 
 /// The result, its gradients in x, w and the bias for `grad`, and of the first the gradient in w for `second`.

@@ -1,5 +1,5 @@
 // Convolutions: a geometry a line. Axes differ in size wherever they can, so that mixed-up axes are seen.
-#include "ops/conv_relu.h"
+#include "ops/fused.h"
 #include "tests/ops/op_cases.h"
 
 namespace voxgrad::optest {
@@ -145,14 +145,14 @@ void add_chains(std::vector<OpCase>& cases, bool transposed, const Geometry& g) 
   const auto relu_of = [=](const Arrays& a) {
     return reference::map(reference_of(transposed, g, a), [](double v) { return v > 0 ? v : 0.0; });
   };
-  const auto run = [=](const Tensors& t, const GroupNormArguments* norm) {
+  const auto run = [=](const Tensors& t, const NormArguments& norm) {
     const Tensor bias = g.bias ? t[2] : Tensor();
     const auto with = [&](const auto& options) {
-      return norm ? conv_relu_group_norm(t[0], t[1], bias, options, *norm) : conv_relu(t[0], t[1], bias, options);
+      return conv_norm_activation(t[0], t[1], bias, options, {norm, {ActivationKind::relu}, true});
     };
     return transposed ? with(transpose_options(g)) : with(conv_options(g));
   };
-  OpCase c{name + "_relu", [=](const Tensors& t) { return run(t, nullptr); }, inputs_of(transposed, g, Domain::any)};
+  OpCase c{name + "_relu", [=](const Tensors& t) { return run(t, {}); }, inputs_of(transposed, g, Domain::any)};
   c.reference = relu_of;
   c.keeps_layout = g.x.size() == 5;
   c.tolerance = 3e-5;
@@ -170,10 +170,7 @@ void add_chains(std::vector<OpCase>& cases, bool transposed, const Geometry& g) 
   const size_t gamma = c.inputs.size(), beta = gamma + 1;
   c.name += "_group_norm";
   c.roundings = 4;  // the convolution's, which the norm makes larger
-  c.function = [=](const Tensors& t) {
-    const GroupNormArguments norm{groups, t[gamma], t[beta], 0.1};
-    return run(t, &norm);
-  };
+  c.function = [=](const Tensors& t) { return run(t, {NormKind::group, t[gamma], t[beta], 0.1, groups}); };
   c.reference = [=](const Arrays& a) { return reference::group_norm(relu_of(a), groups, &a[gamma], &a[beta], 0.1); };
   for (int i = 0; i < 2; ++i) {
     c.inputs.push_back({channels});
@@ -194,25 +191,11 @@ void add_chains(std::vector<OpCase>& cases) {
   const Geometry gaps{"gaps", {2, 2, 2, 1, 3}, {2, 2, 1, 2, 1}, true, {2, 3, 2}};  // some results are the bias alone
   for (const Geometry& g : {plain, gaps}) add_chains(cases, true, g);
 
-  OpCase norm{"relu_group_norm",
-              [](const Tensors& t) {
-                return relu_group_norm(t[0], {2, t[1], t[2], 0.1});
-              },
-              {{{2, 4, 2, 3, 1}, Domain::away}, {{4}}, {{4}}}};
-  norm.reference = [](const Arrays& a) {
-    const Array y = reference::map(a[0], [](double v) { return v > 0 ? v : 0.0; });
-    return reference::group_norm(y, 2, &a[1], &a[2], 0.1);
-  };
-  norm.edges = {{{0, 4, 2, 3, 1}, {4}, {4}}, {{2, 2, 1}, {2}, {2}}, {{2, 4, 0}, {4}, {4}}};
-  norm.keeps_layout = true;
-  norm.tolerance = 3e-5;
-  cases.push_back(norm);
-
   const Geometry up1{"", {2, 2, 3}, {2, 2, 4}, true, {1, 1, 3}, {0, 0, 1}};
   OpCase one_axis{"conv_transpose1d_relu_group_norm",
                   [](const Tensors& t) {
-                    return conv_relu_group_norm(t[0], t[1], t[2], ConvTransposeOptions<1>{.stride = 3, .padding = 1},
-                                                {.num_groups = 1, .eps = 0.1});
+                    return conv_norm_activation(t[0], t[1], t[2], ConvTransposeOptions<1>{.stride = 3, .padding = 1},
+                                                {{.kind = NormKind::group, .eps = 0.1}, {ActivationKind::relu}, true});
                   },
                   inputs_of(true, up1, Domain::any)};
   one_axis.reference = [up1](const Arrays& a) {

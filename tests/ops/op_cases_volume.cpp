@@ -1,4 +1,7 @@
 // Normalisation, pooling and interpolation.
+#include <cmath>
+
+#include "ops/fused.h"
 #include "ops/norm.h"
 #include "ops/pool.h"
 #include "tests/ops/op_cases.h"
@@ -60,6 +63,48 @@ void add_norms(std::vector<OpCase>& cases) {
        {{{3, 4}}},
        [](const Arrays& a) { return reference::layer_norm(a[0], 1, nullptr, nullptr, 1e-3); }},
       {});
+}
+
+/// Norms with an activation before or behind them.
+void add_norm_activations(std::vector<OpCase>& cases) {
+  struct Function {
+    const char* name;
+    ActivationKind kind;
+    double (*value)(double);
+  };
+  const Function functions[] = {
+      {"relu", ActivationKind::relu, [](double v) { return v > 0 ? v : 0; }},
+      {"leaky_relu", ActivationKind::leaky_relu, [](double v) { return v > 0 ? v : 0.25 * v; }},
+      {"gelu", ActivationKind::gelu, [](double v) { return v * 0.5 * (1 + std::erf(v * std::sqrt(0.5))); }},
+      {"silu", ActivationKind::silu, [](double v) { return v / (1 + std::exp(-v)); }}};
+  const std::pair<const char*, NormKind> norms[] = {
+      {"group_norm", NormKind::group}, {"instance_norm", NormKind::instance}, {"layer_norm", NormKind::layer}};
+  for (const Function& f : functions)
+    for (const auto& [norm_name, kind] : norms)
+      for (const bool first : {false, true}) {
+        const bool layer = kind == NormKind::layer;
+        const Shape parameters = layer ? Shape{3, 2} : Shape{4};
+        OpCase c{concat(first ? f.name : norm_name, '_', first ? norm_name : f.name),
+                 [=](const Tensors& t) {
+                   const NormArguments norm{kind, t[1], t[2], 0.1, 2, layer ? parameters : Shape{}};
+                   return norm_activation(t[0], {norm, {f.kind, 0.25}, first});
+                 },
+                 {{{2, 4, 2, 3, 2}, Domain::away}, {parameters}, {parameters}}};
+        c.reference = [=](const Arrays& a) {
+          const Array x = first ? reference::map(a[0], f.value) : a[0];
+          const Array y = layer ? reference::layer_norm(x, 2, &a[1], &a[2], 0.1)
+                                : reference::group_norm(x, kind == NormKind::group ? 2 : 4, &a[1], &a[2], 0.1);
+          return first ? y : reference::map(y, f.value);
+        };
+        if (layer)
+          c.edges = {{{0, 4, 2, 3, 2}, {3, 2}, {3, 2}}};
+        else
+          c.edges = {{{0, 4, 2, 3, 1}, {4}, {4}}, {{2, 4, 0}, {4}, {4}}, {{1, 4, 5}, {4}, {4}}};
+        c.keeps_layout = !layer;
+        c.tolerance = 3e-5;
+        c.roundings = layer ? 4 : 1;
+        cases.push_back(c);
+      }
 }
 
 void add_max_pools(std::vector<OpCase>& cases) {
@@ -163,6 +208,7 @@ void add_interpolations(std::vector<OpCase>& cases) {
 
 void add_volume_cases(std::vector<OpCase>& cases) {
   add_norms(cases);
+  add_norm_activations(cases);
   add_max_pools(cases);
   add_average_pools(cases);
   add_interpolations(cases);

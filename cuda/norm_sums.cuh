@@ -1,16 +1,15 @@
-// What is summed over samples too, the gradients in the parameters, and gradients that go on through a ReLU, to z from
-// y = relu(z + bias): masked by y in the pass that makes them, which sums them for the gradient of the bias.
+// What is summed over samples too: the gradients in the parameters, and, in the pass that makes an input's gradient,
+// that in a bias which was added to make the input.
 #pragma once
 
 #include "cuda/norm.cuh"
-#include "ops/scalar_ops.h"
 
 namespace voxgrad::cuda {
 namespace {  // kernels of one name in two files
 
-/// dz = relu_grad(gradient(dy, y), y), and its sums.
+/// A gradient, and its sums as it is rounded.
 template <class T, class Gradient>
-struct ThroughRelu {
+struct Summed {
   static constexpr int kInputs = 2;
   static constexpr bool kWrites = true, kSums = true;
   using Channel = typename Gradient::Channel;
@@ -20,10 +19,9 @@ struct ThroughRelu {
 
   __device__ Channel channel(int64_t n, int64_t c, int64_t l) const { return gradient.channel(n, c, l); }
   __device__ T operator()(const Channel& channel, Run<T>& run, const Wide (&x)[2]) const {
-    const Wide dy = convert<Wide>(gradient(channel, run, x));
-    const T dz = convert<T>(apply<BinaryOp::relu_grad>(dy, x[1], Wide(0), Wide(0)));
-    run.x += convert<typename Run<T>::Sum>(dz);
-    return dz;
+    const T dx = gradient(channel, run, x);
+    run.x += convert<typename Run<T>::Sum>(dx);
+    return dx;
   }
 };
 
@@ -55,13 +53,13 @@ void parameter_gradients(const char* op, const Groups& shape, const double2* tot
   check_launch(op);
 }
 
-/// dz = relu_grad(gradient(dy, y), y), dbias (or null) = its sums over samples and positions.
+/// dx = gradient(dy, x), sums (C) = its sums over samples and positions.
 template <class T, class Gradient>
-void apply_through_relu(const char* op, const Groups& shape, const Gradient& gradient, const Launch& launch,
-                        const View& dz, const View* dbias, const View& dy, const View& y) {
-  const Workspace total(launch, dbias ? static_cast<size_t>(shape.lines()) * sizeof(double2) : 0);
-  apply_formula<T>(op, ThroughRelu<T, Gradient>{gradient}, launch, dbias ? total.as<double2>() : nullptr, &dz, dy, y);
-  parameter_gradients<T>(op, shape, total.as<double2>(), {}, nullptr, dbias, launch);
+void apply_with_sums(const char* op, const Groups& shape, const Gradient& gradient, const Launch& launch,
+                     const View& dx, const View& sums, const View& dy, const View& x) {
+  const Workspace total(launch, static_cast<size_t>(shape.lines()) * sizeof(double2));
+  apply_formula<T>(op, Summed<T, Gradient>{gradient}, launch, total.as<double2>(), &dx, dy, x);
+  parameter_gradients<T>(op, shape, total.as<double2>(), {}, nullptr, &sums, launch);
 }
 
 }  // namespace

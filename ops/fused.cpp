@@ -1,0 +1,122 @@
+#include "ops/fused.h"
+
+#include "core/autograd.h"
+#include "ops/checks.h"
+#include "ops/create.h"
+#include "ops/elementwise.h"
+#include "ops/kernels.h"
+#include "ops/norm.h"
+#include "ops/reduce.h"
+#include "ops/shape.h"
+#include "ops/unrecorded.h"
+#include "ops/volume.h"
+
+namespace voxgrad {
+namespace {
+
+/// The gradients of y = relu(z + bias) in z and in the bias, in one pass.
+Tensors fused_gradients(const Tensor& grad, const Tensor& y, DType bias_dtype) {
+  const Tensor dy = grad.contiguous(y.suggest_memory_format());
+  Tensors grads{empty_like(y), empty({y.size(1)}, {bias_dtype, y.device()})};
+  kernels(y.device())
+      .relu_bias_backward(as_rows(y, grads[0].view_out()), grads[1].view_out(), as_rows(y, dy.view_in()),
+                          as_rows(y, y.view_in()));
+  return grads;
+}
+
+/// `y`, which a convolution's kernel has rectified, as an ordinary tensor. `bias` (over axis 1) may be undefined.
+Tensor record_relu(const Tensor& y, const Tensor& bias) {
+  const bool with_bias = wants_grad(bias);
+  return record("relu", y.detach(), {y, bias},
+                [y = Saved(y), with_bias, dtype = with_bias ? bias.dtype() : f32](const Tensor& grad) -> Tensors {
+                  if (with_bias && !grad_enabled() && is_dense_volume(y())) return fused_gradients(grad, y(), dtype);
+                  const Tensor dz = activation_gradient({ActivationKind::relu}, grad, y());
+                  if (!with_bias) return {dz, Tensor()};
+                  Dims axes{0};
+                  for (int64_t axis = 2; axis < dz.dim(); ++axis) axes.push_back(axis);
+                  return {dz, sum(dz, axes).to(dtype)};
+                });
+}
+
+template <int N>
+Tensor conv(const Tensor& x, const Tensor& weight, const Tensor& bias, const ConvOptions<N>& options) {
+  if constexpr (N == 1) return conv1d(x, weight, bias, options);
+  if constexpr (N == 2) return conv2d(x, weight, bias, options);
+  if constexpr (N == 3) return conv3d(x, weight, bias, options);
+}
+template <int N>
+Tensor conv(const Tensor& x, const Tensor& weight, const Tensor& bias, const ConvTransposeOptions<N>& options) {
+  if constexpr (N == 1) return conv_transpose1d(x, weight, bias, options);
+  if constexpr (N == 2) return conv_transpose2d(x, weight, bias, options);
+  if constexpr (N == 3) return conv_transpose3d(x, weight, bias, options);
+}
+
+template <class Options>
+constexpr int64_t kAxes = static_cast<int64_t>(std::tuple_size_v<decltype(Options::stride.values)>);
+
+/// Whether one kernel runs the norm and what is around it.
+bool is_fused(const NormArguments& norm, const Tensor& x) {
+  return (norm.kind == NormKind::group || norm.kind == NormKind::instance) && x.defined() && x.dim() >= 2;
+}
+
+Tensor fused(const Tensor& x, const NormActivation& what, const Tensor& added) {
+  const NormArguments& norm = what.norm;
+  const ActivationArguments none{};
+  return normalised(x, norm.kind == NormKind::group ? norm.num_groups : 0, norm.weight, norm.bias, norm.eps,
+                    {what.activation_first ? what.activation : none, what.activation_first ? none : what.activation},
+                    added);
+}
+
+Tensor apply_norm(const Tensor& x, const NormArguments& norm) {
+  switch (norm.kind) {
+    case NormKind::group:
+      return group_norm(x, norm.num_groups, norm.weight, norm.bias, norm.eps);
+    case NormKind::instance:
+      return instance_norm(x, norm.weight, norm.bias, norm.eps);
+    case NormKind::layer:
+      return layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps);
+    case NormKind::none:
+      break;
+  }
+  return x;
+}
+
+void check_arguments(const NormActivation& what) {
+  check_finite("norm_activation", "negative_slope", what.activation.negative_slope);
+  check(what.norm.kind != NormKind::group || what.norm.num_groups > 0, "group_norm",
+        "num_groups must be positive, got ", what.norm.num_groups);
+}
+
+}  // namespace
+
+Tensor norm_activation(const Tensor& x, const NormActivation& what) {
+  check_arguments(what);
+  if (is_fused(what.norm, x)) return fused(x, what, {});
+  if (what.activation_first) return apply_norm(activation(what.activation, x), what.norm);
+  return activation(what.activation, apply_norm(x, what.norm));
+}
+
+template <class Options>
+Tensor conv_norm_activation(const Tensor& x, const Tensor& weight, const Tensor& bias, const Options& options,
+                            const NormActivation& what) {
+  check_arguments(what);
+  const bool batched = x.defined() && x.dim() == kAxes<Options> + 2 && is_floating(x.dtype());
+  if (batched && is_fused(what.norm, x)) return fused(unrecorded_conv(x, weight, bias, options, false), what, bias);
+  if (batched && what.activation.kind == ActivationKind::relu &&
+      (what.activation_first || what.norm.kind == NormKind::none))
+    return apply_norm(record_relu(unrecorded_conv(x, weight, bias, options, true), bias), what.norm);
+  return norm_activation(conv(x, weight, bias, options), what);
+}
+
+#define VG_INSTANTIATE(Options)                                                                     \
+  template Tensor conv_norm_activation(const Tensor&, const Tensor&, const Tensor&, const Options&, \
+                                       const NormActivation&);
+VG_INSTANTIATE(ConvOptions<1>)
+VG_INSTANTIATE(ConvOptions<2>)
+VG_INSTANTIATE(ConvOptions<3>)
+VG_INSTANTIATE(ConvTransposeOptions<1>)
+VG_INSTANTIATE(ConvTransposeOptions<2>)
+VG_INSTANTIATE(ConvTransposeOptions<3>)
+#undef VG_INSTANTIATE
+
+}  // namespace voxgrad

@@ -1,0 +1,40 @@
+// A convolution, a normalisation and an activation as one operation, in the orders convolution, norm, activation and
+// convolution, activation, norm: the results and gradients of the chain of functions, of any order, in fewer passes
+// over memory. What is kept for the backward pass is the convolution's result alone. nn::Sequential uses this by
+// itself.
+#pragma once
+
+#include "ops/activation.h"
+#include "ops/conv.h"
+
+namespace voxgrad {
+
+enum class NormKind : uint8_t { none, group, instance, layer };
+
+/// A normalisation with its arguments beside the input; see ops/norm.h.
+struct NormArguments {
+  NormKind kind = NormKind::none;
+  Tensor weight{}, bias{};
+  double eps = 1e-5;
+  int64_t num_groups = 1;    ///< of group
+  Shape normalized_shape{};  ///< of layer
+};
+
+/// What follows a convolution: a norm, an activation, or both.
+struct NormActivation {
+  NormArguments norm{};
+  ActivationArguments activation{};
+  bool activation_first = false;  ///< activation, then norm
+};
+
+/// norm and activation of x: one kernel forward and one backward for group and instance norm. Throws what the functions
+/// by themselves throw.
+Tensor norm_activation(const Tensor& x, const NormActivation& what);
+
+/// The same of a convolution's result. `Options` is ConvOptions<N> (conv1d, conv2d, conv3d) or ConvTransposeOptions<N>
+/// (conv_transpose1d, ...), for N = 1, 2 and 3; the other arguments and the errors are those of the functions.
+template <class Options>
+Tensor conv_norm_activation(const Tensor& x, const Tensor& weight, const Tensor& bias, const Options& options,
+                            const NormActivation& what);
+
+}  // namespace voxgrad

@@ -1,0 +1,134 @@
+// autograd::checkpoint: the bits, orders and readers of gradients are those without it, and less memory is kept.
+#include "nn/recompute.h"
+
+#include "core/autocast.h"
+#include "nn/layers.h"
+#include "ops/create.h"
+#include "ops/elementwise.h"
+#include "ops/gradcheck.h"
+#include "ops/reduce.h"
+#include "tests/support.h"
+
+namespace voxgrad {
+namespace {
+
+nn::Sequential block() {
+  return nn::Sequential{
+      nn::Conv3d{{.in_channels = 3, .out_channels = 8, .kernel_size = 3, .padding = 1}},
+      nn::InstanceNorm3d{8, {.affine = true}},
+      nn::LeakyReLU{0.01},
+      nn::Dropout{0.3},
+      nn::MaxPool3d{{.kernel_size = 2}},
+      nn::ConvTranspose3d{{.in_channels = 8, .out_channels = 3, .kernel_size = 2, .stride = 2}},
+      nn::Sigmoid{},
+      nn::GELU{},
+  };
+}
+
+/// The result, and the gradients of the input and the parameters.
+std::vector<std::vector<double>> results(const nn::Sequential& model, const std::function<Tensor(const Tensor&)>& run,
+                                         const Tensor& input) {
+  manual_seed(7);
+  model.zero_grad();
+  const Tensor x = input.detach().requires_grad_();
+  const Tensor y = run(x);
+  const std::vector<double> drawn = rand({3}).to_vector();  // behind the block
+  sum(y * sin(y)).backward();
+  std::vector<std::vector<double>> all{y.to_vector(), drawn, x.grad().to_vector(), rand({3}).to_vector()};
+  for (const Tensor& p : model.parameters()) all.push_back(p.grad().to_vector());
+  return all;
+}
+
+void expect_same_bits(Device device) {
+  nn::Sequential model = block();
+  model.to(device);
+  const Tensor x = randn({2, 3, 4, 6, 4}, {f32, device});
+  const auto plain = [&](const Tensor& t) { return model(t); };
+  const auto whole = [&](const Tensor& t) { return nn::checkpoint(model, t); };
+  const auto nested = [&](const Tensor& t) {
+    return nn::checkpoint([&](const Tensor& u) { return nn::checkpoint(model, u * 1.5) * 2.0; }, t);
+  };
+  const auto nested_plain = [&](const Tensor& t) { return model(t * 1.5) * 2.0; };
+  for (const bool low : {false, true}) {
+    const autocast guard(bf16, low);
+    EXPECT_EQ(results(model, whole, x), results(model, plain, x)) << low;
+    EXPECT_EQ(results(model, nested, x), results(model, nested_plain, x)) << low;
+  }
+}
+
+TEST(Recompute, GivesTheSameBits) { expect_same_bits(Device::cpu()); }
+TEST(Recompute, GivesTheSameBitsOnCuda) {
+  if (!cuda::is_available()) GTEST_SKIP() << "no GPU is present";
+  expect_same_bits(Device::cuda());
+}
+
+TEST(Recompute, BackwardOutsideOfAutocastComputesInTheDtypesOfTheForwardPass) {
+  const nn::Sequential model = block();
+  const Tensor x = randn({1, 3, 2, 2, 2}).requires_grad_();
+  const auto gradient = [&](bool recompute) {
+    manual_seed(1);
+    Tensor y;
+    {
+      const autocast guard(f16);
+      y = recompute ? nn::checkpoint(model, x) : model(x);
+    }
+    return grad({sum(y)}, {x})[0].to_vector();
+  };
+  EXPECT_EQ(gradient(true), gradient(false));
+}
+
+TEST(Recompute, GradientsOfGradients) {
+  const Tensor x = randn({2, 3}, {.dtype = f64, .requires_grad = true});
+  const Tensor w = randn({3}, {.dtype = f64, .requires_grad = true});
+  const auto function = [](const Tensors& t) {
+    return Tensors{nn::checkpoint([w = t[1]](const Tensor& u) { return sigmoid(exp(u * 0.5) * w * w); }, t[0] * t[0])};
+  };
+  EXPECT_TRUE(gradcheck(function, {x, w}));
+  EXPECT_TRUE(gradgradcheck(function, {x, w}));
+}
+
+TEST(Recompute, KeepsTheInputAlone) {
+  const nn::Sequential model = block();
+  const Tensor x = randn({2, 3, 16, 16, 16}).requires_grad_();
+  const auto kept = [&](bool recompute) {
+    const int64_t before = memory::stats(Device::cpu()).current;
+    const Tensor y = recompute ? nn::checkpoint(model, x) : model(x);
+    return memory::stats(Device::cpu()).current - before;
+  };
+  EXPECT_GT(kept(false), 6 * x.numel() * 4);
+  EXPECT_LE(kept(true), x.numel() * 4 + 4096);  // the result
+}
+
+TEST(Recompute, RunsTheFunctionOnceMore) {
+  int calls = 0;
+  const Tensor x = rand({3}).requires_grad_();
+  const Tensor y = nn::checkpoint(
+      [&](const Tensor& t) {
+        ++calls;
+        return exp(t) * sin(t);
+      },
+      x);
+  EXPECT_EQ(calls, 1);
+  sum(y).backward({}, true);
+  EXPECT_EQ(calls, 2);
+  sum(y).backward();
+  EXPECT_EQ(calls, 2);  // kept for the second pass
+  NoGradGuard no_grad;
+  nn::checkpoint([&](const Tensor& t) { return ++calls, t; }, x);
+  EXPECT_EQ(calls, 3);
+}
+
+TEST(Recompute, RefusesWhatCannotBeComputedAgain) {
+  EXPECT_ERROR(nn::checkpoint(std::function<Tensor(const Tensor&)>(), rand({3})), "checkpoint: the function is empty");
+  const Tensor leaf = rand({3}).requires_grad_();
+  const Tensor x = leaf * 2.0;
+  const Tensor y = nn::checkpoint([](const Tensor& t) { return exp(t); }, x);
+  x.detach().fill_(1);
+  EXPECT_ERROR(sum(y).backward(), "was written to in place");
+  int calls = 0;
+  const Tensor z = nn::checkpoint([&](const Tensor& t) { return calls++ ? t * 1.0 : exp(t); }, leaf);
+  EXPECT_ERROR(sum(z).backward(), "checkpoint: the function's operations saved 1 tensors");
+}
+
+}  // namespace
+}  // namespace voxgrad
