@@ -4,8 +4,10 @@
 #include <map>
 
 #include "core/autograd.h"
+#include "nn/optim/adagrad.h"
 #include "nn/optim/adam.h"
 #include "nn/optim/clip.h"
+#include "nn/optim/lion.h"
 #include "nn/optim/rmsprop.h"
 #include "nn/optim/sgd.h"
 #include "ops/create.h"
@@ -16,8 +18,10 @@ namespace {
 
 #include "tests/nn/optim_reference.inc"
 
+using optim::Adagrad;
 using optim::Adam;
 using optim::AdamW;
+using optim::Lion;
 using optim::Optimizer;
 using optim::RMSprop;
 using optim::SGD;
@@ -51,6 +55,13 @@ const std::map<std::string, MakeOptimizer>& optimizers() {
       {"rmsprop_momentum", make<RMSprop>(RmspropOptions{.lr = 0.005, .momentum = 0.9})},
       {"rmsprop_centered",
        make<RMSprop>(RmspropOptions{.lr = 0.005, .weight_decay = 0.1, .momentum = 0.5, .centered = true})},
+      {"adagrad", make<Adagrad>(AdagradOptions{.lr = 0.1})},
+      {"adagrad_decay",
+       make<Adagrad>(AdagradOptions{
+           .lr = 0.2, .lr_decay = 0.1, .weight_decay = 0.05, .initial_accumulator_value = 0.3, .eps = 1e-3})},
+      {"adagrad_maximize", make<Adagrad>(AdagradOptions{.lr = 0.05, .maximize = true})},
+      {"lion", make<Lion>(LionOptions{.lr = 0.02})},
+      {"lion_decay", make<Lion>(LionOptions{.lr = 0.01, .betas = {0.8, 0.95}, .weight_decay = 0.2})},
   };
   return table;
 }
@@ -195,6 +206,11 @@ TEST(Optimizer, RefusesBadOptions) {
   EXPECT_ERROR(Adam(p, {.betas = {-0.1, 0.9}}), "Adam: betas must lie in [0, 1)");
   EXPECT_ERROR(AdamW(p, {.eps = -1}), "AdamW: eps must be finite and at least 0");
   EXPECT_ERROR(AdamW(p, {.weight_decay = INFINITY}), "AdamW: weight_decay must be finite");
+  EXPECT_ERROR(Adagrad(p, {.lr_decay = -1}), "Adagrad: lr_decay must be finite and at least 0, got -1");
+  EXPECT_ERROR(Lion(p, {.betas = {0.9, 1}}), "Lion: betas must lie in [0, 1), got 0.9 and 1");
+  EXPECT_ERROR(Adam(p, -1e-3), "Adam: lr must be finite and at least 0, got -0.001");
+  EXPECT_EQ(RMSprop(p, 0.25).options().lr, 0.25);
+  EXPECT_EQ(Adam({start()}, 0.5).options().betas[0], 0.9);
   EXPECT_ERROR(RMSprop(p, {.alpha = 1.5}), "RMSprop: alpha must lie in [0, 1], got 1.5");
   EXPECT_ERROR(RMSprop(p, {.momentum = -1}), "RMSprop: momentum must be finite");
 }
@@ -295,6 +311,35 @@ TEST(Optimizer, LoadsWhatARunMayLeave) {
   const std::vector<double> before = p.to_vector();
   run(adam, p, 1, 2);
   EXPECT_EQ(p.to_vector(), before);
+}
+
+TEST(Optimizer, StateOfHalvesIsF32) {
+  for (const Device device : devices())
+    for (const DType dtype : {f16, bf16}) {
+      const Tensor p = zeros({3}, {.dtype = dtype, .device = device, .requires_grad = true});
+      Adam adam({p}, 0.1), loaded({p}, 0.1);
+      p.set_grad(full({3}, 3e4, p.options()));  // its square is no f16
+      adam.step();
+      for (const double value : p.to_vector()) EXPECT_NEAR(value, -0.1, 1e-3);
+      const TensorMap state = adam.state_dict();
+      EXPECT_EQ(state.at("state.0.exp_avg_sq").dtype(), f32);
+      loaded.load_state_dict(state);
+      EXPECT_EQ(loaded.state_dict().at("state.0.exp_avg_sq").to_vector(), state.at("state.0.exp_avg_sq").to_vector());
+      TensorMap narrow = state;
+      narrow["state.0.exp_avg"] = state.at("state.0.exp_avg").to(dtype);
+      EXPECT_ERROR(loaded.load_state_dict(narrow), "whose state is f32");
+    }
+}
+
+TEST(Optimizer, ParametersThatNobodyElseHoldsAreRefused) {
+  Tensor member = start();
+  Adam adam({member}, 0.1);
+  set_gradient(member, 0);
+  adam.step();
+  member = start();  // as a module's member that is assigned to
+  set_gradient(member, 0);
+  EXPECT_ERROR(adam.step(),
+               "Adam: parameter 0, [5] f64 on cpu, belongs to nobody but the optimizer: its module is gone");
 }
 
 TEST(Optimizer, StateOnAnotherDeviceIsRefused) {
