@@ -65,6 +65,18 @@ SCHEDULES = {
     "cosine_warmup": lambda o: torch.optim.lr_scheduler.SequentialLR(o, [
         torch.optim.lr_scheduler.LinearLR(o, start_factor=0.01, total_iters=5),
         torch.optim.lr_scheduler.CosineAnnealingLR(o, T_max=15)], milestones=[5]),
+    "multistep": lambda o: torch.optim.lr_scheduler.MultiStepLR(o, milestones=[12, 4, 4], gamma=0.5),
+    "exponential": lambda o: torch.optim.lr_scheduler.ExponentialLR(o, gamma=0.9),
+    "polynomial": lambda o: torch.optim.lr_scheduler.PolynomialLR(o, total_iters=15, power=2.5),
+    "lambda": lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda n: 1 / (1 + n)),
+    "one_cycle": lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.7, total_steps=21),
+    "one_cycle_three": lambda o: torch.optim.lr_scheduler.OneCycleLR(
+        o, 0.7, total_steps=21, pct_start=0.4, anneal_strategy="linear", three_phase=True, base_momentum=0.6,
+        max_momentum=0.8, div_factor=10, final_div_factor=100),
+    "sequential": lambda o: torch.optim.lr_scheduler.SequentialLR(o, [
+        torch.optim.lr_scheduler.LinearLR(o, start_factor=0.1, total_iters=4),
+        torch.optim.lr_scheduler.ExponentialLR(o, gamma=0.8),
+        torch.optim.lr_scheduler.PolynomialLR(o, total_iters=10)], milestones=[5, 12]),
 }
 
 PLATEAUS = {
@@ -91,14 +103,15 @@ def run_optimizer(kind, options):
 
 
 def run_schedule(make):
-    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.4)
+    """Learning rates, then momenta."""
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.4, momentum=0.5)
     schedule = make(optimizer)
-    rates = [optimizer.param_groups[0]["lr"]]
+    groups = [dict(optimizer.param_groups[0])]
     for _ in range(STEPS):
         optimizer.step()
         schedule.step()
-        rates.append(optimizer.param_groups[0]["lr"])
-    return rates
+        groups.append(dict(optimizer.param_groups[0]))
+    return [g["lr"] for g in groups] + [g["momentum"] for g in groups]
 
 
 def run_plateau(options):

@@ -370,6 +370,8 @@ TEST(Clip, NormOfAllGradientsTogether) {
       b.set_grad(tensor({{0, 4}, {0, 12}}, {.device = device}));
     };
     set();
+    EXPECT_FLOAT_EQ(optim::grad_norm({a, b, c}).item<float>(), 13);
+    EXPECT_EQ(optim::grad_norm({a, b}, INFINITY).item(), 12);
     const Tensor norm = optim::clip_grad_norm_({a, b, c}, 6.5);
     EXPECT_EQ(norm.device(), device);
     EXPECT_EQ(norm.dim(), 0);
@@ -404,6 +406,8 @@ TEST(Clip, NothingChangesWhenOneGradientCannotBeClipped) {
   const auto value = [](const Tensors& params) { optim::clip_grad_value_(params, 1); };
   EXPECT_ERROR(norm({a, b}), "clip_grad_norm_: the gradient of parameter 1 is an expanded view: [2] f32 on cpu");
   EXPECT_ERROR(value({a, b}), "clip_grad_value_: the gradient of parameter 1 is an expanded view: [2] f32 on cpu");
+  EXPECT_FLOAT_EQ(optim::grad_norm({a, b}).item<float>(), std::sqrt(33.0F));  // which only reads
+  EXPECT_ERROR(optim::grad_norm({a}, -1), "grad_norm: norm_type must be positive, got -1");
   EXPECT_ERROR(norm({a, Tensor()}), "clip_grad_norm_: parameter 1 is undefined");
   EXPECT_ERROR(value({Tensor()}), "clip_grad_value_: parameter 0 is undefined");
   EXPECT_EQ(a.grad().to_vector(), (std::vector<double>{3, 4}));
