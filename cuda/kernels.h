@@ -48,8 +48,6 @@ Signature<&Kernels::resample> resample;
 Signature<&Kernels::gather> gather;
 Signature<&Kernels::scatter_add> scatter_add;
 // optim.cu
-Signature<&Kernels::sgd> sgd;
-Signature<&Kernels::adam> adam;
-Signature<&Kernels::rmsprop> rmsprop;
+Signature<&Kernels::step> step;
 
 }  // namespace voxgrad::cuda::kernel

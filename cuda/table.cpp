@@ -30,9 +30,7 @@ const Kernels& cuda_kernels() {
       .resample = kernel::resample,
       .gather = kernel::gather,
       .scatter_add = kernel::scatter_add,
-      .sgd = kernel::sgd,
-      .adam = kernel::adam,
-      .rmsprop = kernel::rmsprop,
+      .step = kernel::step,
   };
   return table;
 }

@@ -31,6 +31,8 @@ void restore(const std::filesystem::path& path, const TensorMap& file, const Che
   visit(parts.optimizer, "optimizer");
   visit(parts.schedule, "schedule");
   visit(parts.loader, "loader");
+  visit(parts.scaler, "scaler");
+  visit(parts.average, "average");
   if (parts.generator) {
     GeneratorState state;
     nn::read_fields(part(path, file, "generator"), "", fields_of(state), "load_checkpoint");
@@ -46,6 +48,8 @@ void save_checkpoint(const std::filesystem::path& path, const CheckpointParts& p
   if (parts.optimizer) nn::add_prefixed(file, "optimizer.", parts.optimizer->state_dict());
   if (parts.schedule) nn::add_prefixed(file, "schedule.", parts.schedule->state_dict());
   if (parts.loader) nn::add_prefixed(file, "loader.", parts.loader->state_dict());
+  if (parts.scaler) nn::add_prefixed(file, "scaler.", parts.scaler->state_dict());
+  if (parts.average) nn::add_prefixed(file, "average.", parts.average->state_dict());
   if (parts.generator) {
     GeneratorState state = parts.generator->state();
     nn::write_fields(file, "generator.", fields_of(state));

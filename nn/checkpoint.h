@@ -7,19 +7,23 @@
 #include "core/safetensors.h"
 #include "nn/data/loader.h"
 #include "nn/module.h"
+#include "nn/optim/ema.h"
+#include "nn/optim/grad_scaler.h"
 #include "nn/optim/optimizer.h"
 #include "nn/optim/schedule.h"
 
 namespace voxgrad {
 
 /// The parts of a training run; null ones are left out. In the file: "model.*", "optimizer.*", "schedule.*",
-/// "loader.*", "generator.*".
+/// "loader.*", "generator.*", "scaler.*", "average.*".
 struct CheckpointParts {
   nn::Module* model = nullptr;
   optim::Optimizer* optimizer = nullptr;
   optim::Schedule* schedule = nullptr;
   data::Loader* loader = nullptr;
   Generator* generator = &default_generator();
+  optim::GradScaler* scaler = nullptr;
+  optim::ExponentialMovingAverage* average = nullptr;
 };
 
 /// Writes the state of all parts, atomically: at `path` there is always a whole file, the old one or the new one. The

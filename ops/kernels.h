@@ -80,10 +80,17 @@ struct Resample {
   int64_t kernel = 1, stride = 1, padding = 0;
 };
 
-/// A parameter, its gradient and its optimizer's state: contiguous, of one shape.
+/// A parameter, its gradient and its optimizer's state, of compute_t of its type: contiguous, of one shape.
 struct StepViews {
   View param, grad;
   View state[3];
+};
+
+/// StepScaling of ops/optim.h, on the device.
+struct StepGate {
+  const float* scale = nullptr;
+  const int64_t* found_inf = nullptr;
+  const int64_t* skipped = nullptr;
 };
 
 struct Kernels {
@@ -159,12 +166,10 @@ struct Kernels {
   /// out is zero, then out[.., index[.., i, ..], ..] += in[.., i, ..] in the order of i.
   void (*scatter_add)(const char* op, const View& out, const View& in, const View& index, int axis);
 
-  // ---- optimizers (options: ops/optim.h), in place on lists of one dtype and device. State: sgd (momentum), adam
-  // (exp_avg, exp_avg_sq, max_exp_avg_sq), rmsprop (square_avg, momentum, grad_avg); what the options do not use is
-  // not looked at.
-  void (*sgd)(std::span<const StepViews> params, const SgdStep& step);
-  void (*adam)(std::span<const StepViews> params, const AdamStep& step);
-  void (*rmsprop)(std::span<const StepViews> params, const RmspropStep& step);
+  /// A step of an optimizer `op` (ops/optim.h), in place on a list of one dtype and device. State: sgd (momentum), adam
+  /// (exp_avg, exp_avg_sq, max_exp_avg_sq), rmsprop (square_avg, momentum, grad_avg), adagrad (sum), lion (exp_avg),
+  /// ema (average); what the options do not use is not looked at.
+  void (*step)(const char* op, std::span<const StepViews> params, const AnyStep& step, const StepGate& gate);
 };
 
 const Kernels& cpu_kernels();

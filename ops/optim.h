@@ -1,14 +1,15 @@
 // The steps of optimizers: in place, on lists of parameters with their gradients and their state. What a step does to
 // one element stands in ops/optim_step.h.
 //
-// All three: the lists run in parallel, and one that the options do not use is empty. Gradients and state have their
-// parameter's shape, dtype (a floating one) and device, which need not be the same for all parameters; parameters and
-// state are contiguous. Nothing is recorded by autograd. They throw Error, before anything is changed, for what does
-// not fit.
+// All: the lists run in parallel, and one that the options do not use is empty. Gradients and state have their
+// parameter's shape and device, gradients its dtype (a floating one), state too, but f32 for halves; these need not be
+// the same for all parameters. Parameters and state are contiguous. Nothing is recorded by autograd. They throw Error,
+// before anything is changed, for what does not fit.
 #pragma once
 
 #include <cstdint>
 #include <span>
+#include <variant>
 
 namespace voxgrad {
 
@@ -18,7 +19,7 @@ class Tensor;
 struct SgdStep {
   double lr = 1e-3, momentum = 0, dampening = 0, weight_decay = 0;
   bool nesterov = false, maximize = false;
-  bool first = false;  ///< the momentum buffer starts as the gradient
+  int64_t step = 1;  ///< 1 for the first: the momentum buffer starts as the gradient
 };
 struct AdamStep {
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
@@ -30,15 +31,53 @@ struct RmspropStep {
   double lr = 1e-2, alpha = 0.99, eps = 1e-8, weight_decay = 0, momentum = 0;
   bool centered = false, maximize = false;
 };
+struct AdagradStep {
+  double lr = 1e-2, lr_decay = 0, weight_decay = 0, eps = 1e-10;
+  bool maximize = false;
+  int64_t step = 1;
+};
+struct LionStep {
+  double lr = 1e-4, beta1 = 0.9, beta2 = 0.99, weight_decay = 0;
+  bool maximize = false;
+};
+/// average = decay * average + (1 - decay) * parameter; the parameter is only read.
+struct EmaStep {
+  double decay = 0.999;
+};
+/// Gradients take the parameters' place: *found_inf becomes 1 if an element is not finite. With `write` they are
+/// divided by the step's scale.
+struct UnscaleStep {
+  int64_t* found_inf = nullptr;
+  bool write = false;
+};
+using AnyStep = std::variant<SgdStep, AdamStep, RmspropStep, AdagradStep, LionStep, EmaStep, UnscaleStep>;
+
+/// Gradient scaling (nn/optim/grad_scaler.h): tensors of one element on the parameters' device, or null. Only the
+/// device looks at them.
+struct StepScaling {
+  const Tensor* scale = nullptr;      ///< f32: gradients are divided by it
+  const Tensor* found_inf = nullptr;  ///< i64: where it is not 0, nothing is changed
+  const Tensor* skipped = nullptr;    ///< i64: of the steps counted, so many were skipped
+};
+
+using TensorSpan = std::span<const Tensor>;
 
 /// momentum_buffers: if step.momentum is not 0.
-void sgd_step(std::span<const Tensor> params, std::span<const Tensor> grads, std::span<const Tensor> momentum_buffers,
-              const SgdStep& step);
+void sgd_step(TensorSpan params, TensorSpan grads, TensorSpan momentum_buffers, const SgdStep& step,
+              const StepScaling& scaling = {});
 /// max_exp_avg_sqs: if step.amsgrad.
-void adam_step(std::span<const Tensor> params, std::span<const Tensor> grads, std::span<const Tensor> exp_avgs,
-               std::span<const Tensor> exp_avg_sqs, std::span<const Tensor> max_exp_avg_sqs, const AdamStep& step);
+void adam_step(TensorSpan params, TensorSpan grads, TensorSpan exp_avgs, TensorSpan exp_avg_sqs,
+               TensorSpan max_exp_avg_sqs, const AdamStep& step, const StepScaling& scaling = {});
 /// momentum_buffers: if step.momentum is not 0; grad_avgs: if step.centered.
-void rmsprop_step(std::span<const Tensor> params, std::span<const Tensor> grads, std::span<const Tensor> square_avgs,
-                  std::span<const Tensor> momentum_buffers, std::span<const Tensor> grad_avgs, const RmspropStep& step);
+void rmsprop_step(TensorSpan params, TensorSpan grads, TensorSpan square_avgs, TensorSpan momentum_buffers,
+                  TensorSpan grad_avgs, const RmspropStep& step, const StepScaling& scaling = {});
+void adagrad_step(TensorSpan params, TensorSpan grads, TensorSpan sums, const AdagradStep& step,
+                  const StepScaling& scaling = {});
+void lion_step(TensorSpan params, TensorSpan grads, TensorSpan exp_avgs, const LionStep& step,
+               const StepScaling& scaling = {});
+void ema_step(TensorSpan params, TensorSpan averages, const EmaStep& step);
+/// Sets found_inf (i64, one element) to 1 if an element of `grads`, which have its device and any strides, is not
+/// finite, and divides them by `scale` (f32, one element) unless it is null.
+void unscale_gradients(TensorSpan grads, const Tensor& found_inf, const Tensor* scale);
 
 }  // namespace voxgrad

@@ -1,5 +1,6 @@
-// One element's step of each optimizer, once for both devices. Constants are worked out on the host in double,
-// as PyTorch does, and rounded to T once. T is compute_t of the parameters.
+// One element's step of each optimizer, once for both devices. Constants are worked out in double, as PyTorch does, and
+// rounded to T once: on the host, or where only the device knows the number of the step, there. T is compute_t of the
+// parameters.
 #pragma once
 
 #include <array>
@@ -16,14 +17,14 @@ struct SgdUpdate {
   T lr, momentum, undamped, weight_decay, sign;
   bool nesterov, first;
 
-  explicit SgdUpdate(const SgdStep& step)
+  VG_HOST_DEVICE explicit SgdUpdate(const SgdStep& step)
       : lr(static_cast<T>(step.lr)),
         momentum(static_cast<T>(step.momentum)),
         undamped(static_cast<T>(1 - step.dampening)),
         weight_decay(static_cast<T>(step.weight_decay)),
         sign(step.maximize ? T(-1) : T(1)),
         nesterov(step.nesterov),
-        first(step.first) {}
+        first(step.step == 1) {}
 
   /// Without momentum.
   VG_HOST_DEVICE void operator()(T& param, T grad) const { param -= lr * (sign * grad + weight_decay * param); }
@@ -42,7 +43,7 @@ struct AdamUpdate {
   T rate, shrink, weight_decay, sign;  // shrink: what decoupled decay leaves of the parameter
   T beta2, rest1, rest2, inv_correction, eps;
 
-  explicit AdamUpdate(const AdamStep& step)
+  VG_HOST_DEVICE explicit AdamUpdate(const AdamStep& step)
       : rate(static_cast<T>(step.lr / (1 - std::pow(step.beta1, static_cast<double>(step.step))))),
         shrink(static_cast<T>(step.decoupled ? 1 - step.lr * step.weight_decay : 1)),
         weight_decay(static_cast<T>(step.decoupled ? 0 : step.weight_decay)),
@@ -127,6 +128,84 @@ struct RmspropOfState {
   }
 };
 
+/// Duchi, Hazan and Singer, "Adaptive subgradient methods for online learning and stochastic optimization", JMLR 2011.
+template <class T>
+struct AdagradUpdate {
+  T rate, weight_decay, eps, sign;
+
+  VG_HOST_DEVICE explicit AdagradUpdate(const AdagradStep& step)
+      : rate(static_cast<T>(step.lr / (1 + static_cast<double>(step.step - 1) * step.lr_decay))),
+        weight_decay(static_cast<T>(step.weight_decay)),
+        eps(static_cast<T>(step.eps)),
+        sign(step.maximize ? T(-1) : T(1)) {}
+
+  VG_HOST_DEVICE void operator()(T& param, T grad, T& sum) const {
+    const T g = sign * grad + weight_decay * param;
+    sum += g * g;
+    param -= rate * g / (std::sqrt(sum) + eps);
+  }
+};
+
+/// Chen et al., "Symbolic discovery of optimization algorithms", NeurIPS 2023.
+template <class T>
+struct LionUpdate {
+  T lr, shrink, rest1, rest2, sign;
+
+  explicit LionUpdate(const LionStep& step)
+      : lr(static_cast<T>(step.lr)),
+        shrink(static_cast<T>(1 - step.lr * step.weight_decay)),
+        rest1(static_cast<T>(1 - step.beta1)),
+        rest2(static_cast<T>(1 - step.beta2)),
+        sign(step.maximize ? T(-1) : T(1)) {}
+
+  VG_HOST_DEVICE void operator()(T& param, T grad, T& exp_avg) const {
+    const T change = sign * grad - exp_avg, direction = exp_avg + rest1 * change;
+    const T step = direction > T(0) ? T(1) : direction < T(0) ? T(-1) : direction;  // NaN stays
+    param = shrink * param - lr * step;
+    exp_avg += rest2 * change;
+  }
+};
+
+/// An update that leaves the parameter as it is says so by kReadsOnly.
+template <class Update>
+inline constexpr bool reads_only = requires {
+  Update::kReadsOnly;
+};
+
+template <class T>
+struct EmaUpdate {
+  static constexpr bool kReadsOnly = true;
+  T rest;
+
+  explicit EmaUpdate(const EmaStep& step) : rest(static_cast<T>(1 - step.decay)) {}
+  VG_HOST_DEVICE void operator()(T& param, T, T& average) const { average += rest * (param - average); }
+};
+
+/// `param` is the gradient as it is, `grad` the same divided by the scale.
+template <class T>
+struct CheckUpdate {
+  static constexpr bool kReadsOnly = true;
+  int64_t* found_inf;
+
+  VG_HOST_DEVICE void operator()(T& param, T) const {
+    if (param - param == T(0)) return;
+#ifdef __CUDA_ARCH__
+    *found_inf = 1;
+#else
+    __atomic_store_n(found_inf, 1, __ATOMIC_RELAXED);
+#endif
+  }
+};
+template <class T>
+struct UnscaleUpdate {
+  CheckUpdate<T> check;
+
+  VG_HOST_DEVICE void operator()(T& param, T grad) const {
+    check(param, grad);
+    param = grad;
+  }
+};
+
 /// Calls run(update, which of StepViews::state are its own, in order) for each optimizer; T is compute_t.
 template <class T, class F>
 void with_update(const SgdStep& step, const F& run) {
@@ -156,16 +235,41 @@ void with_update(const RmspropStep& step, const F& run) {
     run(update, std::array{0});
 }
 
-/// One element: parameter and state are loaded, updated in compute_t<T> and stored.
-template <class Update, class T, class... State>
-VG_HOST_DEVICE void update_element(const Update& update, T& param, const T& grad, State&... state) {
-  using C = compute_t<T>;
+template <class T, class F>
+void with_update(const AdagradStep& step, const F& run) {
+  run(AdagradUpdate<T>(step), std::array{0});
+}
+template <class T, class F>
+void with_update(const LionStep& step, const F& run) {
+  run(LionUpdate<T>(step), std::array{0});
+}
+template <class T, class F>
+void with_update(const EmaStep& step, const F& run) {
+  run(EmaUpdate<T>(step), std::array{0});
+}
+template <class T, class F>
+void with_update(const UnscaleStep& step, const F& run) {
+  const CheckUpdate<T> check{step.found_inf};
+  if (step.write)
+    run(UnscaleUpdate<T>{check}, std::array<int, 0>{});
+  else
+    run(check, std::array<int, 0>{});
+}
+
+/// What gradients are multiplied with to divide them by the scale, rounded as PyTorch does.
+VG_HOST_DEVICE inline float inverse_scale(const float* scale) {
+  return scale ? static_cast<float>(1 / static_cast<double>(*scale)) : 1.0F;
+}
+
+/// One element: parameter and gradient are loaded, all is updated in C, compute_t<T>, and stored.
+template <class Update, class T, class C, class... State>
+VG_HOST_DEVICE void update_element(const Update& update, C unscale, T& param, const T& grad, State&... state) {
   const auto stored = [&](C p, auto... s) {
-    update(p, convert<C>(grad), s...);
-    param = convert<T>(p);
-    ((state = convert<T>(s)), ...);
+    update(p, unscale * convert<C>(grad), s...);
+    if constexpr (!reads_only<Update>) param = convert<T>(p);
+    ((state = s), ...);
   };
-  stored(convert<C>(param), convert<C>(state)...);
+  stored(convert<C>(param), state...);
 }
 
 }  // namespace voxgrad

@@ -6,8 +6,7 @@ namespace {
 template <class Options>
 void validate_options(const Options& o) {
   check_not_negative(Options::kName, {{"lr", o.lr}, {"eps", o.eps}, {"weight_decay", o.weight_decay}});
-  for (double beta : o.betas)
-    check(beta >= 0 && beta < 1, Options::kName, "betas must lie in [0, 1), got ", o.betas[0], " and ", o.betas[1]);
+  check_betas(Options::kName, o.betas);
 }
 
 template <class Options>
@@ -42,11 +41,13 @@ nn::Fields AdamOptions::fields() { return fields_of(*this); }
 nn::Fields AdamWOptions::fields() { return fields_of(*this); }
 
 void Adam::update(size_t group, const Update& u) {
-  adam_step(u.params, u.grads, u.buffers[0], u.buffers[1], u.buffers[2], step_of(options(group), false, u.step));
+  adam_step(u.params, u.grads, u.buffers[0], u.buffers[1], u.buffers[2], step_of(options(group), false, u.step),
+            u.scaling());
 }
 
 void AdamW::update(size_t group, const Update& u) {
-  adam_step(u.params, u.grads, u.buffers[0], u.buffers[1], u.buffers[2], step_of(options(group), true, u.step));
+  adam_step(u.params, u.grads, u.buffers[0], u.buffers[1], u.buffers[2], step_of(options(group), true, u.step),
+            u.scaling());
 }
 
 }  // namespace voxgrad::optim

@@ -12,15 +12,15 @@
 namespace voxgrad::optim {
 namespace {
 
-/// Those that have elements; all of them can be written to.
-Tensors gradients(const char* op, const Tensors& params) {
+/// Those that have elements; all of them can be written to if they are to be.
+Tensors gradients(const char* op, const Tensors& params, bool writes = true) {
   Tensors grads;
   for (size_t i = 0; i < params.size(); ++i) {
     check(params[i].defined(), op, "parameter ", i, " is undefined");
     const Tensor grad = params[i].grad();
     if (!grad.defined() || grad.numel() == 0) continue;
     for (int64_t axis = 0; axis < grad.dim(); ++axis)
-      check(grad.strides()[axis] != 0 || grad.size(axis) == 1, op, "the gradient of parameter ", i,
+      check(!writes || grad.strides()[axis] != 0 || grad.size(axis) == 1, op, "the gradient of parameter ", i,
             " is an expanded view: ", describe(grad));
     grads.push_back(grad);
   }
@@ -34,19 +34,28 @@ Tensor norm(const Tensor& gradient, double type) {
   return pow(sum(pow(abs(x), type)), 1 / type);
 }
 
+Tensor total_norm(const char* op, const Tensors& grads, double type) {
+  check(type > 0, op, "norm_type must be positive, got ", type);
+  if (grads.empty()) return zeros({});
+  const TensorOptions common{is_half(grads[0].dtype()) ? f32 : grads[0].dtype(), grads[0].device()};
+  Tensors norms;
+  for (const Tensor& grad : grads) norms.push_back(norm(grad, type).to(common.device, common.dtype));
+  return norm(stack(norms), type);
+}
+
 }  // namespace
+
+Tensor grad_norm(const Tensors& params, double norm_type) {
+  NoGradGuard no_grad;
+  return total_norm("grad_norm", gradients("grad_norm", params, false), norm_type);
+}
 
 Tensor clip_grad_norm_(const Tensors& params, double max_norm, const ClipOptions& options) {
   check(std::isfinite(max_norm) && max_norm >= 0, "clip_grad_norm_", "max_norm must be finite and at least 0, got ",
         max_norm);
-  check(options.norm_type > 0, "clip_grad_norm_", "norm_type must be positive, got ", options.norm_type);
   NoGradGuard no_grad;
   const Tensors grads = gradients("clip_grad_norm_", params);
-  if (grads.empty()) return zeros({});
-  const TensorOptions common{is_half(grads[0].dtype()) ? f32 : grads[0].dtype(), grads[0].device()};
-  Tensors norms;
-  for (const Tensor& grad : grads) norms.push_back(norm(grad, options.norm_type).to(common.device, common.dtype));
-  const Tensor total = norm(stack(norms), options.norm_type);
+  const Tensor total = total_norm("clip_grad_norm_", grads, options.norm_type);
   if (options.error_if_nonfinite)
     check(std::isfinite(total.item()), "clip_grad_norm_", "the norm of the gradients is ", total.item(),
           "; they were left alone");

@@ -4,13 +4,17 @@
 #include <cmath>
 #include <map>
 #include <set>
+#include <tuple>
 
 #include "core/autograd.h"
 #include "ops/create.h"
+#include "ops/halves.h"
 #include "ops/reduce.h"
 
 namespace voxgrad::optim {
 namespace {
+
+DType state_dtype(const Tensor& param) { return is_half(param.dtype()) ? f32 : param.dtype(); }
 
 /// What is not finite in a buffer would reach the parameters in the next step, as would the root of a negative square.
 void check_values(const char* op, const std::string& name, const Tensor& buffer, bool squares) {
@@ -61,17 +65,22 @@ Optimizer::Optimizer(const char* name, const std::vector<Tensors>& groups) : nam
   Tensors params;
   for (const Slot& slot : slots_) params.push_back(slot.param);
   check_disjoint(name, params);
+  initial_lr_.resize(num_groups());
 }
 
 void Optimizer::check_gradients() const {
   for (size_t i = 0; i < slots_.size(); ++i) {
     const Tensor& param = slots_[i].param;
+    check(
+        param.body().use_count() > 1, name_, "parameter ", i, ", ", describe(param),
+        ", belongs to nobody but the optimizer: its module is gone, or was given another tensor in its place; make the "
+        "optimizer after that");
     const Tensor grad = param.grad();
     if (!grad.defined()) continue;
     const bool fits = grad.shape() == param.shape() && grad.dtype() == param.dtype() && grad.device() == param.device();
     check(fits, name_, "parameter ", i, " is ", describe(param), ", its gradient is ", describe(grad));
     for (const Tensor& buffer : slots_[i].buffers)
-      check(!buffer.defined() || (buffer.device() == param.device() && buffer.dtype() == param.dtype()), name_,
+      check(!buffer.defined() || (buffer.device() == param.device() && buffer.dtype() == state_dtype(param)), name_,
             "the state of parameter ", i, " is ", describe(buffer), ", the parameter is ", describe(param),
             "; make the optimizer after moving the model");
   }
@@ -95,6 +104,7 @@ std::vector<const void*> Optimizer::memory_of(const Update& u) const {
   for (const size_t i : u.slots) {
     memory.push_back(slots_[i].param.raw_data());
     for (const Tensor& buffer : slots_[i].buffers) memory.push_back(buffer.defined() ? buffer.raw_data() : nullptr);
+    memory.push_back(slots_[i].skipped.defined() ? slots_[i].skipped.raw_data() : nullptr);
   }
   return memory;
 }
@@ -122,30 +132,48 @@ void Optimizer::replay(std::vector<Captured>& updates) {
   }
 }
 
-void Optimizer::step() {
+void Optimizer::count_skip(Update& u) {
+  const auto sharing = [&](const Slot& slot) { return slot.skipped.is_same(u.skipped); };
+  const auto sharers = static_cast<size_t>(std::count_if(slots_.begin(), slots_.end(), sharing));
+  if (!u.skipped.defined() || sharers != u.slots.size()) {
+    check(!Capture::current(), name_,
+          "the first step with a GradScaler makes state and cannot be captured; take a step before");
+    u.skipped = u.skipped.defined() ? u.skipped.clone() : zeros({}, {.dtype = i64, .device = u.params[0].device()});
+    for (const size_t i : u.slots) slots_[i].skipped = u.skipped;
+  }
+  u.skipped.add_(u.given.found_inf);
+}
+
+void Optimizer::step(const GradScaling& scaling) {
   check_gradients();
+  NoGradGuard no_grad;
   Capture* const capture = Capture::current();
   if (capture) check_capture(*capture);
-  std::map<std::pair<size_t, int64_t>, Update> updates;  // by group and step
+  std::map<std::tuple<size_t, int64_t, TensorBody*>, Update> updates;  // by group, step and counter of skipped ones
   for (size_t number = 0; number < slots_.size(); ++number) {
     Slot& slot = slots_[number];
     const Tensor grad = slot.param.grad();
     if (!grad.defined()) continue;
-    Update& u = updates[{slot.group, slot.step + 1}];
+    Update& u = updates[{slot.group, slot.step + 1, slot.skipped.body().get()}];
     u.step = slot.step + 1;
+    u.given = scaling;
+    u.skipped = slot.skipped;
     u.params.push_back(slot.param);
     u.grads.push_back(grad);
     u.slots.push_back(number);
     const BufferSpecs specs = buffers(slot.group);
     for (size_t i = 0; i < specs.size(); ++i) {
       if (!specs[i].used) continue;
-      if (!slot.buffers[i].defined()) slot.buffers[i] = zeros(slot.param.shape(), slot.param.options());
+      if (!slot.buffers[i].defined())
+        slot.buffers[i] = full(slot.param.shape(), specs[i].initial, {state_dtype(slot.param), slot.param.device()});
       u.buffers[i].push_back(slot.buffers[i]);
     }
   }
+  if (scaling.found_inf.defined())
+    for (auto& [key, u] : updates) count_skip(u);
   if (capture) {
     std::vector<Captured> captured;
-    for (const auto& [key, u] : updates) captured.push_back({key.first, u, memory_of(u)});
+    for (const auto& [key, u] : updates) captured.push_back({std::get<0>(key), u, memory_of(u)});
     capture->optimizer_step([self = std::weak_ptr(self_), name = name_, captured](bool replay) mutable {
       const auto optimizer = self.lock();
       check(optimizer != nullptr, name, "the optimizer whose step was captured is gone");
@@ -154,9 +182,16 @@ void Optimizer::step() {
     });
     return;
   }
-  for (const auto& [key, u] : updates) update(key.first, u);
+  for (const auto& [key, u] : updates) update(std::get<0>(key), u);
   for (Slot& slot : slots_)
     if (slot.param.grad().defined()) ++slot.step;
+}
+
+Tensors Optimizer::gradients() const {
+  Tensors found;
+  for (const Slot& slot : slots_)
+    if (const Tensor grad = slot.param.grad(); grad.defined()) found.push_back(grad);
+  return found;
 }
 
 void Optimizer::zero_grad() const {
@@ -169,9 +204,12 @@ bool Optimizer::has_state(size_t group) const {
 }
 
 double Optimizer::lr(size_t group) const { return lr_of(group); }
-void Optimizer::set_lr(size_t group, double lr) { change_lr(group, lr); }
+void Optimizer::set_lr(size_t group, double lr) {
+  change_lr(group, lr);
+  initial_lr_[group].reset();
+}
 void Optimizer::set_lr(double lr) {
-  for (size_t group = 0; group < num_groups(); ++group) change_lr(group, lr);
+  for (size_t group = 0; group < num_groups(); ++group) set_lr(group, lr);
 }
 
 TensorMap Optimizer::state_dict() const {
@@ -185,9 +223,9 @@ TensorMap Optimizer::state_dict() const {
   }
   for (size_t i = 0; i < slots_.size(); ++i) {
     const Slot& slot = slots_[i];
-    if (slot.step == 0) continue;
+    int64_t step = slot.step - (slot.skipped.defined() ? slot.skipped.item<int64_t>() : 0);
+    if (step == 0) continue;
     const std::string prefix = concat("state.", i, '.');
-    int64_t step = slot.step;
     nn::write_fields(state, prefix, {{"step", &step}});
     const BufferSpecs specs = buffers(slot.group);
     for (size_t b = 0; b < specs.size(); ++b)
@@ -228,8 +266,9 @@ void Optimizer::read_state(const TensorMap& state, std::vector<Slot>* loaded) {
         const auto entry = state.find(prefix + spec.name);
         check(entry != state.end(), name_, "the state has no ", prefix, spec.name);
         const Tensor& buffer = entry->second;
-        check(buffer.defined() && buffer.shape() == slot.param.shape() && buffer.dtype() == slot.param.dtype(), name_,
-              prefix, spec.name, " is ", describe(buffer), ", the parameter is ", describe(slot.param));
+        check(buffer.defined() && buffer.shape() == slot.param.shape() && buffer.dtype() == state_dtype(slot.param),
+              name_, prefix, spec.name, " is ", describe(buffer), ", the parameter is ", describe(slot.param),
+              is_half(slot.param.dtype()) ? ", whose state is f32" : "");
         check_values(name_, prefix + spec.name, buffer, spec.squares);
         ++entries;
         if (loaded) slot.buffers[b] = buffer.to(slot.param.device()).clone().contiguous();
@@ -264,6 +303,11 @@ void check_count(const char* op, const std::string& name, int64_t count, int64_t
 void check_not_negative(const char* optimizer, std::initializer_list<std::pair<const char*, double>> options) {
   for (const auto& [option, value] : options)
     check(std::isfinite(value) && value >= 0, optimizer, option, " must be finite and at least 0, got ", value);
+}
+
+void check_betas(const char* optimizer, const std::array<double, 2>& betas) {
+  for (const double beta : betas)
+    check(beta >= 0 && beta < 1, optimizer, "betas must lie in [0, 1), got ", betas[0], " and ", betas[1]);
 }
 
 }  // namespace voxgrad::optim

@@ -28,14 +28,21 @@ struct BufferSpec {
   std::string name;
   bool used;
   bool squares = false;  ///< an average of squares, never negative
+  double initial = 0;    ///< what it holds before the first step
   friend bool operator==(const BufferSpec&, const BufferSpec&) = default;
 };
 inline constexpr size_t kMaxBuffers = 3;
 using BufferSpecs = std::vector<BufferSpec>;
 
+/// What a GradScaler tells an optimizer's step: tensors of one element on the parameters' device.
+struct GradScaling {
+  Tensor scale{};      ///< f32: gradients are this many times too large; undefined: they are as they should be
+  Tensor found_inf{};  ///< i64: where it is not 0, the step is not taken, and not counted; undefined: as 0
+};
+
 /// Changes parameters by their gradients. The parameters must be contiguous floating leaves, each given once, that
-/// share no memory; their state has their dtype, arithmetic on halves is float32's. For one thread at a time, while no
-/// other uses the parameters.
+/// share no memory; their state has their dtype, that of halves is f32, as is the arithmetic. For one thread at a time,
+/// while no other uses the parameters.
 class Optimizer {
  public:
   Optimizer(const Optimizer&) = delete;
@@ -43,9 +50,14 @@ class Optimizer {
   virtual ~Optimizer() = default;
 
   /// One step for every parameter that has a gradient; the others, their state too, are left as they are.
-  /// Throws, before anything is changed, for a gradient whose shape, dtype or device is not the parameter's.
-  /// Within the capture of a CUDA graph (cuda/cuda.h) the step is taken by each replay.
-  void step();
+  /// Throws, before anything is changed, for a gradient whose shape, dtype or device is not the parameter's, and for a
+  /// parameter of which nobody but the optimizer holds a handle: its module is gone, or its member was assigned to
+  /// (another handle, in a list of parameters for instance, hides that).
+  /// Within the capture of a CUDA graph (cuda/cuda.h) the step is taken by each replay. `scaling` comes from a
+  /// GradScaler (nn/optim/grad_scaler.h); nothing waits for it.
+  void step(const GradScaling& scaling = {});
+  /// The gradients that there are.
+  Tensors gradients() const;
   /// Drops the gradients of all parameters.
   void zero_grad() const;
 
@@ -54,6 +66,8 @@ class Optimizer {
   /// Throws unless `lr` is finite and not negative. Without `group`: for all groups.
   void set_lr(size_t group, double lr);
   void set_lr(double lr);
+  /// Sets momentum, or beta1 where there are betas. Throws where there is neither, and as set_options does.
+  void set_momentum(size_t group, double momentum) { change_momentum(group, momentum); }
 
   /// "state.<parameter>.<buffer>" and "state.<parameter>.step", "param_groups.<group>.<option>",
   /// "param_groups.<group>.params" (the numbers of its parameters), and "class.<name>". Buffers are handles.
@@ -71,8 +85,15 @@ class Optimizer {
   struct Update {
     int64_t step = 0;  ///< 1 for the first, whose buffers are zero
     Tensors params, grads;
-    std::vector<size_t> slots{};               ///< the parameters' numbers
-    std::array<Tensors, kMaxBuffers> buffers;  ///< in the order of the specs; empty where not used
+    std::vector<size_t> slots{};                 ///< the parameters' numbers
+    std::array<Tensors, kMaxBuffers> buffers{};  ///< in the order of the specs; empty where not used
+    GradScaling given{};
+    Tensor skipped{};  ///< how many of `step` steps the device did not take; undefined: none
+
+    StepScaling scaling() const {
+      const auto if_defined = [](const Tensor& tensor) { return tensor.defined() ? &tensor : nullptr; };
+      return {if_defined(given.scale), if_defined(given.found_inf), if_defined(skipped)};
+    }
   };
 
   Optimizer(const char* name, const std::vector<Tensors>& groups);
@@ -81,6 +102,7 @@ class Optimizer {
   virtual BufferSpecs buffers(size_t group) const = 0;
   virtual double lr_of(size_t group) const = 0;
   virtual void change_lr(size_t group, double lr) = 0;
+  virtual void change_momentum(size_t group, double momentum) = 0;
   virtual void write_options(size_t group, TensorMap& state, const std::string& prefix) const = 0;
   /// Reads and checks a group's options; `buffers` receives what they need. Keeps them only if `keep`.
   virtual void read_options(size_t group, const TensorMap& state, const std::string& prefix, BufferSpecs& buffers,
@@ -94,14 +116,18 @@ class Optimizer {
   struct Slot {
     Tensor param;
     size_t group;
-    int64_t step = 0;
+    int64_t step = 0;  ///< those counted, the skipped ones too
     std::array<Tensor, kMaxBuffers> buffers{};
+    Tensor skipped{};  ///< Update's; parameters that always stepped together share it
   };
+  friend class StepSchedule;
 
   void check_gradients() const;
   /// Throws unless the step that is asked for can be captured.
   void check_capture(const Capture& capture) const;
   std::vector<const void*> memory_of(const Update& u) const;
+  /// Makes u.skipped a counter of just these parameters, and counts this step in it.
+  void count_skip(Update& u);
   struct Captured;
   void replay(std::vector<Captured>& updates);
   /// Checks all of `state`; with `loaded`, also fills a copy of the slots from it.
@@ -110,6 +136,7 @@ class Optimizer {
   const char* name_;
   std::vector<size_t> group_sizes_;
   std::vector<Slot> slots_;
+  std::vector<std::optional<double>> initial_lr_;                          // that schedules begin with, until set_lr()
   std::shared_ptr<Optimizer*> self_ = std::make_shared<Optimizer*>(this);  // captured steps see by it that it is gone
 };
 
@@ -123,6 +150,7 @@ class OptimizerOf : public Optimizer {
   /// Throws Error for an empty list, a tensor that is no parameter or appears twice, and for options out of range.
   explicit OptimizerOf(const Tensors& params, const Options& given = {})
       : OptimizerOf(std::vector<Group>{{params, given}}) {}
+  OptimizerOf(const Tensors& params, double lr) : OptimizerOf(params, with_lr(lr)) {}
   explicit OptimizerOf(const std::vector<Group>& groups) : Optimizer(Options::kName, params_of(groups)) {
     for (const Group& group : groups) {
       group.options.validate();
@@ -153,6 +181,16 @@ class OptimizerOf : public Optimizer {
     changed.lr = lr;
     set_options(group, changed);
   }
+  void change_momentum(size_t group, double momentum) override {
+    Options changed = options(group);
+    if constexpr (requires { changed.betas; })
+      changed.betas[0] = momentum;
+    else if constexpr (requires { changed.momentum; })
+      changed.momentum = momentum;
+    else
+      fail(name(), "has no momentum");
+    set_options(group, changed);
+  }
   void write_options(size_t group, TensorMap& state, const std::string& prefix) const override {
     Options copy = options_[group];
     nn::write_fields(state, prefix, copy.fields());
@@ -171,6 +209,11 @@ class OptimizerOf : public Optimizer {
   }
 
  private:
+  static Options with_lr(double lr) {
+    Options options;
+    options.lr = lr;
+    return options;
+  }
   static std::vector<Tensors> params_of(const std::vector<Group>& groups) {
     std::vector<Tensors> lists;
     for (const Group& group : groups) lists.push_back(group.params);
@@ -185,5 +228,7 @@ void check_count(const char* op, const std::string& name, int64_t count, int64_t
 
 /// Throws "<optimizer>: <option> must be finite and at least 0, got -1" for the first of `options` that is not.
 void check_not_negative(const char* optimizer, std::initializer_list<std::pair<const char*, double>> options);
+/// Throws unless both lie in [0, 1).
+void check_betas(const char* optimizer, const std::array<double, 2>& betas);
 
 }  // namespace voxgrad::optim

@@ -26,7 +26,8 @@ void RMSprop::update(size_t group, const Update& u) {
                 .weight_decay = o.weight_decay,
                 .momentum = o.momentum,
                 .centered = o.centered,
-                .maximize = o.maximize});
+                .maximize = o.maximize},
+               u.scaling());
 }
 
 }  // namespace voxgrad::optim

@@ -38,7 +38,11 @@ void Schedule::check_state_dict(const TensorMap& state) const {
 void Schedule::load_state_dict(const TensorMap& state) { read_state(state, true); }
 
 StepSchedule::StepSchedule(const char* name, Optimizer& optimizer) : Schedule(name, optimizer) {
-  for (size_t group = 0; group < optimizer.num_groups(); ++group) initial_.push_back(optimizer.lr(group));
+  for (size_t group = 0; group < optimizer.num_groups(); ++group) {
+    std::optional<double>& known = optimizer.initial_lr_[group];
+    if (!known) known = optimizer.lr(group);
+    initial_.push_back(*known);
+  }
 }
 
 void StepSchedule::set_steps(int64_t steps) {
@@ -47,7 +51,11 @@ void StepSchedule::set_steps(int64_t steps) {
     rates.push_back(lr_at(steps, initial));
     check_not_negative(name(), {{"the learning rate", rates.back()}});
   }
-  for (size_t group = 0; group < rates.size(); ++group) optimizer().set_lr(group, rates[group]);
+  const std::optional<double> momentum = momentum_at(steps);
+  for (size_t group = 0; group < rates.size(); ++group) {
+    if (momentum) optimizer().set_momentum(group, *momentum);
+    optimizer().change_lr(group, rates[group]);
+  }
   steps_ = steps;
 }
 
@@ -115,6 +123,114 @@ double CosineAnnealingLR::lr_at(int64_t steps, double initial) const {
   const double turn = static_cast<double>(steps - options_.warmup_steps) / static_cast<double>(options_.t_max);
   return options_.eta_min + (initial - options_.eta_min) * (1 + std::cos(std::numbers::pi * turn)) / 2;
 }
+
+MultiStepLR::MultiStepLR(Optimizer& optimizer, const MultiStepLROptions& options)
+    : StepSchedule("MultiStepLR", optimizer), options_(options) {
+  check_not_negative(name(), {{"gamma", options.gamma}});
+  set_steps(0);
+}
+
+double MultiStepLR::lr_at(int64_t steps, double initial) const {
+  const auto passed = std::count_if(options_.milestones.begin(), options_.milestones.end(),
+                                    [&](int64_t milestone) { return milestone <= steps; });
+  return initial * std::pow(options_.gamma, static_cast<double>(passed));
+}
+
+ExponentialLR::ExponentialLR(Optimizer& optimizer, double gamma)
+    : StepSchedule("ExponentialLR", optimizer), gamma_(gamma) {
+  check_not_negative(name(), {{"gamma", gamma}});
+  set_steps(0);
+}
+
+double ExponentialLR::lr_at(int64_t steps, double initial) const {
+  return initial * std::pow(gamma_, static_cast<double>(steps));
+}
+
+PolynomialLR::PolynomialLR(Optimizer& optimizer, const PolynomialLROptions& options)
+    : StepSchedule("PolynomialLR", optimizer), options_(options) {
+  check(options.total_iters > 0, name(), "total_iters must be positive, got ", options.total_iters);
+  check_not_negative(name(), {{"power", options.power}});
+  set_steps(0);
+}
+
+double PolynomialLR::lr_at(int64_t steps, double initial) const {
+  return initial * std::pow(ramp(1, 0, steps, options_.total_iters), options_.power);
+}
+
+LambdaLR::LambdaLR(Optimizer& optimizer, std::function<double(int64_t)> factor)
+    : StepSchedule("LambdaLR", optimizer), factor_(std::move(factor)) {
+  check(static_cast<bool>(factor_), name(), "the function is empty");
+  set_steps(0);
+}
+
+OneCycleLR::OneCycleLR(Optimizer& optimizer, const OneCycleLROptions& options)
+    : StepSchedule("OneCycleLR", optimizer), options_(options) {
+  check(options.total_steps > 0, name(), "total_steps must be positive, got ", options.total_steps);
+  check(options.pct_start >= 0 && options.pct_start <= 1, name(), "pct_start must lie in [0, 1], got ",
+        options.pct_start);
+  check(options.div_factor > 0 && options.final_div_factor > 0, name(), "factors must be positive, got ",
+        options.div_factor, " and ", options.final_div_factor);
+  check_not_negative(
+      name(),
+      {{"max_lr", options.max_lr}, {"base_momentum", options.base_momentum}, {"max_momentum", options.max_momentum}});
+  set_steps(0);
+}
+
+OneCycleLR::Place OneCycleLR::place(int64_t steps) const {
+  check(steps <= options_.total_steps, name(), "step ", steps, " of ", options_.total_steps);
+  const auto now = static_cast<double>(steps), total = static_cast<double>(options_.total_steps);
+  struct Phase {
+    double end;
+    int from, to;
+  };
+  const double up = options_.pct_start * total;
+  const std::vector<Phase> phases = options_.three_phase
+                                        ? std::vector<Phase>{{up - 1, 0, 1}, {2 * up - 2, 1, 0}, {total - 1, 0, 2}}
+                                        : std::vector<Phase>{{up - 1, 0, 1}, {total - 1, 1, 2}};
+  double begin = 0;
+  size_t i = 0;
+  for (; i + 1 < phases.size() && now > phases[i].end; ++i) begin = phases[i].end;
+  const double length = phases[i].end - begin;
+  return {phases[i].from, phases[i].to, length > 0 ? std::min(1.0, (now - begin) / length) : 1};
+}
+
+double OneCycleLR::anneal(double from, double to, double done) const {
+  if (options_.anneal_strategy == AnnealStrategy::linear) return from + (to - from) * done;
+  return to + (from - to) / 2 * (1 + std::cos(std::numbers::pi * done));
+}
+
+double OneCycleLR::lr_at(int64_t steps, double) const {
+  const Place p = place(steps);
+  const double first = options_.max_lr / options_.div_factor;
+  const double rates[] = {first, options_.max_lr, first / options_.final_div_factor};
+  return anneal(rates[p.from], rates[p.to], p.done);
+}
+
+std::optional<double> OneCycleLR::momentum_at(int64_t steps) const {
+  if (!options_.cycle_momentum) return std::nullopt;
+  const Place p = place(steps);
+  const double momenta[] = {options_.max_momentum, options_.base_momentum, options_.max_momentum};
+  return anneal(momenta[p.from], momenta[p.to], p.done);
+}
+
+SequentialLR::SequentialLR(Optimizer& optimizer, std::vector<std::shared_ptr<StepSchedule>> schedules,
+                           std::vector<int64_t> milestones)
+    : StepSchedule("SequentialLR", optimizer), schedules_(std::move(schedules)), milestones_(std::move(milestones)) {
+  check(milestones_.size() + 1 == schedules_.size(), name(), "expects one milestone fewer than schedules, got ",
+        milestones_.size(), " and ", schedules_.size());
+  check(std::is_sorted(milestones_.begin(), milestones_.end()), name(), "milestones must increase");
+  for (const auto& schedule : schedules_) check(schedule != nullptr, name(), "a schedule is null");
+  set_steps(0);
+}
+
+const StepSchedule& SequentialLR::current(int64_t* steps) const {
+  const auto next = std::upper_bound(milestones_.begin(), milestones_.end(), *steps);
+  if (next != milestones_.begin()) *steps -= *(next - 1);
+  return *schedules_[static_cast<size_t>(next - milestones_.begin())];
+}
+
+double SequentialLR::lr_at(int64_t steps, double initial) const { return current(&steps).lr_at(steps, initial); }
+std::optional<double> SequentialLR::momentum_at(int64_t steps) const { return current(&steps).momentum_at(steps); }
 
 ReduceLROnPlateau::ReduceLROnPlateau(Optimizer& optimizer, const ReduceLROnPlateauOptions& options)
     : Schedule("ReduceLROnPlateau", optimizer),

@@ -1,7 +1,10 @@
 // Learning-rate schedules: they set the learning rates of an optimizer's groups as training goes on.
 #pragma once
 
+#include <functional>
 #include <limits>
+#include <memory>
+#include <optional>
 #include <vector>
 
 #include "nn/optim/optimizer.h"
@@ -39,18 +42,21 @@ class Schedule {
 };
 
 /// A schedule that is a function of the number of steps taken: the learning rate of each group is its initial one,
-/// as found when the schedule was made, times or towards what the function says.
+/// times or towards what the function says. The initial one is the rate as found when the schedule was made; where a
+/// schedule has set that before, and not the caller, it is that schedule's.
 class StepSchedule : public Schedule {
  public:
   /// Counts one step (an epoch or a batch, as the caller likes) and sets the learning rates. Throws, before anything is
   /// changed, if one would not be finite or be negative.
   void step() { set_steps(steps_ + 1); }
   int64_t steps() const { return steps_; }
+  /// The learning rate after `steps` steps, from the initial one.
+  virtual double lr_at(int64_t steps, double initial) const = 0;
+  /// The momentum (beta1 of Adam) after `steps` steps, if it is part of the schedule.
+  virtual std::optional<double> momentum_at(int64_t) const { return std::nullopt; }
 
  protected:
   StepSchedule(const char* name, Optimizer& optimizer);
-  /// The learning rate after `steps` steps, from the initial one.
-  virtual double lr_at(int64_t steps, double initial) const = 0;
   /// Sets the learning rates for this number of steps; constructors of derived classes do, for 0.
   void set_steps(int64_t steps);
   nn::Fields fields() override;
@@ -70,8 +76,6 @@ struct StepLROptions {
 class StepLR : public StepSchedule {
  public:
   StepLR(Optimizer& optimizer, const StepLROptions& options);
-
- protected:
   double lr_at(int64_t steps, double initial) const override;
 
  private:
@@ -88,8 +92,6 @@ struct LinearLROptions {
 class LinearLR : public StepSchedule {
  public:
   explicit LinearLR(Optimizer& optimizer, const LinearLROptions& options = {});
-
- protected:
   double lr_at(int64_t steps, double initial) const override;
 
  private:
@@ -108,12 +110,113 @@ struct CosineAnnealingLROptions {
 class CosineAnnealingLR : public StepSchedule {
  public:
   CosineAnnealingLR(Optimizer& optimizer, const CosineAnnealingLROptions& options);
-
- protected:
   double lr_at(int64_t steps, double initial) const override;
 
  private:
   CosineAnnealingLROptions options_;
+};
+
+struct MultiStepLROptions {
+  std::vector<int64_t> milestones{};  ///< one that is listed twice counts twice
+  double gamma = 0.1;
+};
+
+/// Times gamma at each milestone.
+class MultiStepLR : public StepSchedule {
+ public:
+  MultiStepLR(Optimizer& optimizer, const MultiStepLROptions& options);
+  double lr_at(int64_t steps, double initial) const override;
+
+ private:
+  MultiStepLROptions options_;
+};
+
+/// Times gamma at every step.
+class ExponentialLR : public StepSchedule {
+ public:
+  ExponentialLR(Optimizer& optimizer, double gamma);
+  double lr_at(int64_t steps, double initial) const override;
+
+ private:
+  double gamma_;
+};
+
+struct PolynomialLROptions {
+  int64_t total_iters = 5;
+  double power = 1;
+};
+
+/// Times (1 - steps / total_iters) ^ power, and 0 from there on.
+class PolynomialLR : public StepSchedule {
+ public:
+  explicit PolynomialLR(Optimizer& optimizer, const PolynomialLROptions& options = {});
+  double lr_at(int64_t steps, double initial) const override;
+
+ private:
+  PolynomialLROptions options_;
+};
+
+/// Times factor(steps). The function is not part of the state.
+class LambdaLR : public StepSchedule {
+ public:
+  LambdaLR(Optimizer& optimizer, std::function<double(int64_t steps)> factor);
+  double lr_at(int64_t steps, double initial) const override { return initial * factor_(steps); }
+
+ private:
+  std::function<double(int64_t)> factor_;
+};
+
+enum class AnnealStrategy : uint8_t { cos, linear };
+
+struct OneCycleLROptions {
+  double max_lr = 0;        ///< of all groups; the optimizer's own rates do not count
+  int64_t total_steps = 0;  ///< epochs * steps in each
+  double pct_start = 0.3;   ///< the part of them in which the rate grows
+  AnnealStrategy anneal_strategy = AnnealStrategy::cos;
+  bool cycle_momentum = true;  ///< needs an optimizer with momentum or betas
+  double base_momentum = 0.85, max_momentum = 0.95;
+  double div_factor = 25;         ///< max_lr / the first rate
+  double final_div_factor = 1e4;  ///< the first rate / the last one
+  bool three_phase = false;       ///< down to the first rate as fast as up, then to the last one
+};
+
+/// Up to max_lr and down again, the momentum the other way round. The last rate is that after total_steps - 1 steps
+/// and one more; step() throws beyond. Smith and Topin,
+/// "Super-convergence: very fast training of neural networks using large learning rates", 2019.
+class OneCycleLR : public StepSchedule {
+ public:
+  OneCycleLR(Optimizer& optimizer, const OneCycleLROptions& options);
+  double lr_at(int64_t steps, double initial) const override;
+  std::optional<double> momentum_at(int64_t steps) const override;
+
+ private:
+  /// Where the cycle is: from one of (first rate, max_lr, last rate) to another, of which `done` is done.
+  struct Place {
+    int from, to;
+    double done;
+  };
+  Place place(int64_t steps) const;
+  double anneal(double from, double to, double done) const;
+
+  OneCycleLROptions options_;
+};
+
+/// One schedule after the other, each from its beginning: the i-th from milestones[i - 1] on. All are made for this
+/// optimizer; their own counts are not used.
+class SequentialLR : public StepSchedule {
+ public:
+  /// Throws unless milestones increase and are one fewer than the schedules.
+  SequentialLR(Optimizer& optimizer, std::vector<std::shared_ptr<StepSchedule>> schedules,
+               std::vector<int64_t> milestones);
+  double lr_at(int64_t steps, double initial) const override;
+  std::optional<double> momentum_at(int64_t steps) const override;
+
+ private:
+  /// The schedule of this step; `*steps` becomes its own number of steps.
+  const StepSchedule& current(int64_t* steps) const;
+
+  std::vector<std::shared_ptr<StepSchedule>> schedules_;
+  std::vector<int64_t> milestones_;
 };
 
 enum class PlateauMode : uint8_t { min, max };  ///< whether a smaller or a larger metric is better

@@ -29,7 +29,8 @@ void SGD::update(size_t group, const Update& u) {
             .weight_decay = o.weight_decay,
             .nesterov = o.nesterov,
             .maximize = o.maximize,
-            .first = u.step == 1});
+            .step = u.step},
+           u.scaling());
 }
 
 }  // namespace voxgrad::optim

@@ -54,8 +54,6 @@ void gather(const char* op, const View& out, const View& in, const View& index, 
 void scatter_add(const char* op, const View& out, const View& in, const View& index, int axis);
 
 // optim.cpp
-void sgd(std::span<const StepViews> params, const SgdStep& step);
-void adam(std::span<const StepViews> params, const AdamStep& step);
-void rmsprop(std::span<const StepViews> params, const RmspropStep& step);
+void step(const char* op, std::span<const StepViews> params, const AnyStep& step, const StepGate& gate);
 
 }  // namespace voxgrad::cpu

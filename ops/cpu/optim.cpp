@@ -20,15 +20,18 @@ void for_each_element(const View& param, F step) {
 
 /// Steps all parameters, of whatever types.
 template <class Step>
-void step_all(const char* op, std::span<const StepViews> params, const Step& step) {
+void step_all(const char* op, std::span<const StepViews> params, const Step& step, float unscale) {
   for (const StepViews& views : params)
     dispatch(Floats(), views.param.dtype, op, "CPU", [&]<class T>() {
-      with_update<compute_t<T>>(step, [&]<size_t n>(const auto& update, const std::array<int, n>& states) {
+      using C = compute_t<T>;
+      with_update<C>(step, [&]<size_t n>(const auto& update, const std::array<int, n>& states) {
         [&]<size_t... k>(std::index_sequence<k...>) {
           T* p = views.param.as<T>();
           const T* g = views.grad.as<const T>();
-          const std::array<T*, n> s{views.state[states[k]].template as<T>()...};
-          for_each_element(views.param, [=](int64_t i) { update_element(update, p[i], g[i], s[k][i]...); });
+          const std::array<C*, n> s{views.state[states[k]].template as<C>()...};
+          for_each_element(views.param, [=, c = static_cast<C>(unscale)](int64_t i) {
+            update_element(update, c, p[i], g[i], s[k][i]...);
+          });
         }
         (std::make_index_sequence<n>());
       });
@@ -37,8 +40,15 @@ void step_all(const char* op, std::span<const StepViews> params, const Step& ste
 
 }  // namespace
 
-void sgd(std::span<const StepViews> params, const SgdStep& step) { step_all("sgd", params, step); }
-void adam(std::span<const StepViews> params, const AdamStep& step) { step_all("adam", params, step); }
-void rmsprop(std::span<const StepViews> params, const RmspropStep& step) { step_all("rmsprop", params, step); }
+void step(const char* op, std::span<const StepViews> params, const AnyStep& step, const StepGate& gate) {
+  if (gate.found_inf && *gate.found_inf) return;
+  std::visit(
+      [&](auto taken) {
+        if constexpr (requires { taken.step; })
+          if (gate.skipped) taken.step -= *gate.skipped;
+        step_all(op, params, taken, inverse_scale(gate.scale));
+      },
+      step);
+}
 
 }  // namespace voxgrad::cpu

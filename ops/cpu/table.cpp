@@ -29,9 +29,7 @@ const Kernels& cpu_kernels() {
       .resample = cpu::resample,
       .gather = cpu::gather,
       .scatter_add = cpu::scatter_add,
-      .sgd = cpu::sgd,
-      .adam = cpu::adam,
-      .rmsprop = cpu::rmsprop,
+      .step = cpu::step,
   };
   return table;
 }

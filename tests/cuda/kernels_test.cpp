@@ -332,10 +332,12 @@ struct StepTwins {
   StepTwins(DType dtype, const std::vector<int64_t>& counts, int64_t offset) {
     for (const int64_t count : counts) {
       // The square of a mean (the last) stays below the mean of the squares, or their difference would be all rounding.
-      const auto twin = [&](uint32_t seed, double low, double high) {
-        return Twin(dtype, {count}, {.offset = offset}, seed, low, high);
+      const DType wide = dtype == f64 ? f64 : f32;
+      const auto twin = [&](DType type, uint32_t seed, double low, double high) {
+        return Twin(type, {count}, {.offset = offset}, seed, low, high);
       };
-      params.push_back({twin(1, 0.1, 2), twin(2, 0.1, 2), twin(3, 0.1, 2), twin(4, 0.1, 2), twin(5, -0.2, 0.2)});
+      params.push_back({twin(dtype, 1, 0.1, 2), twin(dtype, 2, 0.1, 2), twin(wide, 3, 0.1, 2), twin(wide, 4, 0.1, 2),
+                        twin(wide, 5, -0.2, 0.2)});
     }
   }
   std::vector<StepViews> on(Device device) const {
@@ -360,13 +362,22 @@ TEST_F(CudaKernels, OptimizerSteps) {
       for (const bool flag : {false, true})
         for (const double momentum : {0.0, 0.9}) {
           run("sgd", dtype, offset, [&](const Kernels& k, const std::vector<StepViews>& list) {
-            k.sgd(list, {0.1, momentum, 0.2, 0.01, flag, flag, false});
+            k.step("sgd", list, SgdStep{0.1, momentum, 0.2, 0.01, flag, flag, 2}, {});
           });
           run("adam", dtype, offset, [&](const Kernels& k, const std::vector<StepViews>& list) {
-            k.adam(list, {0.1, 0.9, 0.99, 1e-8, 0.01, flag, flag, flag, 3});
+            k.step("adam", list, AdamStep{0.1, 0.9, 0.99, 1e-8, 0.01, flag, flag, flag, 3}, {});
+          });
+          run("adagrad", dtype, offset, [&](const Kernels& k, const std::vector<StepViews>& list) {
+            k.step("adagrad", list, AdagradStep{0.1, momentum, 0.01, 1e-8, flag, 3}, {});
+          });
+          run("lion", dtype, offset, [&](const Kernels& k, const std::vector<StepViews>& list) {
+            k.step("lion", list, LionStep{0.1, momentum, 0.9, 0.01, flag}, {});
+          });
+          run("ema", dtype, offset, [&](const Kernels& k, const std::vector<StepViews>& list) {
+            k.step("ema", list, EmaStep{momentum}, {});
           });
           run("rmsprop", dtype, offset, [&](const Kernels& k, const std::vector<StepViews>& list) {
-            k.rmsprop(list, {0.1, 0.9, 1e-8, 0.01, momentum, flag, flag});
+            k.step("rmsprop", list, RmspropStep{0.1, 0.9, 1e-8, 0.01, momentum, flag, flag}, {});
           });
         }
 }

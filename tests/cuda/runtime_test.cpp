@@ -65,7 +65,7 @@ TEST(CudaDevices, KernelsThrowWhereThereIsNone) {
   view.device = 0;
   EXPECT_THROW(kernels(Device::cuda()).fill(view, 2), Error);
   EXPECT_THROW(kernels(Device::cuda()).unary(UnaryOp::neg, view, view, 0, 0), Error);
-  EXPECT_THROW(kernels(Device::cuda()).sgd(std::vector{StepViews{view, view, {}}}, SgdStep{}), Error);
+  EXPECT_THROW(kernels(Device::cuda()).step("sgd", std::vector{StepViews{view, view, {}}}, SgdStep{}, {}), Error);
   EXPECT_EQ(element, 1);
 }
 

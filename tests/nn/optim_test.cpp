@@ -4,8 +4,10 @@
 #include <map>
 
 #include "core/autograd.h"
+#include "nn/optim/adagrad.h"
 #include "nn/optim/adam.h"
 #include "nn/optim/clip.h"
+#include "nn/optim/lion.h"
 #include "nn/optim/rmsprop.h"
 #include "nn/optim/sgd.h"
 #include "ops/create.h"
@@ -16,8 +18,10 @@ namespace {
 
 #include "tests/nn/optim_reference.inc"
 
+using optim::Adagrad;
 using optim::Adam;
 using optim::AdamW;
+using optim::Lion;
 using optim::Optimizer;
 using optim::RMSprop;
 using optim::SGD;
@@ -51,6 +55,13 @@ const std::map<std::string, MakeOptimizer>& optimizers() {
       {"rmsprop_momentum", make<RMSprop>(RmspropOptions{.lr = 0.005, .momentum = 0.9})},
       {"rmsprop_centered",
        make<RMSprop>(RmspropOptions{.lr = 0.005, .weight_decay = 0.1, .momentum = 0.5, .centered = true})},
+      {"adagrad", make<Adagrad>(AdagradOptions{.lr = 0.1})},
+      {"adagrad_decay",
+       make<Adagrad>(AdagradOptions{
+           .lr = 0.2, .lr_decay = 0.1, .weight_decay = 0.05, .initial_accumulator_value = 0.3, .eps = 1e-3})},
+      {"adagrad_maximize", make<Adagrad>(AdagradOptions{.lr = 0.05, .maximize = true})},
+      {"lion", make<Lion>(LionOptions{.lr = 0.02})},
+      {"lion_decay", make<Lion>(LionOptions{.lr = 0.01, .betas = {0.8, 0.95}, .weight_decay = 0.2})},
   };
   return table;
 }
@@ -195,6 +206,11 @@ TEST(Optimizer, RefusesBadOptions) {
   EXPECT_ERROR(Adam(p, {.betas = {-0.1, 0.9}}), "Adam: betas must lie in [0, 1)");
   EXPECT_ERROR(AdamW(p, {.eps = -1}), "AdamW: eps must be finite and at least 0");
   EXPECT_ERROR(AdamW(p, {.weight_decay = INFINITY}), "AdamW: weight_decay must be finite");
+  EXPECT_ERROR(Adagrad(p, {.lr_decay = -1}), "Adagrad: lr_decay must be finite and at least 0, got -1");
+  EXPECT_ERROR(Lion(p, {.betas = {0.9, 1}}), "Lion: betas must lie in [0, 1), got 0.9 and 1");
+  EXPECT_ERROR(Adam(p, -1e-3), "Adam: lr must be finite and at least 0, got -0.001");
+  EXPECT_EQ(RMSprop(p, 0.25).options().lr, 0.25);
+  EXPECT_EQ(Adam({start()}, 0.5).options().betas[0], 0.9);
   EXPECT_ERROR(RMSprop(p, {.alpha = 1.5}), "RMSprop: alpha must lie in [0, 1], got 1.5");
   EXPECT_ERROR(RMSprop(p, {.momentum = -1}), "RMSprop: momentum must be finite");
 }
@@ -297,6 +313,35 @@ TEST(Optimizer, LoadsWhatARunMayLeave) {
   EXPECT_EQ(p.to_vector(), before);
 }
 
+TEST(Optimizer, StateOfHalvesIsF32) {
+  for (const Device device : devices())
+    for (const DType dtype : {f16, bf16}) {
+      const Tensor p = zeros({3}, {.dtype = dtype, .device = device, .requires_grad = true});
+      Adam adam({p}, 0.1), loaded({p}, 0.1);
+      p.set_grad(full({3}, 3e4, p.options()));  // its square is no f16
+      adam.step();
+      for (const double value : p.to_vector()) EXPECT_NEAR(value, -0.1, 1e-3);
+      const TensorMap state = adam.state_dict();
+      EXPECT_EQ(state.at("state.0.exp_avg_sq").dtype(), f32);
+      loaded.load_state_dict(state);
+      EXPECT_EQ(loaded.state_dict().at("state.0.exp_avg_sq").to_vector(), state.at("state.0.exp_avg_sq").to_vector());
+      TensorMap narrow = state;
+      narrow["state.0.exp_avg"] = state.at("state.0.exp_avg").to(dtype);
+      EXPECT_ERROR(loaded.load_state_dict(narrow), "whose state is f32");
+    }
+}
+
+TEST(Optimizer, ParametersThatNobodyElseHoldsAreRefused) {
+  Tensor member = start();
+  Adam adam({member}, 0.1);
+  set_gradient(member, 0);
+  adam.step();
+  member = start();  // as a module's member that is assigned to
+  set_gradient(member, 0);
+  EXPECT_ERROR(adam.step(),
+               "Adam: parameter 0, [5] f64 on cpu, belongs to nobody but the optimizer: its module is gone");
+}
+
 TEST(Optimizer, StateOnAnotherDeviceIsRefused) {
   if (!cuda::is_available()) GTEST_SKIP() << "needs a GPU";
   const Tensor p = start(f32);
@@ -325,6 +370,8 @@ TEST(Clip, NormOfAllGradientsTogether) {
       b.set_grad(tensor({{0, 4}, {0, 12}}, {.device = device}));
     };
     set();
+    EXPECT_FLOAT_EQ(optim::grad_norm({a, b, c}).item<float>(), 13);
+    EXPECT_EQ(optim::grad_norm({a, b}, INFINITY).item(), 12);
     const Tensor norm = optim::clip_grad_norm_({a, b, c}, 6.5);
     EXPECT_EQ(norm.device(), device);
     EXPECT_EQ(norm.dim(), 0);
@@ -359,6 +406,8 @@ TEST(Clip, NothingChangesWhenOneGradientCannotBeClipped) {
   const auto value = [](const Tensors& params) { optim::clip_grad_value_(params, 1); };
   EXPECT_ERROR(norm({a, b}), "clip_grad_norm_: the gradient of parameter 1 is an expanded view: [2] f32 on cpu");
   EXPECT_ERROR(value({a, b}), "clip_grad_value_: the gradient of parameter 1 is an expanded view: [2] f32 on cpu");
+  EXPECT_FLOAT_EQ(optim::grad_norm({a, b}).item<float>(), std::sqrt(33.0F));  // which only reads
+  EXPECT_ERROR(optim::grad_norm({a}, -1), "grad_norm: norm_type must be positive, got -1");
   EXPECT_ERROR(norm({a, Tensor()}), "clip_grad_norm_: parameter 1 is undefined");
   EXPECT_ERROR(value({Tensor()}), "clip_grad_value_: parameter 0 is undefined");
   EXPECT_EQ(a.grad().to_vector(), (std::vector<double>{3, 4}));

@@ -5,6 +5,8 @@
 #include <functional>
 #include <map>
 
+#include "nn/optim/adagrad.h"
+#include "nn/optim/adam.h"
 #include "nn/optim/sgd.h"
 #include "ops/create.h"
 #include "tests/support.h"
@@ -36,11 +38,50 @@ const std::map<std::string, MakeSchedule>& schedules() {
        [](Optimizer& o) {
          return std::make_unique<CosineAnnealingLR>(o, CosineAnnealingLROptions{.t_max = 15, .warmup_steps = 5});
        }},
+      {"multistep",
+       [](Optimizer& o) {
+         return std::make_unique<MultiStepLR>(o, MultiStepLROptions{.milestones = {12, 4, 4}, .gamma = 0.5});
+       }},
+      {"exponential", [](Optimizer& o) { return std::make_unique<ExponentialLR>(o, 0.9); }},
+      {"polynomial",
+       [](Optimizer& o) {
+         return std::make_unique<PolynomialLR>(o, PolynomialLROptions{.total_iters = 15, .power = 2.5});
+       }},
+      {"lambda",
+       [](Optimizer& o) {
+         return std::make_unique<LambdaLR>(o, [](int64_t n) { return 1 / (1 + static_cast<double>(n)); });
+       }},
+      {"one_cycle",
+       [](Optimizer& o) {
+         return std::make_unique<OneCycleLR>(o, OneCycleLROptions{.max_lr = 0.7, .total_steps = 21});
+       }},
+      {"one_cycle_three",
+       [](Optimizer& o) {
+         return std::make_unique<OneCycleLR>(o, OneCycleLROptions{.max_lr = 0.7,
+                                                                  .total_steps = 21,
+                                                                  .pct_start = 0.4,
+                                                                  .anneal_strategy = AnnealStrategy::linear,
+                                                                  .base_momentum = 0.6,
+                                                                  .max_momentum = 0.8,
+                                                                  .div_factor = 10,
+                                                                  .final_div_factor = 100,
+                                                                  .three_phase = true});
+       }},
+      {"sequential",
+       [](Optimizer& o) {
+         const std::vector<std::shared_ptr<StepSchedule>> parts{
+             std::make_shared<LinearLR>(o, LinearLROptions{.start_factor = 0.1, .total_iters = 4}),
+             std::make_shared<ExponentialLR>(o, 0.8),
+             std::make_shared<PolynomialLR>(o, PolynomialLROptions{.total_iters = 10})};
+         return std::make_unique<SequentialLR>(o, parts, std::vector<int64_t>{5, 12});
+       }},
   };
   return table;
 }
 
-SGD make_optimizer() { return SGD({{{zeros({1})}, {.lr = 0.4}}, {{zeros({1})}, {.lr = 0.8}}}); }
+SGD make_optimizer() {
+  return SGD({{{zeros({1})}, {.lr = 0.4, .momentum = 0.5}}, {{zeros({1})}, {.lr = 0.8, .momentum = 0.5}}});
+}
 
 class ScheduleTest : public testing::TestWithParam<std::pair<const std::string, MakeSchedule>> {};
 
@@ -50,8 +91,9 @@ TEST_P(ScheduleTest, AgreesWithPyTorch) {
   const auto schedule = GetParam().second(optimizer);
   for (int step = 0; step <= kSteps; ++step) {
     EXPECT_NEAR(optimizer.lr(0), reference[static_cast<size_t>(step)], 1e-12) << step;
+    EXPECT_NEAR(optimizer.options(1).momentum, reference[static_cast<size_t>(kSteps + 1 + step)], 1e-12) << step;
     EXPECT_EQ(schedule->steps(), step);
-    schedule->step();
+    if (step < kSteps) schedule->step();
   }
 }
 
@@ -123,8 +165,44 @@ TEST(Plateau, LoadingRefusesNumbersThatNoRunLeaves) {
   refuses("cooldown_left", full({}, -1, {.dtype = i64}), "ReduceLROnPlateau: cooldown_left must lie in [0, 2^62]");
 }
 
+TEST(Schedule, OneCycleCyclesBeta1AndEnds) {
+  Adam adam({zeros({1})});
+  OneCycleLR schedule(adam, {.max_lr = 1, .total_steps = 10});
+  EXPECT_EQ(adam.options().betas[0], 0.95);
+  for (int step = 0; step < 2; ++step) schedule.step();
+  EXPECT_NEAR(adam.options().betas[0], 0.85, 1e-12);
+  EXPECT_NEAR(adam.lr(), 1, 1e-12);
+  for (int step = 2; step < 10; ++step) schedule.step();
+  EXPECT_NEAR(adam.lr(), 1 / 25e4, 1e-12);
+  EXPECT_ERROR(schedule.step(), "OneCycleLR: step 11 of 10");
+  Adagrad without({zeros({1})});
+  EXPECT_ERROR(OneCycleLR(without, {.max_lr = 1, .total_steps = 2}), "Adagrad: has no momentum");
+  EXPECT_EQ(OneCycleLR(without, {.max_lr = 1, .total_steps = 2, .cycle_momentum = false}).steps(), 0);
+}
+
+TEST(Schedule, TheInitialRateIsTheCallersLast) {
+  SGD sgd({zeros({1})}, 0.5);
+  const ExponentialLR first(sgd, 0.5);
+  const LinearLR second(sgd, {.start_factor = 0.5});
+  EXPECT_EQ(sgd.lr(), 0.25);
+  EXPECT_EQ(StepLR(sgd, {}).steps(), 0);
+  EXPECT_EQ(sgd.lr(), 0.5);
+  sgd.set_lr(3);
+  const LinearLR third(sgd, {.start_factor = 0.5});
+  EXPECT_EQ(sgd.lr(), 1.5);
+}
+
 TEST(Schedule, RefusesBadOptions) {
   SGD o({zeros({1})});
+  EXPECT_ERROR(MultiStepLR(o, {.gamma = -1}), "MultiStepLR: gamma must be finite and at least 0");
+  EXPECT_ERROR(ExponentialLR(o, -1), "ExponentialLR: gamma must be finite and at least 0");
+  EXPECT_ERROR(PolynomialLR(o, {.total_iters = 0}), "PolynomialLR: total_iters must be positive, got 0");
+  EXPECT_ERROR(LambdaLR(o, nullptr), "LambdaLR: the function is empty");
+  EXPECT_ERROR(LambdaLR(o, [](int64_t) { return -1.0; }), "LambdaLR: the learning rate must be finite and at least 0");
+  EXPECT_ERROR(OneCycleLR(o, {.max_lr = 1}), "OneCycleLR: total_steps must be positive, got 0");
+  EXPECT_ERROR(OneCycleLR(o, {.max_lr = 1, .total_steps = 9, .pct_start = 2}), "OneCycleLR: pct_start must lie in");
+  EXPECT_ERROR(SequentialLR(o, {}, {}), "SequentialLR: expects one milestone fewer than schedules, got 0 and 0");
+  EXPECT_ERROR(SequentialLR(o, {nullptr}, {}), "SequentialLR: a schedule is null");
   EXPECT_ERROR(StepLR(o, {.step_size = 0}), "StepLR: step_size must be positive, got 0");
   EXPECT_ERROR(StepLR(o, {.gamma = -1}), "StepLR: gamma must be finite and at least 0");
   EXPECT_ERROR(LinearLR(o, {.start_factor = 0}), "LinearLR: start_factor must lie in (0, 1], got 0");

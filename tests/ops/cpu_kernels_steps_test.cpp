@@ -54,12 +54,12 @@ TEST(CpuKernels, SgdSteps) {
                 .weight_decay = variant & 2 ? 0.01 : 0.0,
                 .nesterov = (variant & 5) == 5,
                 .maximize = (variant & 8) != 0,
-                .first = true};
+                .step = 1};
       if (variant & 4 && !(variant & 1)) o.momentum = 0;
       compare_steps<T, 1>(
           [&](int step, std::vector<Array<T>>& a) {
-            o.first = step == 1;
-            cpu.sgd(list_of(a), o);
+            o.step = step;
+            cpu.step("sgd", list_of(a), o, {});
           },
           [&](int step, auto at) {
             double g = (o.maximize ? -at(1) : at(1)) + o.weight_decay * at(0);
@@ -88,7 +88,7 @@ TEST(CpuKernels, AdamSteps) {
       compare_steps<T, 3>(
           [&](int step, std::vector<Array<T>>& a) {
             o.step = step;
-            cpu.adam(list_of(a), o);
+            cpu.step("adam", list_of(a), o, {});
           },
           [&](int step, auto at) {
             double g = o.maximize ? -at(1) : at(1);
@@ -117,7 +117,7 @@ TEST(CpuKernels, RmspropSteps) {
                           .momentum = variant & 1 ? 0.9 : 0.0,
                           .centered = (variant & 4) != 0,
                           .maximize = (variant & 8) != 0};
-      compare_steps<T, 3>([&](int, std::vector<Array<T>>& a) { cpu.rmsprop(list_of(a), o); },
+      compare_steps<T, 3>([&](int, std::vector<Array<T>>& a) { cpu.step("rmsprop", list_of(a), o, {}); },
                           [&](int, auto at) {
                             const double g = (o.maximize ? -at(1) : at(1)) + o.weight_decay * at(0);
                             at(2) = o.alpha * at(2) + (1 - o.alpha) * g * g;
@@ -134,27 +134,39 @@ TEST(CpuKernels, RmspropSteps) {
   });
 }
 
-TEST(CpuKernels, StepsOfHalvesAreFloatsRoundedOnce) {
+TEST(CpuKernels, StepsOfHalvesAreFloatsRoundedOnceAndTheirStateIsFloats) {
   const auto compare = [](auto type, auto step) {
     using T = decltype(type);
-    std::vector<Array<T>> narrow(5, Array<T>({kCount}));
-    std::vector<Array<float>> wide(5, Array<float>({kCount}));
-    for (size_t k = 0; k < 5; ++k) {
-      narrow[k].view.data = narrow[k].data() + 8;  // copied with its vector
-      wide[k].view.data = wide[k].data() + 8;
-      narrow[k].random(0.1, 1, static_cast<unsigned>(k));
-      cpu.copy(wide[k].view, narrow[k].view);
+    Array<T> param({kCount}), grad({kCount});
+    param.random(0.1, 1, 0);
+    grad.random(0.1, 1, 1);
+    std::vector<Array<float>> state(3, Array<float>({kCount})), wide(5, Array<float>({kCount}));
+    for (auto* arrays : {&state, &wide})
+      for (auto& array : *arrays) array.view.data = array.data() + 8;  // copied with its vector
+    for (size_t k = 0; k < 3; ++k) {
+      state[k].random(0.1, 1, static_cast<unsigned>(k + 2));
+      cpu.copy(wide[k + 2].view, state[k].view);
     }
-    step(list_of(narrow));
+    cpu.copy(wide[0].view, param.view);
+    cpu.copy(wide[1].view, grad.view);
+    step(std::vector{StepViews{param.view, grad.view, {state[0].view, state[1].view, state[2].view}}});
     step(list_of(wide));
-    for (size_t k = 0; k < 5; ++k)
-      expect_close<T>(
-          narrow[k], [&](const Dims& i) { return static_cast<double>(T(wide[k](i))); }, 0);
+    expect_close<T>(
+        param, [&](const Dims& i) { return static_cast<double>(T(wide[0](i))); }, 0);
+    for (size_t k = 0; k < 3; ++k)
+      expect_close<float>(
+          state[k], [&](const Dims& i) { return wide[k + 2](i); }, 0);
   };
   const auto all = [&](auto type) {
-    compare(type, [](const auto& list) { cpu.sgd(list, {.lr = 0.1, .momentum = 0.9, .weight_decay = 0.1}); });
-    compare(type, [](const auto& list) { cpu.adam(list, {.lr = 0.1, .weight_decay = 0.1, .amsgrad = true}); });
-    compare(type, [](const auto& list) { cpu.rmsprop(list, {.lr = 0.1, .momentum = 0.9, .centered = true}); });
+    compare(type, [](const auto& list) {
+      cpu.step("sgd", list, SgdStep{.lr = 0.1, .momentum = 0.9, .weight_decay = 0.1}, {});
+    });
+    compare(type, [](const auto& list) {
+      cpu.step("adam", list, AdamStep{.lr = 0.1, .weight_decay = 0.1, .amsgrad = true}, {});
+    });
+    compare(type, [](const auto& list) {
+      cpu.step("rmsprop", list, RmspropStep{.lr = 0.1, .momentum = 0.9, .centered = true}, {});
+    });
   };
   all(BFloat16());
   all(Float16());
@@ -188,15 +200,8 @@ std::vector<char> everything() {
   b.random(-1, 1);
   cpu.matmul(c.view, a.view, b.view);
   for (auto* array : {&mean, &rstd, &dgamma, &dbeta, &dx, &y, &c}) keep(*array);
-  cpu.adam(std::vector{StepViews{x.view, y.view, {dx.view, y.view}}}, {.lr = 0.1,
-                                                                       .beta1 = 0.9,
-                                                                       .beta2 = 0.99,
-                                                                       .eps = 1e-8,
-                                                                       .weight_decay = 0,
-                                                                       .decoupled = false,
-                                                                       .amsgrad = false,
-                                                                       .maximize = false,
-                                                                       .step = 3});
+  cpu.step("adam", std::vector{StepViews{x.view, y.view, {dx.view, y.view}}},
+           AdamStep{.lr = 0.1, .beta2 = 0.99, .step = 3}, {});
   keep(x);
   return bytes;
 }

@@ -1,0 +1,128 @@
+#include "nn/optim/ema.h"
+
+#include <algorithm>
+
+#include "core/autograd.h"
+#include "core/capture.h"
+#include "nn/optim/optimizer.h"
+#include "ops/halves.h"
+
+namespace voxgrad::optim {
+namespace {
+
+constexpr const char* kOp = "ExponentialMovingAverage";
+
+void validate(const EmaOptions& o) {
+  check(o.decay >= 0 && o.decay <= 1, kOp, "decay must lie in [0, 1], got ", o.decay);
+  check_not_negative(kOp, {{"warmup", o.warmup}});
+  check(o.warmup == 0 || o.warmup >= 1, kOp, "warmup must be 0 or at least 1, got ", o.warmup);
+}
+
+}  // namespace
+
+/// What a state_dict holds beside the averages.
+struct ExponentialMovingAverage::State {
+  EmaOptions options;
+  int64_t updates;
+
+  nn::Fields fields() { return {{"updates", &updates}, {"decay", &options.decay}, {"warmup", &options.warmup}}; }
+};
+
+ExponentialMovingAverage::ExponentialMovingAverage(const nn::Module& model, const EmaOptions& options)
+    : options_(options), self_(std::make_shared<ExponentialMovingAverage*>(this)) {
+  validate(options);
+  NoGradGuard no_grad;
+  std::map<const TensorBody*, Tensor> known;  // modules may share
+  const auto take = [&](const nn::NamedTensors& named, bool widens, Tensors& own, Tensors& kept) {
+    for (const auto& [name, tensor] : named) {
+      Tensor& copy = known[tensor.body().get()];
+      if (!copy.defined()) {
+        copy = tensor.detach().clone();
+        if (widens) copy = copy.to(is_half(tensor.dtype()) ? f32 : tensor.dtype()).contiguous();
+        own.push_back(tensor);
+        kept.push_back(copy);
+      }
+      values_[name] = copy;
+    }
+  };
+  take(model.named_parameters(), true, params_, averages_);
+  take(model.named_buffers(), false, buffers_, copies_);
+}
+
+void ExponentialMovingAverage::advance(bool count) {
+  const auto n = static_cast<double>(updates_);
+  const double limit = options_.warmup == 0 ? 1 : (1 + n) / (options_.warmup + n);
+  ema_step(params_, averages_, {.decay = std::min(options_.decay, limit)});
+  if (count) ++updates_;
+}
+
+void ExponentialMovingAverage::update() {
+  NoGradGuard no_grad;
+  if (Capture* const capture = Capture::current())
+    capture->optimizer_step([self = std::weak_ptr(self_)](bool replay) {
+      const auto average = self.lock();
+      check(average != nullptr, kOp, "the average whose update was captured is gone");
+      (*average)->advance(replay);
+    });
+  else
+    advance(true);
+  for (size_t i = 0; i < buffers_.size(); ++i) copies_[i].copy_(buffers_[i]);
+}
+
+ExponentialMovingAverage::Swapped::Swapped(const ExponentialMovingAverage& average) {
+  NoGradGuard no_grad;
+  const auto exchange = [&](const Tensors& own, const Tensors& kept) {
+    for (size_t i = 0; i < own.size(); ++i) {
+      own_.push_back(own[i].detach());
+      saved_.push_back(own_.back().clone());
+    }
+    for (size_t i = 0; i < own.size(); ++i) own[i].detach().copy_(kept[i]);
+  };
+  exchange(average.params_, average.averages_);
+  exchange(average.buffers_, average.copies_);
+}
+
+ExponentialMovingAverage::Swapped::~Swapped() {
+  NoGradGuard no_grad;
+  for (size_t i = 0; i < own_.size(); ++i) own_[i].copy_(saved_[i]);
+}
+
+TensorMap ExponentialMovingAverage::state_dict() const {
+  TensorMap dict;
+  nn::write_class(dict, kOp);
+  nn::write_fields(dict, "", State{options_, updates_}.fields());
+  nn::add_prefixed(dict, "values.", values_);
+  return dict;
+}
+
+ExponentialMovingAverage::State ExponentialMovingAverage::read(const TensorMap& dict) const {
+  check(dict.contains(concat("class.", kOp)), kOp, "this is not the state of an ", kOp);
+  nn::check_version(dict, kOp);
+  State read{options_, updates_};
+  nn::read_fields(dict, "", read.fields(), kOp);
+  validate(read.options);
+  check_count(kOp, "updates", read.updates, 0);
+  const TensorMap given = nn::with_prefix(dict, "values.");
+  check(given.size() == values_.size() && dict.size() == given.size() + read.fields().size() + 1, kOp, "the state has ",
+        given.size(), " values among ", dict.size(), " entries, the model has ", values_.size());
+  for (const auto& [name, value] : values_) {
+    const auto entry = given.find(name);
+    check(entry != given.end(), kOp, "the state has no values.", name);
+    const Tensor& tensor = entry->second;
+    check(tensor.defined() && tensor.shape() == value.shape() && tensor.dtype() == value.dtype(), kOp, "values.", name,
+          " is ", describe(tensor), ", expected ", describe(value));
+  }
+  return read;
+}
+
+void ExponentialMovingAverage::check_state_dict(const TensorMap& dict) const { read(dict); }
+
+void ExponentialMovingAverage::load_state_dict(const TensorMap& dict) {
+  const State loaded = read(dict);
+  NoGradGuard no_grad;
+  for (const auto& [name, value] : values_) value.copy_(dict.at("values." + name));
+  options_ = loaded.options;
+  updates_ = loaded.updates;
+}
+
+}  // namespace voxgrad::optim

@@ -1,0 +1,152 @@
+#include "nn/optim/grad_scaler.h"
+
+#include <cmath>
+
+#include "core/autograd.h"
+#include "ops/create.h"
+#include "ops/elementwise.h"
+
+namespace voxgrad::optim {
+namespace {
+
+constexpr const char* kOp = "GradScaler";
+
+void validate(const GradScalerOptions& o) {
+  check(std::isfinite(o.init_scale) && o.init_scale > 0, kOp, "the scale must be positive and finite, got ",
+        o.init_scale);
+  check(std::isfinite(o.growth_factor) && o.growth_factor > 1, kOp, "growth_factor must be above 1, got ",
+        o.growth_factor);
+  check(o.backoff_factor > 0 && o.backoff_factor < 1, kOp, "backoff_factor must lie in (0, 1), got ", o.backoff_factor);
+  check(o.growth_interval > 0, kOp, "growth_interval must be positive, got ", o.growth_interval);
+}
+
+}  // namespace
+
+/// What a state_dict holds.
+struct GradScaler::State {
+  GradScalerOptions options;
+  int64_t growth_tracker;
+
+  nn::Fields fields() {
+    return {{"scale", &options.init_scale},
+            {"growth_factor", &options.growth_factor},
+            {"backoff_factor", &options.backoff_factor},
+            {"growth_interval", &options.growth_interval},
+            {"growth_tracker", &growth_tracker}};
+  }
+};
+
+GradScaler::GradScaler(const GradScalerOptions& options) : options_(options) { validate(options); }
+
+Tensor GradScaler::scale(const Tensor& loss) {
+  if (!options_.enabled) return loss;
+  check(loss.defined() && is_floating(loss.dtype()), kOp, "scale() takes floating tensors, got ", describe(loss));
+  if (!scale_.defined()) {
+    check(!Capture::current(), kOp, "the first scale() makes state and cannot be captured; scale a loss before");
+    scale_ = full({}, options_.init_scale, {.dtype = f32, .device = loss.device()});
+    growth_tracker_ = full({}, static_cast<double>(first_tracker_), {.dtype = i64, .device = loss.device()});
+  }
+  check(loss.device() == scale_.device(), kOp, "the scale is on ", scale_.device(), ", the loss is ", describe(loss));
+  return mul(loss, scale_.clone());  // backward() may come after update()
+}
+
+GradScaler::Checked& GradScaler::check_gradients(const Optimizer& optimizer, bool unscale) {
+  check(scale_.defined(), kOp, "scale() comes first");
+  const Tensors grads = optimizer.gradients();
+  check(!grads.empty(), kOp, "the optimizer has no gradients to check");
+  for (const Tensor& grad : grads) {
+    check(grad.device() == scale_.device(), kOp, "the scale is on ", scale_.device(), ", a gradient is ",
+          describe(grad));
+    check(!unscale || grad.dtype() != f16, kOp, "unscale_() takes no gradients of f16, where they would vanish");
+  }
+  const Tensor found_inf = zeros({}, {.dtype = i64, .device = scale_.device()});
+  unscale_gradients(grads, found_inf, unscale ? &scale_ : nullptr);
+  return checked_[&optimizer] = {.found_inf = found_inf, .unscaled = unscale};
+}
+
+void GradScaler::unscale_(Optimizer& optimizer) {
+  if (!options_.enabled) return;
+  const auto checked = checked_.find(&optimizer);
+  check(checked == checked_.end() || !checked->second.stepped, kOp, "unscale_() comes before step()");
+  check(checked == checked_.end(), kOp, "unscale_() was already called on this optimizer since the last update()");
+  check_gradients(optimizer, true);
+}
+
+void GradScaler::step(Optimizer& optimizer) {
+  if (!options_.enabled) return optimizer.step();
+  const auto found = checked_.find(&optimizer);
+  check(found == checked_.end() || !found->second.stepped, kOp,
+        "step() was already called on this optimizer since the last update()");
+  Checked& checked = found != checked_.end() ? found->second : check_gradients(optimizer, false);
+  optimizer.step({checked.unscaled ? Tensor() : scale_, checked.found_inf});
+  checked.stepped = true;
+}
+
+void GradScaler::update() {
+  if (!options_.enabled) return;
+  check(!checked_.empty(), kOp, "no gradients were checked since the last update()");
+  NoGradGuard no_grad;
+  Tensor found;
+  for (const auto& [optimizer, checked] : checked_)
+    found = found.defined() ? maximum(found, checked.found_inf) : checked.found_inf;
+  const Tensor overflow = found > 0, calm = where(overflow, 0, growth_tracker_ + 1);
+  const Tensor grows = eq(calm, options_.growth_interval), larger = scale_ * options_.growth_factor;
+  const Tensor grown = where(isfinite(larger), larger, scale_);
+  scale_.copy_(where(overflow, scale_ * options_.backoff_factor, where(grows, grown, scale_)));
+  growth_tracker_.copy_(where(grows, 0, calm));
+  checked_.clear();
+}
+
+void GradScaler::update(double new_scale) {
+  if (!options_.enabled) return;
+  GradScalerOptions changed = options_;
+  changed.init_scale = new_scale;
+  validate(changed);
+  options_ = changed;
+  if (scale_.defined()) scale_.fill_(new_scale);
+  checked_.clear();
+}
+
+double GradScaler::get_scale() const {
+  if (!options_.enabled) return 1;
+  return scale_.defined() ? scale_.item() : options_.init_scale;
+}
+
+GradScaler::State GradScaler::state() const {
+  State now{options_, growth_tracker_.defined() ? growth_tracker_.item<int64_t>() : first_tracker_};
+  now.options.init_scale = get_scale();
+  return now;
+}
+
+TensorMap GradScaler::state_dict() const {
+  TensorMap dict;
+  nn::write_class(dict, kOp);
+  if (options_.enabled) nn::write_fields(dict, "", state().fields());
+  return dict;
+}
+
+GradScaler::State GradScaler::read(const TensorMap& dict) const {
+  State read = state();
+  if (!options_.enabled) return read;
+  check(dict.contains(concat("class.", kOp)), kOp, "this is not the state of a GradScaler");
+  nn::check_version(dict, kOp);
+  nn::read_fields(dict, "", read.fields(), kOp);
+  check(dict.size() == read.fields().size() + 1, kOp, "the state has ", dict.size(), " entries, expected ",
+        read.fields().size() + 1);
+  validate(read.options);
+  check_count(kOp, "growth_tracker", read.growth_tracker, 0);
+  return read;
+}
+
+void GradScaler::check_state_dict(const TensorMap& dict) const { read(dict); }
+
+void GradScaler::load_state_dict(const TensorMap& dict) {
+  const State loaded = read(dict);
+  options_ = loaded.options;
+  first_tracker_ = loaded.growth_tracker;
+  if (!scale_.defined()) return;
+  scale_.fill_(options_.init_scale);
+  growth_tracker_.fill_(static_cast<double>(first_tracker_));
+}
+
+}  // namespace voxgrad::optim

@@ -1,0 +1,78 @@
+// Loss scaling for training in f16.
+#pragma once
+
+#include <map>
+
+#include "nn/optim/optimizer.h"
+
+namespace voxgrad::optim {
+
+struct GradScalerOptions {
+  double init_scale = 65536;
+  double growth_factor = 2;
+  double backoff_factor = 0.5;
+  int64_t growth_interval = 2000;  ///< updates without infinities after which the scale grows
+  bool enabled = true;             ///< false: losses and gradients are left alone, step() is the optimizer's
+};
+
+/// Scales losses up, so that small gradients do not vanish in f16, and gradients down again before a step; steps whose
+/// gradients overflowed are left out, and the scale gets smaller (Micikevicius et al., "Mixed precision training", ICLR
+/// 2018). As torch.amp.GradScaler:
+///
+///   scaler.scale(loss).backward();
+///   scaler.unscale_(optimizer);  // only to clip gradients: clip_grad_norm_(params, 1)
+///   scaler.step(optimizer);
+///   scaler.update();
+///
+/// For losses and parameters on one device, where the scale lives too. Nothing waits for the device, and all of it may
+/// be captured in a CUDA graph, all four together, after a step outside. An optimizer keeps its place in memory from
+/// its step to update().
+class GradScaler {
+ public:
+  /// Throws Error for options out of range.
+  explicit GradScaler(const GradScalerOptions& options = {});
+
+  /// loss * scale, differentiably; the product of an f16 loss without axes is f32.
+  Tensor scale(const Tensor& loss);
+  /// Divides the optimizer's gradients by the scale, in place, and checks them. Once between two updates, before the
+  /// step; throws otherwise, for no gradients, and for gradients of f16, which would vanish again: step() divides in
+  /// f32.
+  void unscale_(Optimizer& optimizer);
+  /// The optimizer's step, left out where a gradient is infinite or NaN. Once between two updates; throws otherwise,
+  /// and as unscale_() does. Divides gradients that were not unscaled as it reads them.
+  void step(Optimizer& optimizer);
+  /// Makes the scale smaller after infinities, larger after growth_interval updates without. Throws if no gradients
+  /// were checked since the last update.
+  void update();
+  /// Sets the scale instead. Throws unless it is positive and finite.
+  void update(double new_scale);
+  /// Waits for the device. 1 if not enabled.
+  double get_scale() const;
+  bool is_enabled() const { return options_.enabled; }
+
+  /// Scale, factors, interval, and the updates since the last change. Waits for the device. Only the class if not
+  /// enabled, when loading takes any state.
+  TensorMap state_dict() const;
+  /// Throws as load_state_dict does, and changes nothing.
+  void check_state_dict(const TensorMap& state) const;
+  /// Throws, before anything is changed, for what no scaler writes.
+  void load_state_dict(const TensorMap& state);
+
+ private:
+  struct Checked {
+    Tensor found_inf;  ///< i64
+    bool unscaled = false, stepped = false;
+  };
+  struct State;
+  State state() const;
+  State read(const TensorMap& state) const;
+  Checked& check_gradients(const Optimizer& optimizer, bool unscale);
+
+  GradScalerOptions options_;
+  int64_t first_tracker_ = 0;
+  Tensor scale_,
+      growth_tracker_;  // f32, i64, without axes; from options_ and first_tracker_ on the first loss's device
+  std::map<const Optimizer*, Checked> checked_;  // since the last update
+};
+
+}  // namespace voxgrad::optim
