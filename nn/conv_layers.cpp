@@ -70,11 +70,11 @@ Conv<N>::Conv(const Options& given) : options_(given) {
 }
 
 template <int N>
-Tensor Conv<N>::forward(const Tensor& x) const {
+Tensor Conv<N>::forward_with(const Tensor& x, const Tensor& other_weight) const {
   const ConvOptions<N> options = function_options<N>(options_);
-  if constexpr (N == 1) return conv1d(x, weight, bias, options);
-  if constexpr (N == 2) return conv2d(x, weight, bias, options);
-  if constexpr (N == 3) return conv3d(x, weight, bias, options);
+  if constexpr (N == 1) return conv1d(x, other_weight, bias, options);
+  if constexpr (N == 2) return conv2d(x, other_weight, bias, options);
+  if constexpr (N == 3) return conv3d(x, other_weight, bias, options);
 }
 
 template <int N>
@@ -101,8 +101,8 @@ Tensor transposed(const Tensor& x, const Tensor& weight, const Tensor& bias, con
 }  // namespace
 
 template <int N>
-Tensor ConvTranspose<N>::forward(const Tensor& x) const {
-  return transposed<N>(x, weight, bias, function_options<N>(options_));
+Tensor ConvTranspose<N>::forward_with(const Tensor& x, const Tensor& other_weight) const {
+  return transposed<N>(x, other_weight, bias, function_options<N>(options_));
 }
 
 template <int N>

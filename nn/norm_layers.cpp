@@ -64,9 +64,9 @@ BatchNorm<N>::BatchNorm(int64_t num_features, const Options& given) : num_featur
 
 template <int N>
 Tensor BatchNorm<N>::forward(const Tensor& x) const {
-  const bool fits = x.defined() && (x.dim() == N + 2 || (N == 1 && x.dim() == 2)) && x.size(1) == num_features_;
-  check(fits, concat("BatchNorm", N, 'd').c_str(), "expects (N, ", num_features_, ", spatial...) with ", N,
-        " spatial axes, got ", describe(x));
+  const bool has_rank = x.defined() && (x.dim() == N + 2 || (N == 1 && x.dim() == 2));
+  check(!x.defined() || (has_rank && x.size(1) == num_features_), concat("BatchNorm", N, 'd').c_str(), "expects (N, ",
+        num_features_, ", spatial...) with ", N, " spatial axes, got ", describe(x));
   const bool tracks = num_batches_tracked.defined(), training = is_training() || !tracks;
   double momentum = options_.momentum.value_or(0);
   if (training && tracks && !options_.momentum) momentum = 1 / (num_batches_tracked.item() + 1);
