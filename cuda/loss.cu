@@ -123,7 +123,11 @@ struct ThreadSums {
   }
 };
 
-/// partial[sample, range, class]. `scales` is null if kClasses are all there are.
+/// The most classes that a thread holds.
+template <class T>
+inline constexpr int kMostClasses = sizeof(compute_t<T>) == 8 ? 8 : 12;
+
+/// partial[sample, range, class]. `scales` is null if a thread holds all classes.
 template <class T, int kClasses>
 __global__ void __launch_bounds__(kBlock, 2)
     sums_kernel(const __grid_constant__ Ranges shape, const __grid_constant__ Logits x,
@@ -160,8 +164,9 @@ __global__ void __launch_bounds__(kBlock, 2)
           each_class<kClasses>(own, [&](int c) { add(c, logit[u][c], 0); });
           continue;
         }
-        const Scale<Wide> scale = scales ? scales[n * shape.length + l + u * kBlock]
-                                         : softmax_scale<Wide, kClasses>(own, [&](int c) { return logit[u][c]; });
+        const Scale<Wide> scale = kClasses == kMostClasses<T> && scales
+                                      ? scales[n * shape.length + l + u * kBlock]
+                                      : softmax_scale<Wide, kClasses>(own, [&](int c) { return logit[u][c]; });
         const Wide factor = 1 / scale.total, log_total = log(scale.total);
         each_class<kClasses>(own, [&](int c) {
           const Wide shifted = logit[u][c] - scale.top;
@@ -262,10 +267,6 @@ __global__ void __launch_bounds__(kBlock)
     }
   }
 }
-
-/// The most classes that a thread holds.
-template <class T>
-inline constexpr int kMostClasses = sizeof(compute_t<T>) == 8 ? 8 : 12;
 
 /// f.operator()<k>(), k at least `classes` if there is such a kernel, else the most.
 template <class T, class F>
