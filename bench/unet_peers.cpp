@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/autocast.h"
+#include "core/autograd.h"
 #include "core/precision.h"
 #include "cuda/cuda.h"
 #include "nn/layers.h"
@@ -125,7 +126,7 @@ const char* voxgrad_unet_make(int64_t levels, int64_t channels, int64_t classes,
         std::make_unique<Training>(std::move(model), low ? std::optional(static_cast<DType>(low)) : std::nullopt);
     training->x = from_blob(x, {batch, 1, size, size, size}, {f32, kDevice}, {});
     training->target = from_blob(target, {batch, size, size, size}, {i64, kDevice}, {});
-    cuda::synchronize(kDevice);
+    synchronize(kDevice);
   });
 }
 

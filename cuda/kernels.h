@@ -36,8 +36,12 @@ Signature<&Kernels::conv_backward_weight> conv_backward_weight;
 Signature<&Kernels::conv_transpose_backward> conv_transpose_backward;
 // conv/explain.cpp
 Signature<&Kernels::explain_conv> explain_conv;
+// loss.cu
+Signature<&Kernels::class_sums> class_sums;
+Signature<&Kernels::class_sums_backward> class_sums_backward;
 // norm.cu, norm_backward.cu, relu_bias.cu
 Signature<&Kernels::group_norm> group_norm;
+Signature<&Kernels::normalize> normalize;
 Signature<&Kernels::group_norm_backward> group_norm_backward;
 Signature<&Kernels::relu_bias_backward> relu_bias_backward;
 // pooling and resampling

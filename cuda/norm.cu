@@ -67,12 +67,11 @@ __global__ void __launch_bounds__(kBlock)
   for (int64_t tile = blockIdx.x; tile * layout.columns < shape.count(); tile += gridDim.x) {
     const int64_t number = tile * layout.columns + layout.column();
     const bool inside = number < shape.count();
-    const int64_t n = quotient(number, shape.groups), group = number - n * shape.groups;
     Moments moments{0, 0, 0};
     if (inside && shape.length > 0)
-      for (int64_t i = layout.reducer(); i < shape.group_channels; i += layout.reducers) {
-        const int64_t c = group * shape.group_channels + i;
-        const double2 sums = total[n * shape.channels + c];
+      for (int64_t i = layout.reducer(); i < shape.group_lines(); i += layout.reducers) {
+        const int64_t line = shape.line(number, i), n = quotient(line, shape.channels), c = line - n * shape.channels;
+        const double2 sums = total[line];
         const double shift = sums.x / length;
         const auto pivot = static_cast<double>(deviations.first(n, c, 0));
         moments = join(moments, {length, pivot + shift, sums.y - sums.x * shift});
@@ -83,12 +82,13 @@ __global__ void __launch_bounds__(kBlock)
     const double variance = fmax(moments.squares, 0.0) / fmax(moments.count, 1.0);
     const double scale = moments.squares == moments.squares ? 1 / sqrt(variance + eps) : moments.squares;
     exact[number] = {moments.mean, scale};
+    const int64_t n = quotient(number, shape.groups), group = number - n * shape.groups;
     mean.at<Wide>(n, group) = static_cast<Wide>(moments.mean);
     rstd.at<Wide>(n, group) = static_cast<Wide>(scale);
   }
 }
 
-/// y = after((before(x) - mean) * rstd * gamma + beta).
+/// y = after((before(x) - mean) * rstd * gamma + beta). `exact`: mean and rstd in double, or null if they are given.
 template <class T, class Activations>
 struct Normalize {
   static constexpr int kInputs = 1;
@@ -97,6 +97,7 @@ struct Normalize {
 
   Groups shape;
   const double2* exact;
+  Matrix mean, rstd;
   PerChannel gamma, beta;
   Activations activations;
 
@@ -106,11 +107,12 @@ struct Normalize {
     Wide mean, factor, term;
   };
   __device__ Channel channel(int64_t n, int64_t c, int64_t) const {
-    const double2 group = exact[n * shape.groups + shape.group(c)];
+    const auto given = [&](const Matrix& m) { return static_cast<double>(m.at<Wide>(n, shape.group(c))); };
+    const double2 group = exact ? exact[shape.number(n, c)] : double2{given(mean), given(rstd)};
     const double factor = group.y * gamma.at<T>(c, 1);
-    const Wide mean = static_cast<Wide>(group.x);
-    const double rest = group.x - static_cast<double>(mean);
-    return {mean, static_cast<Wide>(factor), static_cast<Wide>(beta.at<T>(c, 0) - rest * factor)};
+    const Wide centre = static_cast<Wide>(group.x);
+    const double rest = group.x - static_cast<double>(centre);
+    return {centre, static_cast<Wide>(factor), static_cast<Wide>(beta.at<T>(c, 0) - rest * factor)};
   }
   __device__ T operator()(const Channel& channel, Run<T>&, const Wide (&x)[1]) const {
     const Wide centred = activations.before(x[0]) - channel.mean;
@@ -122,16 +124,17 @@ template <class T, class Activations>
 void forward(const View& y, const View& mean, const View& rstd, const View& x, const View* gamma, const View* beta,
              double eps, const Activations& activations, const Launch& launch) {
   constexpr const char* kOp = "group_norm";
-  const Groups shape(x, mean.size[1]);
+  const Groups shape(x, mean);
   const Workspace total(launch, static_cast<size_t>(shape.lines()) * sizeof(double2));
   const Workspace exact(launch, static_cast<size_t>(shape.count()) * sizeof(double2));
   const Deviations<T, Activations> deviations{Volume(x), activations};
   apply_formula<T>(kOp, deviations, launch, total.as<double2>(), nullptr, x);
-  const BlockLayout layout = BlockLayout::choose(shape.group_channels, false);
+  const BlockLayout layout = BlockLayout::choose(shape.group_lines(), false);
   statistics_kernel<<<grid_size(shape.count(), layout.columns), kBlock, 0, launch.stream>>>(
       shape, layout, deviations, total.as<double2>(), Matrix(mean), Matrix(rstd), exact.as<double2>(), eps);
   check_launch(kOp);
-  const Normalize<T, Activations> formula{shape, exact.as<double2>(), PerChannel(gamma), PerChannel(beta), activations};
+  const Normalize<T, Activations> formula{
+      shape, exact.as<double2>(), Matrix(mean), Matrix(rstd), PerChannel(gamma), PerChannel(beta), activations};
   apply_formula<T>(kOp, formula, launch, nullptr, &y, x);
 }
 
@@ -145,6 +148,16 @@ void group_norm(const View& y, const View& mean, const View& rstd, const View& x
   const Launch launch(x);
   dispatch(Floats(), x.dtype, "group_norm", "CUDA", [&]<class T>() {
     with_activations<T>(activations, [&](const auto& a) { forward<T>(y, mean, rstd, x, gamma, beta, eps, a, launch); });
+  });
+}
+
+void normalize(const View& y, const View& x, const View& mean, const View& rstd, const View* gamma, const View* beta) {
+  if (x.numel() == 0) return;
+  const Launch launch(x);
+  dispatch(Floats(), x.dtype, "normalize", "CUDA", [&]<class T>() {
+    const Normalize<T, NoActivations> formula{Groups(x, mean),   nullptr,          Matrix(mean),     Matrix(rstd),
+                                              PerChannel(gamma), PerChannel(beta), NoActivations({})};
+    apply_formula<T>("normalize", formula, launch, nullptr, &y, x);
   });
 }
 

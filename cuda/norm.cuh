@@ -64,32 +64,43 @@ struct PerChannel {
   }
 };
 
-/// A matrix (N, groups).
+/// A matrix (N, groups), or (1, groups) for all samples.
 struct Matrix {
   void* data = nullptr;
   int64_t stride[2] = {};
 
   Matrix() = default;
-  explicit Matrix(const View& v) : data(v.data), stride{v.stride[0], v.stride[1]} {}
+  explicit Matrix(const View& v) : data(v.data), stride{v.size[0] == 1 ? 0 : v.stride[0], v.stride[1]} {}
   template <class T>
   __device__ T& at(int64_t n, int64_t group) const {
     return static_cast<T*>(data)[n * stride[0] + group * stride[1]];
   }
 };
 
-/// The sizes.
+/// The sizes. A group has some channels of one sample or, if `joined`, of all samples.
 struct Groups {
   int64_t samples, channels, length, groups, group_channels;
+  bool joined;
 
-  Groups(const View& x, int64_t group_count)
+  Groups(const View& x, int64_t group_count, bool over_samples = false)
       : samples(x.size[0]),
         channels(x.size[1]),
         length(x.size[2]),
         groups(group_count),
-        group_channels(channels / groups) {}
+        group_channels(channels / groups),
+        joined(over_samples) {}
+  /// From the shape of its statistics.
+  Groups(const View& x, const View& mean) : Groups(x, mean.size[1], mean.size[0] != x.size[0]) {}
   VG_HOST_DEVICE int64_t lines() const { return samples * channels; }
-  VG_HOST_DEVICE int64_t count() const { return samples * groups; }
+  VG_HOST_DEVICE int64_t count() const { return joined ? groups : samples * groups; }
+  VG_HOST_DEVICE int64_t group_lines() const { return joined ? samples * group_channels : group_channels; }
   __device__ int64_t group(int64_t channel) const { return quotient(channel, group_channels); }
+  __device__ int64_t number(int64_t n, int64_t channel) const { return (joined ? 0 : n * groups) + group(channel); }
+  /// The i-th line, n * channels + c, of group `number`.
+  __device__ int64_t line(int64_t number, int64_t i) const {
+    const int64_t first = quotient(number, groups), sample = quotient(i, group_channels);
+    return (first + sample) * channels + (number - first * groups - sample) * group_channels + i;
+  }
 };
 
 enum class Form { walk, rows, columns };

@@ -63,18 +63,18 @@ __global__ void __launch_bounds__(kBlock)
   for (int64_t tile = blockIdx.x; tile * layout.columns < shape.count(); tile += gridDim.x) {
     const int64_t number = tile * layout.columns + layout.column();
     const bool inside = number < shape.count();
-    const int64_t n = quotient(number, shape.groups), group = number - n * shape.groups;
     double2 sum{0, 0};
     if (inside)
-      for (int64_t i = layout.reducer(); i < shape.group_channels; i += layout.reducers) {
-        const int64_t c = group * shape.group_channels + i;
-        const double2 sums = total[n * shape.channels + c];
-        const double weight = gamma.at<T>(c, 1);
+      for (int64_t i = layout.reducer(); i < shape.group_lines(); i += layout.reducers) {
+        const int64_t line = shape.line(number, i);
+        const double2 sums = total[line];
+        const double weight = gamma.at<T>(line - quotient(line, shape.channels) * shape.channels, 1);
         sum = add(sum, {weight * sums.x, weight * sums.y});
       }
     sum = combine_reducers(sum, layout, shared, add);
     if (!inside || layout.reducer() > 0) continue;
-    const double count = fmax(static_cast<double>(shape.group_channels * shape.length), 1.0);
+    const int64_t n = quotient(number, shape.groups), group = number - n * shape.groups;
+    const double count = fmax(static_cast<double>(shape.group_lines() * shape.length), 1.0);
     group_means[number] = {sum.x / count, sum.y * static_cast<double>(rstd.at<compute_t<T>>(n, group)) / count};
   }
 }
@@ -97,7 +97,7 @@ struct InputGradient {
   __device__ Channel channel(int64_t n, int64_t c, int64_t) const {
     const int64_t group = norm.shape.group(c);
     const auto scale = static_cast<double>(norm.rstd.template at<Wide>(n, group));
-    const double2 means = group_means[n * norm.shape.groups + group];
+    const double2 means = group_means[norm.shape.number(n, c)];
     return {norm.channel(n, c), static_cast<Wide>(-scale * scale * means.y), static_cast<Wide>(-scale * means.x)};
   }
   __device__ T operator()(const Channel& channel, Run<T>&, const Wide (&x)[2]) const {
@@ -111,13 +111,13 @@ template <class T, class Activations>
 void backward(const GroupNormGradients& out, const View& dy, const View& x, const View& mean, const View& rstd,
               const View* gamma, const View* beta, const Activations& activations, const Launch& launch) {
   constexpr const char* kOp = "group_norm_backward";
-  const Groups shape(x, mean.size[1]);
+  const Groups shape(x, mean);
   const Workspace total(launch, static_cast<size_t>(shape.lines()) * sizeof(double2));
   const Workspace group_means(launch, static_cast<size_t>(shape.count()) * sizeof(double2));
   const Normalization<T, Activations> norm{shape,      Matrix(mean), Matrix(rstd), PerChannel(gamma), PerChannel(beta),
                                            activations};
   apply_formula<T>(kOp, GradientSums<T, Activations>{norm}, launch, total.as<double2>(), nullptr, dy, x);
-  const BlockLayout layout = BlockLayout::choose(shape.group_channels, false);
+  const BlockLayout layout = BlockLayout::choose(shape.group_lines(), false);
   group_means_kernel<T><<<grid_size(shape.count(), layout.columns), kBlock, 0, launch.stream>>>(
       shape, layout, total.as<double2>(), Matrix(rstd), PerChannel(gamma), group_means.as<double2>());
   check_launch(kOp);

@@ -59,11 +59,11 @@ Conv<N>::Conv(const Options& given) : options_(given) {
 }
 
 template <int N>
-Tensor Conv<N>::forward(const Tensor& x) const {
+Tensor Conv<N>::forward_with(const Tensor& x, const Tensor& other_weight) const {
   const ConvOptions<N> options = function_options<N>(options_);
-  if constexpr (N == 1) return conv1d(in_memory_format(x, N + 2), weight, bias, options);
-  if constexpr (N == 2) return conv2d(in_memory_format(x, N + 2), weight, bias, options);
-  if constexpr (N == 3) return conv3d(in_memory_format(x, N + 2), weight, bias, options);
+  if constexpr (N == 1) return conv1d(in_memory_format(x, N + 2), other_weight, bias, options);
+  if constexpr (N == 2) return conv2d(in_memory_format(x, N + 2), other_weight, bias, options);
+  if constexpr (N == 3) return conv3d(in_memory_format(x, N + 2), other_weight, bias, options);
 }
 
 template <int N>
@@ -90,8 +90,8 @@ Tensor transposed(const Tensor& x, const Tensor& weight, const Tensor& bias, con
 }  // namespace
 
 template <int N>
-Tensor ConvTranspose<N>::forward(const Tensor& x) const {
-  return transposed<N>(in_memory_format(x, N + 2), weight, bias, function_options<N>(options_));
+Tensor ConvTranspose<N>::forward_with(const Tensor& x, const Tensor& other_weight) const {
+  return transposed<N>(in_memory_format(x, N + 2), other_weight, bias, function_options<N>(options_));
 }
 
 template <int N>

@@ -27,7 +27,9 @@ class Conv : public Layer {
   };
   explicit Conv(const Options& given);
   /// (N, in, spatial...) to (N, out, spatial...).
-  Tensor forward(const Tensor& x) const override;
+  Tensor forward(const Tensor& x) const override { return forward_with(x, weight); }
+  /// With another weight in place of the layer's.
+  Tensor forward_with(const Tensor& x, const Tensor& other_weight) const;
   /// With what follows, as one operation (ops/fused.h).
   Tensor forward(const Tensor& x, const NormActivation& what) const;
 
@@ -56,7 +58,9 @@ class ConvTranspose : public Layer {
     Extent<N> dilation{1};
   };
   explicit ConvTranspose(const Options& given);
-  Tensor forward(const Tensor& x) const override;
+  Tensor forward(const Tensor& x) const override { return forward_with(x, weight); }
+  /// As Conv's.
+  Tensor forward_with(const Tensor& x, const Tensor& other_weight) const;
   /// With the output's spatial size in place of output_padding.
   Tensor forward(const Tensor& x, const Extent<N>& output_size) const;
   Tensor forward(const Tensor& x, const NormActivation& what) const;

@@ -18,7 +18,9 @@ Linear::Linear(int64_t in_features, int64_t out_features, const LinearOptions& g
   init::uniform_(bias, -bound, bound);
 }
 
-Tensor Linear::forward(const Tensor& x) const { return linear(x, weight, bias); }
+Tensor Linear::forward_with(const Tensor& x, const Tensor& other_weight) const { return linear(x, other_weight, bias); }
+
+ELU::ELU(double alpha) : alpha_(alpha) { check(std::isfinite(alpha), "ELU", "alpha must be finite, got ", alpha); }
 
 LeakyReLU::LeakyReLU(double negative_slope) : negative_slope_(negative_slope) {
   check(std::isfinite(negative_slope), "LeakyReLU", "negative_slope must be finite, got ", negative_slope);

@@ -5,8 +5,10 @@
 #include "nn/module.h"
 #include "nn/norm_layers.h"
 #include "nn/sequential.h"
+#include "nn/weight_norm.h"
 #include "ops/elementwise.h"
 #include "ops/pool.h"
+#include "ops/reduce.h"
 
 namespace voxgrad::nn {
 
@@ -19,10 +21,17 @@ struct LinearOptions {
 class Linear : public Layer {
  public:
   Linear(int64_t in_features, int64_t out_features, const LinearOptions& given = {});
-  Tensor forward(const Tensor& x) const override;
+  Tensor forward(const Tensor& x) const override { return forward_with(x, weight); }
+  /// With another weight in place of the layer's.
+  Tensor forward_with(const Tensor& x, const Tensor& other_weight) const;
 
   Tensor weight, bias;
   VG_MODULE(weight, bias)
+};
+
+class Identity : public Layer {
+ public:
+  Tensor forward(const Tensor& x) const override { return x; }
 };
 
 /// A function of each element that has no options.
@@ -37,6 +46,33 @@ using Sigmoid = Activation<sigmoid>;
 using Tanh = Activation<tanh>;
 using GELU = Activation<gelu>;
 using SiLU = Activation<silu>;
+using SELU = Activation<selu>;
+using Mish = Activation<mish>;
+using Hardsigmoid = Activation<hardsigmoid>;
+using Hardswish = Activation<hardswish>;
+
+/// A function along one axis.
+template <Tensor (*function)(const Tensor&, int64_t)>
+class AlongAxis : public Layer {
+ public:
+  explicit AlongAxis(int64_t axis) : axis_(axis) {}
+  Tensor forward(const Tensor& x) const override { return function(x, axis_); }
+
+ private:
+  int64_t axis_;
+};
+
+using Softmax = AlongAxis<softmax>;
+using LogSoftmax = AlongAxis<log_softmax>;
+
+class ELU : public Layer {
+ public:
+  explicit ELU(double alpha = 1);
+  Tensor forward(const Tensor& x) const override { return elu(x, alpha_); }
+
+ private:
+  double alpha_;
+};
 
 class LeakyReLU : public Layer {
  public:

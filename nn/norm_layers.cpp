@@ -46,6 +46,57 @@ Tensor InstanceNorm3d::forward(const Tensor& x) const {
   return instance_norm(x, weight, bias, options_.eps);
 }
 
+template <int N>
+BatchNorm<N>::BatchNorm(int64_t num_features, const Options& given) : num_features_(num_features), options_(given) {
+  const std::string layer = concat("BatchNorm", N, 'd');
+  check(num_features > 0, layer.c_str(), "num_features must be positive, got ", num_features);
+  check_eps(layer.c_str(), given.eps);
+  check(std::isfinite(given.momentum.value_or(0)), layer.c_str(), "momentum must be finite, got ", *given.momentum);
+  if (given.affine) {
+    weight = ones({num_features}, {.requires_grad = true});
+    bias = zeros({num_features}, {.requires_grad = true});
+  }
+  if (!given.track_running_stats) return;
+  running_mean = zeros({num_features});
+  running_var = ones({num_features});
+  num_batches_tracked = zeros({}, {.dtype = i64});
+}
+
+template <int N>
+Tensor BatchNorm<N>::forward(const Tensor& x) const {
+  const bool has_rank = x.defined() && (x.dim() == N + 2 || (N == 1 && x.dim() == 2));
+  check(!x.defined() || (has_rank && x.size(1) == num_features_), concat("BatchNorm", N, 'd').c_str(), "expects (N, ",
+        num_features_, ", spatial...) with ", N, " spatial axes, got ", describe(x));
+  const NormArguments a = arguments();
+  const Tensor y = batch_norm(x, running_mean, running_var, weight, bias, a.training, a.momentum, a.eps);
+  count_batch();
+  return y;
+}
+
+template <int N>
+NormArguments BatchNorm<N>::arguments() const {
+  const bool tracks = num_batches_tracked.defined(), training = is_training() || !tracks;
+  double momentum = options_.momentum.value_or(0);
+  if (training && tracks && !options_.momentum) momentum = 1 / (num_batches_tracked.item() + 1);
+  return {.kind = NormKind::batch,
+          .weight = weight,
+          .bias = bias,
+          .eps = options_.eps,
+          .running_mean = running_mean,
+          .running_var = running_var,
+          .training = training,
+          .momentum = momentum};
+}
+
+template <int N>
+void BatchNorm<N>::count_batch() const {
+  if (is_training() && num_batches_tracked.defined()) num_batches_tracked.add_(ones_like(num_batches_tracked));
+}
+
+template class BatchNorm<1>;
+template class BatchNorm<2>;
+template class BatchNorm<3>;
+
 LayerNorm::LayerNorm(const Shape& normalized_shape, const LayerNormOptions& given)
     : normalized_shape_(normalized_shape), options_(given) {
   check(!normalized_shape.empty(), "LayerNorm", "normalized_shape is empty");

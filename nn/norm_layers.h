@@ -2,6 +2,8 @@
 // negative or not finite; forward() throws what the function of ops/norm.h does.
 #pragma once
 
+#include <optional>
+
 #include "nn/module.h"
 #include "ops/fused.h"
 #include "ops/norm.h"
@@ -55,6 +57,41 @@ class InstanceNorm3d : public Layer {
   int64_t num_features_;
   InstanceNormOptions options_;
 };
+
+/// Every channel normalised over the batch: (N, num_features, spatial...) with N spatial axes, of BatchNorm1d also
+/// (N, num_features). In training with the batch's statistics, in eval() with the running ones, unless these are not
+/// tracked. weight and bias if affine; buffers running_mean and running_var, and num_batches_tracked (i64), from which
+/// their mean over all batches follows where there is no momentum (that waits for a GPU). In training, forward()
+/// changes the buffers: one thread at a time.
+template <int N>
+class BatchNorm : public Layer {
+ public:
+  struct Options {
+    double eps = 1e-5;
+    std::optional<double> momentum = 0.1;
+    bool affine = true;
+    bool track_running_stats = true;
+  };
+  explicit BatchNorm(int64_t num_features, const Options& given = {});
+  Tensor forward(const Tensor& x) const override;
+
+  int64_t num_features() const { return num_features_; }
+  const Options& options() const { return options_; }
+  NormArguments arguments() const;
+  /// After a use of arguments().
+  void count_batch() const;
+  Tensor weight, bias;
+  Buffer running_mean, running_var, num_batches_tracked;
+  VG_MODULE(weight, bias, running_mean, running_var, num_batches_tracked)
+
+ private:
+  int64_t num_features_;
+  Options options_;
+};
+
+using BatchNorm1d = BatchNorm<1>;
+using BatchNorm2d = BatchNorm<2>;
+using BatchNorm3d = BatchNorm<3>;
 
 struct LayerNormOptions {
   double eps = 1e-5;

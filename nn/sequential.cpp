@@ -28,6 +28,9 @@ struct Norm {
 Norm norm_of(const Module* module) {
   if (const auto* norm = exactly<GroupNorm>(module)) return {norm->arguments(), norm->num_channels()};
   if (const auto* norm = exactly<InstanceNorm3d>(module)) return {norm->arguments(), norm->num_features(), 5};
+  if (const auto* norm = exactly<BatchNorm1d>(module)) return {norm->arguments(), norm->num_features(), 3};
+  if (const auto* norm = exactly<BatchNorm2d>(module)) return {norm->arguments(), norm->num_features(), 4};
+  if (const auto* norm = exactly<BatchNorm3d>(module)) return {norm->arguments(), norm->num_features(), 5};
   if (const auto* norm = exactly<LayerNorm>(module)) return {norm->arguments()};
   return {};
 }
@@ -73,6 +76,14 @@ Tensor run_conv(const Module* module, const Module* second, const Module* third,
   return result;
 }
 
+template <class... BatchNorms>
+void count_batch(const Module* module) {
+  const auto count = [](const auto* norm) {
+    if (norm) norm->count_batch();
+  };
+  (count(exactly<BatchNorms>(module)), ...);
+}
+
 /// Runs modules[i] with those behind it that it can be taken together with, and moves i behind them; undefined, and i
 /// as it was, if there are none.
 template <class Modules>
@@ -87,7 +98,8 @@ Tensor run_fused(const Modules& module, size_t& i, const Tensor& x) {
     result = norm_activation(x, here.what);
     count = here.count;
   }
-  i += static_cast<size_t>(count);
+  for (const size_t behind = i + static_cast<size_t>(count); i < behind; ++i)
+    count_batch<BatchNorm1d, BatchNorm2d, BatchNorm3d>(module(i));
   return result;
 }
 

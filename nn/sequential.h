@@ -16,8 +16,8 @@ namespace voxgrad::nn {
 ///
 /// A norm and an activation behind each other, in either order, run as one operation, together with a convolution
 /// before them (ops/fused.h): the same results and gradients with fewer passes over memory. Norms: GroupNorm,
-/// InstanceNorm3d, LayerNorm; activations: ReLU, LeakyReLU, GELU, SiLU. Only voxgrad's own classes are taken together,
-/// never one derived from them.
+/// InstanceNorm3d, BatchNorm1d to 3d, LayerNorm; activations: ReLU, LeakyReLU, GELU, SiLU. Only voxgrad's own classes
+/// are taken together, never one derived from them.
 class Sequential : public Layer {
  public:
   template <class... Modules>

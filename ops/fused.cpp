@@ -54,44 +54,25 @@ Tensor conv(const Tensor& x, const Tensor& weight, const Tensor& bias, const Con
 template <class Options>
 constexpr int64_t kAxes = static_cast<int64_t>(std::tuple_size_v<decltype(Options::stride.values)>);
 
-/// Whether one kernel runs the norm and what is around it.
-bool is_fused(const NormArguments& norm, const Tensor& x) {
-  return (norm.kind == NormKind::group || norm.kind == NormKind::instance) && x.defined() && x.dim() >= 2;
-}
+bool is_fused(const NormArguments& norm) { return norm.kind != NormKind::none && norm.kind != NormKind::layer; }
 
 Tensor fused(const Tensor& x, const NormActivation& what, const Tensor& added) {
-  const NormArguments& norm = what.norm;
   const ActivationArguments none{};
-  return normalised(x, norm.kind == NormKind::group ? norm.num_groups : 0, norm.weight, norm.bias, norm.eps,
-                    {what.activation_first ? what.activation : none, what.activation_first ? none : what.activation},
-                    added);
+  const bool first = what.activation_first;
+  return normalised(x, what.norm, {first ? what.activation : none, first ? none : what.activation}, added);
 }
 
 Tensor apply_norm(const Tensor& x, const NormArguments& norm) {
-  switch (norm.kind) {
-    case NormKind::group:
-      return group_norm(x, norm.num_groups, norm.weight, norm.bias, norm.eps);
-    case NormKind::instance:
-      return instance_norm(x, norm.weight, norm.bias, norm.eps);
-    case NormKind::layer:
-      return layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps);
-    case NormKind::none:
-      break;
-  }
-  return x;
-}
-
-void check_arguments(const NormActivation& what) {
-  check_finite("norm_activation", "negative_slope", what.activation.negative_slope);
-  check(what.norm.kind != NormKind::group || what.norm.num_groups > 0, "group_norm",
-        "num_groups must be positive, got ", what.norm.num_groups);
+  if (norm.kind == NormKind::none) return x;
+  if (norm.kind == NormKind::layer) return layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps);
+  return normalised(x, norm, {});
 }
 
 }  // namespace
 
 Tensor norm_activation(const Tensor& x, const NormActivation& what) {
-  check_arguments(what);
-  if (is_fused(what.norm, x)) return fused(x, what, {});
+  check_finite("norm_activation", "negative_slope", what.activation.negative_slope);
+  if (is_fused(what.norm)) return fused(x, what, {});
   if (what.activation_first) return apply_norm(activation(what.activation, x), what.norm);
   return activation(what.activation, apply_norm(x, what.norm));
 }
@@ -99,9 +80,9 @@ Tensor norm_activation(const Tensor& x, const NormActivation& what) {
 template <class Options>
 Tensor conv_norm_activation(const Tensor& x, const Tensor& weight, const Tensor& bias, const Options& options,
                             const NormActivation& what) {
-  check_arguments(what);
+  check_finite("norm_activation", "negative_slope", what.activation.negative_slope);
   const bool batched = x.defined() && x.dim() == kAxes<Options> + 2 && is_floating(x.dtype());
-  if (batched && is_fused(what.norm, x)) return fused(unrecorded_conv(x, weight, bias, options, false), what, bias);
+  if (batched && is_fused(what.norm)) return fused(unrecorded_conv(x, weight, bias, options, false), what, bias);
   if (batched && what.activation.kind == ActivationKind::relu &&
       (what.activation_first || what.norm.kind == NormKind::none))
     return apply_norm(record_relu(unrecorded_conv(x, weight, bias, options, true), bias), what.norm);

@@ -6,19 +6,9 @@
 
 #include "ops/activation.h"
 #include "ops/conv.h"
+#include "ops/norm.h"
 
 namespace voxgrad {
-
-enum class NormKind : uint8_t { none, group, instance, layer };
-
-/// A normalisation with its arguments beside the input; see ops/norm.h.
-struct NormArguments {
-  NormKind kind = NormKind::none;
-  Tensor weight{}, bias{};
-  double eps = 1e-5;
-  int64_t num_groups = 1;    ///< of group
-  Shape normalized_shape{};  ///< of layer
-};
 
 /// What follows a convolution: a norm, an activation, or both.
 struct NormActivation {
@@ -27,8 +17,8 @@ struct NormActivation {
   bool activation_first = false;  ///< activation, then norm
 };
 
-/// norm and activation of x: one kernel forward and one backward for group and instance norm. Throws what the functions
-/// by themselves throw.
+/// norm and activation of x: one kernel forward and one backward for group, instance and batch norm. Throws what the
+/// functions by themselves throw.
 Tensor norm_activation(const Tensor& x, const NormActivation& what);
 
 /// The same of a convolution's result. `Options` is ConvOptions<N> (conv1d, conv2d, conv3d) or ConvTransposeOptions<N>

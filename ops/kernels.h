@@ -59,6 +59,15 @@ struct GroupNormGradients {
   const View *dgamma = nullptr, *dbeta = nullptr, *sums = nullptr;
 };
 
+/// What class_sums takes for the probability p of a class, and which voxels it passes over.
+struct ClassSums {
+  int64_t ignore_index;
+  bool softmax;  ///< p = softmax(x) over the classes, else x
+  bool squared;  ///< the first sum is of p * p
+};
+/// The number of sums of a class.
+inline constexpr int kClassSums = 5;
+
 struct PoolGeometry {
   Triple kernel_size{1};
   Triple stride{1};
@@ -139,11 +148,25 @@ struct Kernels {
   ConvExplanation (*explain_conv)(ConvPass pass, const View& x, const View& w, const View& y,
                                   const ConvGeometry& geometry);
 
+  // ---- losses: x (N, C, L) contiguous or with classes innermost; target (N, L), the numbers of classes in i64, i32 or
+  // u8. Numbers outside [0, C) other than ignore_index are on the CPU the operator's to find; on CUDA they are an error
+  // of `op`, as in indexing, and their voxels are passed over.
+  /// sums (N, C, 5), or (1, C, 5): over the samples too; f64, contiguous. With t = 1 in voxels of class c, else 0, over
+  /// the voxels of p, t * p, t, -t * log(p) and -log(p); the last two mean something with softmax only.
+  void (*class_sums)(const char* op, const View& sums, const View& x, const View& target, const ClassSums& options);
+  /// dx from `grad`, of the shape of the sums, contiguous and of compute_t.
+  void (*class_sums_backward)(const View& dx, const View& grad, const View& x, const View& target,
+                              const ClassSums& options);
+
   // ---- normalisation: x (N, C, L) contiguous or with channels innermost, any floating dtype; mean and rstd (N,
-  // groups) of compute_t of it; gamma, beta and gradients over the channels (C) of either of the two, or null
+  // groups) of compute_t of it, or (1, groups): over the samples too; gamma, beta and gradients over the channels (C)
+  // of either of the two, or null
   /// y = after((before(x) - mean) * rstd * gamma + beta).
   void (*group_norm)(const View& y, const View& mean, const View& rstd, const View& x, const View* gamma,
                      const View* beta, double eps, const NormActivations& activations);
+  /// The same, without activations, with mean and rstd that are given.
+  void (*normalize)(const View& y, const View& x, const View& mean, const View& rstd, const View* gamma,
+                    const View* beta);
   void (*group_norm_backward)(const GroupNormGradients& out, const View& dy, const View& x, const View& mean,
                               const View& rstd, const View* gamma, const View* beta,
                               const NormActivations& activations);

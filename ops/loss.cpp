@@ -1,14 +1,19 @@
-// Losses, composed of elementwise operators and a reduction; in float32 if the input is of halves.
+// Losses. Those of pairs are composed of elementwise operators and a reduction. Those of classes follow from a few sums
+// over the voxels of every class, which a kernel takes in one pass over the logits, as another makes their gradient;
+// what is left are operators on tensors of the number of classes, in double.
 #include "ops/loss.h"
 
+#include "core/autograd.h"
 #include "ops/autocast.h"
 #include "ops/checks.h"
 #include "ops/create.h"
 #include "ops/elementwise.h"
 #include "ops/halves.h"
 #include "ops/index.h"
+#include "ops/kernels.h"
 #include "ops/reduce.h"
 #include "ops/shape.h"
+#include "ops/volume.h"
 
 namespace voxgrad {
 namespace {
@@ -32,7 +37,10 @@ Pair checked_pair(const char* op, const Tensor& given_input, const Tensor& given
 /// The losses, or their sum or mean, rounded to `dtype`.
 Tensor reduced(const Tensor& losses, Reduction reduction, DType dtype) {
   if (reduction == Reduction::none) return losses.to(dtype);
-  return (reduction == Reduction::sum ? sum(losses) : mean(losses)).to(dtype);
+  if (reduction == Reduction::mean) return mean(losses).to(dtype);
+  const Tensor total = sum(losses);
+  if (reduction == Reduction::sum || losses.dim() == 0) return total.to(dtype);
+  return (total / static_cast<double>(losses.size(0))).to(dtype);
 }
 
 }  // namespace
@@ -67,26 +75,231 @@ Tensor binary_cross_entropy_with_logits(const Tensor& input, const Tensor& targe
   return reduced(y * as_one + (1.0 - y) * as_zero, reduction, dtype);
 }
 
-Tensor cross_entropy(const Tensor& input, const Tensor& target, Reduction reduction) {
-  constexpr const char* kOp = "cross_entropy";
-  check_defined(kOp, "input", input);
-  check_defined(kOp, "target", target);
-  check_floating(kOp, input);
-  check(input.dim() >= 2, kOp, "input must be (N, C, ...), got ", describe(input));
-  check(target.dtype() == i64, kOp, "target must hold i64 class numbers, got ", describe(target));
-  check(target.device() == input.device(), kOp, "tensors lie on different devices: ", describe(input), " and ",
+Tensor kl_div(const Tensor& input, const Tensor& target, Reduction reduction, bool log_target) {
+  const auto [x, t, dtype] = checked_pair("kl_div", input, target);
+  if (log_target) return reduced(exp(t) * (t - x), reduction, dtype);
+  return reduced(t * (log(where(eq(t, 0), 1.0, t)) - x), reduction, dtype);
+}
+
+// ---- losses of classes
+
+namespace {
+
+bool is_soft(const Tensor& target) { return target.defined() && is_floating(target.dtype()); }
+
+void check_classes(const char* op, const Tensor& input, const Tensor& target, int64_t ignore_index) {
+  check_defined(op, "input", input);
+  check_defined(op, "target", target);
+  check_floating(op, input);
+  check(input.dim() >= 2 && input.size(1) > 0, op, "input must be (N, C, ...), got ", describe(input));
+  if (is_soft(target)) {
+    checked_pair(op, widened(input), widened(target));
+    return check(ignore_index < 0, op, "ignore_index ", ignore_index, " has no meaning beside probabilities");
+  }
+  check(target.dtype() == i64 || target.dtype() == i32 || target.dtype() == u8, op,
+        "target must hold class numbers (i64, i32 or u8) or probabilities, got ", describe(target));
+  check(target.device() == input.device(), op, "tensors lie on different devices: ", describe(input), " and ",
         describe(target));
   Shape expected = input.shape();
   expected.erase(1);
-  check(target.shape() == expected, kOp, "target must have shape ", expected, " for input ", input.shape(), ", got ",
+  check(target.shape() == expected, op, "target must have shape ", expected, " for input ", input.shape(), ", got ",
         target.shape());
-  if (target.device().is_cpu() && target.numel() > 0) {  // on a GPU a look would wait for it
-    const auto least = amin(target).item<int64_t>(), most = amax(target).item<int64_t>();
-    check(least >= 0 && most < input.size(1), kOp, "target class ", least < 0 ? least : most, " is outside [0, ",
-          input.size(1), ')');
+  if (target.device().is_cuda() || target.numel() == 0) return;  // on a GPU a look would wait for it
+  const Tensor numbers = target.to(i64), counted = where(eq(numbers, ignore_index), 0, numbers);
+  const auto least = amin(counted).item<int64_t>(), most = amax(counted).item<int64_t>();
+  check(least >= 0 && most < input.size(1), op, "target class ", least < 0 ? least : most, " is outside [0, ",
+        input.size(1), ')');
+}
+
+void check_weight(const char* op, const Tensor& input, const Tensor& weight) {
+  if (!weight.defined()) return;
+  check_floating(op, weight);
+  check(weight.device() == input.device() && weight.shape() == Shape{input.size(1)}, op, "weight must have shape [",
+        input.size(1), "] and the input's device, got ", describe(weight));
+}
+
+void check_smoothing(const char* op, double smoothing) {
+  check(smoothing >= 0 && smoothing <= 1, op, "label_smoothing must lie in [0, 1], got ", smoothing);
+}
+
+/// (C) beside (N, C, ...).
+Tensor along_classes(const Tensor& values, const Tensor& like) {
+  Shape shape = Dims::filled(like.dim(), 1);
+  shape[1] = values.size(0);
+  return reshape(values.to(like.dtype()), shape);
+}
+
+/// The gradient of class_sums by its definition, in differentiable operators. x (N, C, L), numbers (N, L).
+Tensor composed_gradient(const Tensor& grad, const Tensor& x, const Tensor& numbers, const ClassSums& options) {
+  const auto of_sum = [&](int64_t k) { return unsqueeze(select(grad, 2, k), 2); };
+  const Tensor number = unsqueeze(numbers.to(i64), 1);
+  const Tensor all = arange(0, static_cast<double>(x.size(1)), 1, {i64, x.device()});
+  const Tensor t = eq(number, reshape(all, {x.size(1), 1})).to(x.dtype());
+  const Tensor p = options.softmax ? softmax(x, 1) : x;
+  Tensor dx = (options.squared ? of_sum(0) * p * 2.0 : of_sum(0)) + t * of_sum(1);
+  if (options.softmax) {
+    const Tensor logs = t * of_sum(3) + of_sum(4);
+    dx = p * (dx + sum(logs - p * dx, {1}, true)) - logs;
   }
-  const Tensor picked = gather_as(kOp, log_softmax(widened(input), 1), 1, unsqueeze(target, 1));
-  return reduced(neg(squeeze(picked, 1)), reduction, input.dtype());
+  return where(ne(number, options.ignore_index), dx, 0.0);
+}
+
+/// The sums of ops/kernels.h in f64: (N, C, 5), or (1, C, 5) over all samples.
+Tensor class_sums(const char* op, const Tensor& input, const Tensor& target, const ClassSums& options,
+                  bool of_samples) {
+  const Tensor x = is_dense_volume(input) ? input : input.contiguous();
+  const int64_t n = x.size(0), c = x.size(1), voxels = target.numel() / std::max<int64_t>(n, 1);
+  const Tensor numbers = reshape(target, {n, voxels}).contiguous();
+  const Tensor sums = empty({of_samples ? n : 1, c, kClassSums}, {f64, x.device()});
+  kernels(x.device()).class_sums(op, sums.view_out(), as_rows(x, x.view_in()), numbers.view_in(), options);
+  return record(op, sums, {x}, [=, x = Saved(x), numbers = Saved(numbers)](const Tensor& grad) {
+    const Tensor gradients = grad.to(x().dtype() == f64 ? f64 : f32);
+    if (grad_enabled()) {
+      const Tensor rows = reshape(widened(x()), {n, c, voxels});
+      return Tensors{reshape(composed_gradient(gradients, rows, numbers(), options), x().shape()).to(x().dtype())};
+    }
+    const Tensor dx = empty_like(x());
+    kernels(dx.device())
+        .class_sums_backward(as_rows(dx, dx.view_out()), gradients.contiguous().view_in(), as_rows(dx, x().view_in()),
+                             numbers().view_in(), options);
+    return Tensors{dx};
+  });
+}
+
+/// Of class_sums: number k of all classes, weighted.
+Tensor weighted_sum(const Tensor& sums, int64_t k, const Tensor& weight) {
+  const Tensor of_classes = select(sums, 2, k);
+  return sum(weight.defined() ? of_classes * weight.to(f64) : of_classes);
+}
+
+Tensor cross_entropy_of(const Tensor& sums, const Tensor& weight, double smoothing) {
+  const Tensor total = weighted_sum(sums, 3, weight);
+  if (smoothing == 0) return total;
+  return total * (1 - smoothing) + weighted_sum(sums, 4, weight) * (smoothing / static_cast<double>(sums.size(1)));
+}
+
+Tensor soft_cross_entropy(const Tensor& input, const Tensor& target, const CrossEntropyOptions& o) {
+  const Tensor logs = log_softmax(widened(input), 1);
+  const double share = o.label_smoothing / static_cast<double>(input.size(1));
+  const Tensor terms = affine(widened(target), 1 - o.label_smoothing, share) * logs;
+  const Tensor weighted = o.weight.defined() ? terms * along_classes(o.weight, terms) : terms;
+  return reduced(neg(sum(weighted, {1})), o.reduction, autocasted_result(input));
+}
+
+/// The losses of all voxels, from the logarithms of the probabilities, reduced.
+Tensor picked_cross_entropy(const char* op, const Tensor& logs, const Tensor& target, const CrossEntropyOptions& o,
+                            DType dtype) {
+  const Tensor numbers = target.to(i64), counted = ne(numbers, o.ignore_index), chosen = where(counted, numbers, 0);
+  Tensor losses = neg(squeeze(gather_as(op, logs, 1, unsqueeze(chosen, 1)), 1)), factor = counted.to(logs.dtype());
+  if (o.weight.defined())
+    factor = factor * reshape(gather_as(op, o.weight.to(logs.dtype()), 0, flatten(chosen)), chosen.shape());
+  losses = losses * factor;
+  if (o.label_smoothing > 0) {
+    const Tensor spread = sum(o.weight.defined() ? logs * along_classes(o.weight, logs) : logs, {1});
+    losses = losses * (1 - o.label_smoothing) - spread * (o.label_smoothing / static_cast<double>(logs.size(1)));
+  }
+  losses = where(counted, losses, 0.0);
+  if (o.reduction == Reduction::mean) return (sum(losses) / sum(factor)).to(dtype);
+  return reduced(losses, o.reduction, dtype);
+}
+
+/// Of class numbers. Matrices (N, C) are softmax's business: there may be more classes than samples.
+Tensor hard_cross_entropy(const char* op, const Tensor& input, const Tensor& target, const CrossEntropyOptions& o,
+                          bool logits) {
+  if (o.reduction == Reduction::none || input.dim() == 2) {
+    const Tensor x = widened(input);
+    return picked_cross_entropy(op, logits ? log_softmax(x, 1) : x, target, o, autocasted_result(input));
+  }
+  const Tensor sums = class_sums(op, input, target, {o.ignore_index, logits, false}, false);
+  Tensor loss = logits ? cross_entropy_of(sums, o.weight, o.label_smoothing) : neg(weighted_sum(sums, 1, o.weight));
+  if (o.reduction == Reduction::mean) loss = loss / weighted_sum(sums, 2, o.weight);
+  if (o.reduction == Reduction::batchmean) loss = loss / static_cast<double>(input.size(0));
+  return loss.to(autocasted_result(input));
+}
+
+/// From the sums over the voxels of p (or its square), t * p and t (or its square), each (samples, C).
+Tensor dice_of(const Tensor& p, const Tensor& both, const Tensor& t, const DiceOptions& o) {
+  const int64_t first = o.include_background ? 0 : 1;
+  const auto counted = [&](const Tensor& of_classes) { return narrow(of_classes, 1, first, p.size(1) - first); };
+  const Tensor losses = 1.0 - affine(counted(both), 2, o.smooth_nr) / affine(counted(p) + counted(t), 1, o.smooth_dr);
+  return reduced(losses, o.reduction, losses.dtype());
+}
+Tensor dice_of(const Tensor& sums, const DiceOptions& o) {
+  return dice_of(select(sums, 2, 0), select(sums, 2, 1), select(sums, 2, 2), o);
+}
+
+Tensor soft_dice(const Tensor& input, const Tensor& target, const DiceOptions& o) {
+  const Tensor x = widened(input), t = widened(target), p = o.softmax ? softmax(x, 1) : x;
+  Dims axes;
+  for (int64_t i = 2; i < x.dim(); ++i) axes.push_back(i);
+  if (o.batch) axes.insert(0, 0);
+  const auto over_voxels = [&](const Tensor& values) {
+    const Tensor sums = axes.empty() ? values : sum(values, axes);
+    return o.batch ? unsqueeze(sums, 0) : sums;
+  };
+  return dice_of(over_voxels(o.squared_pred ? p * p : p), over_voxels(p * t), over_voxels(o.squared_pred ? t * t : t),
+                 o);
+}
+
+void check_dice(const char* op, const Tensor& input, const DiceOptions& o) {
+  check(o.include_background || input.size(1) > 1, op, "there is no class but the background in input ", input.shape());
+  check_finite(op, "smooth_nr", o.smooth_nr);
+  check_finite(op, "smooth_dr", o.smooth_dr);
+}
+
+}  // namespace
+
+Tensor cross_entropy(const Tensor& input, const Tensor& target, const CrossEntropyOptions& options) {
+  constexpr const char* kOp = "cross_entropy";
+  check_smoothing(kOp, options.label_smoothing);
+  check_classes(kOp, input, target, options.ignore_index);
+  check_weight(kOp, input, options.weight);
+  return is_soft(target) ? soft_cross_entropy(input, target, options)
+                         : hard_cross_entropy(kOp, input, target, options, true);
+}
+
+Tensor cross_entropy(const Tensor& input, const Tensor& target, Reduction reduction) {
+  return cross_entropy(input, target, CrossEntropyOptions{.reduction = reduction});
+}
+
+Tensor nll_loss(const Tensor& input, const Tensor& target, const NLLLossOptions& options) {
+  constexpr const char* kOp = "nll_loss";
+  check(!is_soft(target), kOp, "target must hold class numbers, got ", describe(target));
+  check_classes(kOp, input, target, options.ignore_index);
+  check_weight(kOp, input, options.weight);
+  return hard_cross_entropy(kOp, input, target, {options.weight, options.ignore_index, 0, options.reduction}, false);
+}
+
+Tensor dice_loss(const Tensor& input, const Tensor& target, const DiceOptions& options) {
+  constexpr const char* kOp = "dice_loss";
+  check_classes(kOp, input, target, options.ignore_index);
+  check_dice(kOp, input, options);
+  if (is_soft(target)) return soft_dice(input, target, options).to(autocasted_result(input));
+  const ClassSums sums{options.ignore_index, options.softmax, options.squared_pred};
+  return dice_of(class_sums(kOp, input, target, sums, !options.batch), options).to(autocasted_result(input));
+}
+
+Tensor dice_ce_loss(const Tensor& input, const Tensor& target, const DiceCEOptions& options) {
+  constexpr const char* kOp = "dice_ce_loss";
+  const DiceOptions& dice = options.dice;
+  check_smoothing(kOp, options.label_smoothing);
+  check_classes(kOp, input, target, dice.ignore_index);
+  check_weight(kOp, input, options.weight);
+  check_dice(kOp, input, dice);
+  check(dice.softmax, kOp, "takes logits: dice.softmax must be set");
+  check(dice.reduction == Reduction::mean || dice.reduction == Reduction::sum, kOp, "reduction must be mean or sum");
+  Tensor overlap, entropy;
+  if (is_soft(target)) {
+    overlap = soft_dice(input, target, dice);
+    entropy = soft_cross_entropy(widened(input), widened(target),
+                                 {options.weight, dice.ignore_index, options.label_smoothing, dice.reduction});
+  } else {
+    const Tensor sums = class_sums(kOp, input, target, {dice.ignore_index, true, dice.squared_pred}, !dice.batch);
+    overlap = dice_of(sums, dice);
+    entropy = cross_entropy_of(sums, options.weight, options.label_smoothing);
+    if (dice.reduction == Reduction::mean) entropy = entropy / weighted_sum(sums, 2, options.weight);
+  }
+  return (overlap * options.lambda_dice + entropy * options.lambda_ce).to(autocasted_result(input));
 }
 
 }  // namespace voxgrad

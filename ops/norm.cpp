@@ -1,4 +1,4 @@
-// Normalisation: one kernel over the groups of (N, C, L) serves groups, instances and layers.
+// Normalisation: one kernel over the groups of (N, C, L) serves groups, instances, layers and batches.
 //
 // The gradient is a fused kernel too. Where it will itself be differentiated it is composed of operators
 // instead, from the same formula.
@@ -6,6 +6,7 @@
 
 #include "core/autograd.h"
 #include "ops/checks.h"
+#include "ops/create.h"
 #include "ops/elementwise.h"
 #include "ops/kernels.h"
 #include "ops/reduce.h"
@@ -18,7 +19,7 @@ namespace {
 
 /// What a normalisation's gradient needs to know beside tensors. The dtypes are of the gradients that are wanted.
 struct Request {
-  int64_t groups;
+  Shape groups;  // of the statistics: (N, groups), or (1, C)
   double eps;
   NormActivations activations;
   bool x;
@@ -52,12 +53,13 @@ Tensors composed_gradients(const Tensor& grad, const Tensor& saved, const Tensor
                            const Tensor& added, const Request& r) {
   const int64_t n = saved.size(0), c = saved.size(1);
   const DType dtype = wide(saved.dtype());
-  const Shape rows{n, c, saved.numel() / (n * c)}, in_groups{n, r.groups, saved.numel() / (n * r.groups)};
+  const Shape rows{n, c, saved.numel() / (n * c)}, in_groups{n, r.groups[1], saved.numel() / (n * r.groups[1])};
+  const Dims axes = r.groups[0] == n ? Dims{2} : Dims{0, 2};
   const auto per_channel = [&](const Tensor& t) { return reshape(t.to(dtype), {c, 1}); };
   const Tensor x = reshape(record_added(saved, added).to(dtype), rows);
   const Tensor values = reshape(activation(r.activations.before, x), in_groups);
-  const Tensor centred = values - mean(values, {2}, true);
-  const Tensor rstd = rsqrt(mean(centred * centred, {2}, true) + r.eps);
+  const Tensor centred = values - mean(values, axes, true);
+  const Tensor rstd = rsqrt(mean(centred * centred, axes, true) + r.eps);
   const Tensor normal = centred * rstd;
   Tensor u = reshape(normal, rows);
   if (weight.defined()) u = u * per_channel(weight);
@@ -67,7 +69,7 @@ Tensors composed_gradients(const Tensor& grad, const Tensor& saved, const Tensor
   Tensors grads(4);
   if (r.x || r.added) {
     const Tensor h = reshape(weight.defined() ? g * per_channel(weight) : g, in_groups);
-    const Tensor dv = rstd * (h - mean(h, {2}, true) - normal * mean(h * normal, {2}, true));
+    const Tensor dv = rstd * (h - mean(h, axes, true) - normal * mean(h * normal, axes, true));
     const Tensor dx = activation_gradient(r.activations.before, reshape(dv, rows), x);
     if (r.x) grads[0] = reshape(dx, saved.shape()).to(saved.dtype());
     if (r.added) grads[3] = sum(dx, {0, 2}).to(*r.added);
@@ -92,7 +94,7 @@ Tensors fused_gradients(const Tensor& grad, const Tensor& x, const Tensor& mean,
   allocate(grads[2], dbias, r.bias);
   allocate(grads[3], sums, r.added);
   // The gradient that has passed a norm of each channel by itself sums to zero there.
-  if (r.added && r.groups == x.size(1) && r.activations.before.kind == ActivationKind::none) {
+  if (r.added && r.groups[1] == x.size(1) && r.activations.before.kind == ActivationKind::none) {
     grads[3].zero_();
     sums.reset();
   }
@@ -112,25 +114,56 @@ void check_eps(const char* op, double eps) {
   check(std::isfinite(eps) && eps >= 0, op, "eps must be finite and not negative, got ", eps);
 }
 
-/// `added`: see ops/unrecorded.h.
-Tensor normalise(const char* op, const Tensor& input, int64_t groups, const Tensor& weight, const Tensor& bias,
-                 double eps, const NormActivations& activations = {}, const Tensor& added = {}) {
+struct Normalised {
+  Tensor y, mean, rstd;
+};
+
+/// `groups`: the shape of the statistics, (N, groups), or (1, C): over the samples too. `added`: see ops/unrecorded.h.
+Normalised normalise(const char* op, const Tensor& input, const Shape& groups, const Tensor& weight, const Tensor& bias,
+                     double eps, const NormActivations& activations = {}, const Tensor& added = {}) {
   const Tensor x = is_dense_volume(input) ? input : input.contiguous();
   const Tensor y = empty_like(x);
-  const Tensor mean = empty({x.size(0), groups}, {wide(x.dtype()), x.device()}), rstd = empty_like(mean);
+  const Tensor mean = empty(groups, {wide(x.dtype()), x.device()}), rstd = empty_like(mean);
   const auto gamma = optional_view(weight), beta = optional_view(bias);
   kernels(x.device())
       .group_norm(as_rows(x, y.view_out()), mean.view_out(), rstd.view_out(), as_rows(x, x.view_in()), pointer(gamma),
                   pointer(beta), eps, activations);
   const Request r{
       groups, eps, activations, x.requires_grad(), wanted_dtype(weight), wanted_dtype(bias), wanted_dtype(added)};
-  return record(op, y, {x, weight, bias, added},
-                [r, x = Saved(x), mean = Saved(mean), rstd = Saved(rstd), weight = Saved(weight), bias = Saved(bias),
-                 added = Saved(added)](const Tensor& grad) {
-                  // Nothing to normalise, and no means of it: the kernel knows what empty sums are.
-                  if (!grad_enabled() || x().numel() == 0)
-                    return fused_gradients(grad, x(), mean(), rstd(), weight(), bias(), r);
-                  return composed_gradients(grad, x(), weight(), bias(), added(), r);
+  record(op, y, {x, weight, bias, added},
+         [r, x = Saved(x), mean = Saved(mean), rstd = Saved(rstd), weight = Saved(weight), bias = Saved(bias),
+          added = Saved(added)](const Tensor& grad) {
+           // Nothing to normalise, and no means of it: the kernel knows what empty sums are.
+           if (!grad_enabled() || x().numel() == 0)
+             return fused_gradients(grad, x(), mean(), rstd(), weight(), bias(), r);
+           return composed_gradients(grad, x(), weight(), bias(), added(), r);
+         });
+  return {y, mean, rstd};
+}
+
+/// Normalisation with a mean and rstd (1, C) that are given, and differentiable in the other three.
+Tensor normalise_with(const Tensor& mean, const Tensor& rstd, const Tensor& input, const Tensor& weight,
+                      const Tensor& bias) {
+  const Tensor x = is_dense_volume(input) ? input : input.contiguous();
+  const Tensor y = empty_like(x);
+  const auto gamma = optional_view(weight), beta = optional_view(bias);
+  kernels(x.device())
+      .normalize(as_rows(x, y.view_out()), as_rows(x, x.view_in()), mean.view_in(), rstd.view_in(), pointer(gamma),
+                 pointer(beta));
+  const Request wanted{{}, 0, {}, x.requires_grad(), wanted_dtype(weight), wanted_dtype(bias), {}};
+  return record("batch_norm", y, {x, weight, bias},
+                [=, x = Saved(x), mean = Saved(mean), rstd = Saved(rstd), weight = Saved(weight)](const Tensor& grad) {
+                  const DType dtype = wide(x().dtype());
+                  Dims axes{0};
+                  for (int64_t i = 2; i < x().dim(); ++i) axes.push_back(i);
+                  Tensors grads(3);
+                  if (wanted.x) grads[0] = normalise_with(zeros_like(mean()), rstd(), grad, weight(), {});
+                  if (wanted.weight) {
+                    const Tensor normal = normalise_with(mean(), rstd(), x().to(dtype), {}, {});
+                    grads[1] = sum(grad.to(dtype) * normal, axes).to(*wanted.weight);
+                  }
+                  if (wanted.bias) grads[2] = sum(grad.to(dtype), axes).to(*wanted.bias);
+                  return grads;
                 });
 }
 
@@ -140,11 +173,10 @@ void check_input(const char* op, const Tensor& x, int64_t least_rank, const char
   check(x.dim() >= least_rank, op, "input must be ", form, ", got ", describe(x));
 }
 
-void check_parameters(const char* op, const Tensor& x, const Tensor& weight, const Tensor& bias, const Shape& shape) {
-  check_affine(op, "weight", weight, shape);
-  check_affine(op, "bias", bias, shape);
-  for (const Operand& parameter : {Operand{"weight", weight}, Operand{"bias", bias}}) {
+void check_parameters(const char* op, const Tensor& x, std::initializer_list<Operand> parameters, const Shape& shape) {
+  for (const Operand& parameter : parameters) {
     const Tensor& t = parameter.tensor;
+    check_affine(op, parameter.name, t, shape);
     if (t.defined() && t.device() == x.device() && t.dtype() == wide(x.dtype())) continue;
     check_same_kind(op, {{"input", x}, parameter});
   }
@@ -156,7 +188,7 @@ void check_group_norm(const Tensor& x, int64_t num_groups, const Tensor& weight,
   check(num_groups > 0, "group_norm", "num_groups must be positive, got ", num_groups);
   check(x.size(1) > 0 && x.size(1) % num_groups == 0, "group_norm", "num_groups ", num_groups, " does not divide the ",
         x.size(1), " channels of input ", x.shape());
-  check_parameters("group_norm", x, weight, bias, {x.size(1)});
+  check_parameters("group_norm", x, {{"weight", weight}, {"bias", bias}}, {x.size(1)});
   check(x.numel() != num_groups, "group_norm", "expected more than 1 value per channel, got input ", x.shape(), " in ",
         num_groups, " groups");
 }
@@ -164,29 +196,96 @@ void check_group_norm(const Tensor& x, int64_t num_groups, const Tensor& weight,
 void check_instance_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps) {
   check_input("instance_norm", x, 3, "(N, C, spatial...)");
   check_eps("instance_norm", eps);
-  check_parameters("instance_norm", x, weight, bias, {x.size(1)});
+  check_parameters("instance_norm", x, {{"weight", weight}, {"bias", bias}}, {x.size(1)});
   int64_t voxels = 1;
   for (int64_t i = 2; i < x.dim(); ++i) voxels *= x.size(i);
   check(voxels != 1, "instance_norm", "expected more than 1 value per channel, got input ", x.shape());
 }
 
+void check_batch_norm(const Tensor& x, const NormArguments& norm) {
+  constexpr const char* kOp = "batch_norm";
+  check_input(kOp, x, 2, "(N, C, spatial...)");
+  check_eps(kOp, norm.eps);
+  check_finite(kOp, "momentum", norm.momentum);
+  check_parameters(kOp, x,
+                   {{"weight", norm.weight},
+                    {"bias", norm.bias},
+                    {"running_mean", norm.running_mean},
+                    {"running_var", norm.running_var}},
+                   {x.size(1)});
+  const bool tracks = norm.running_mean.defined() && norm.running_var.defined();
+  check(norm.training || tracks, kOp, "needs running_mean and running_var where it is not training");
+  check(!norm.training || x.numel() == 0 || x.numel() != x.size(1), kOp,
+        "expected more than 1 value per channel in training, got input ", x.shape());
+}
+
+/// The check of each kind, and the shape of its statistics.
+Shape checked_statistics(const Tensor& x, const NormArguments& norm) {
+  if (norm.kind == NormKind::group) {
+    check_group_norm(x, norm.num_groups, norm.weight, norm.bias, norm.eps);
+    return {x.size(0), norm.num_groups};
+  }
+  if (norm.kind == NormKind::instance) {
+    check_instance_norm(x, norm.weight, norm.bias, norm.eps);
+    return {x.size(0), x.size(1)};
+  }
+  check_batch_norm(x, norm);
+  return {1, x.size(1)};
+}
+
+/// Moves what is kept between batches, if there is such, towards the value of this one.
+void track(const Tensor& running, const Tensor& value, double momentum) {
+  if (running.defined()) running.mul_(1 - momentum).add_(reshape(value, running.shape()).to(running.dtype()), momentum);
+}
+
+void track(const Tensor& x, const Normalised& result, const NormArguments& norm) {
+  if (x.numel() == 0) return;
+  NoGradGuard no_grad;
+  track(norm.running_mean, result.mean, norm.momentum);
+  const double count = static_cast<double>(x.numel() / x.size(1)), unbiased = count / (count - 1);
+  const Tensor deviation = reciprocal(result.rstd);
+  track(norm.running_var, clamp(affine(deviation * deviation, unbiased, -norm.eps * unbiased), 0, INFINITY),
+        norm.momentum);
+}
+
 }  // namespace
 
-Tensor normalised(const Tensor& x, int64_t num_groups, const Tensor& weight, const Tensor& bias, double eps,
-                  const NormActivations& activations, const Tensor& added) {
-  const bool instance = num_groups == 0;
-  const char* op = instance ? "instance_norm" : "group_norm";
-  instance ? check_instance_norm(x, weight, bias, eps) : check_group_norm(x, num_groups, weight, bias, eps);
-  return normalise(activations.any() ? "norm_activation" : op, x, instance ? x.size(1) : num_groups, weight, bias, eps,
-                   activations, added);
+Tensor normalised(const Tensor& x, const NormArguments& norm, const NormActivations& activations, const Tensor& added) {
+  const Shape groups = checked_statistics(x, norm);
+  if (norm.kind == NormKind::batch && !norm.training) {
+    const auto row = [&](const Tensor& t) { return reshape(t.detach().to(wide(x.dtype())), groups); };
+    const Tensor mean = row(norm.running_mean), rstd = rsqrt(row(norm.running_var) + norm.eps);
+    const Tensor v = activation(activations.before, record_added(x, added));
+    return activation(activations.after, normalise_with(mean, rstd, v, norm.weight, norm.bias));
+  }
+  const char* op = activations.any()                 ? "norm_activation"
+                   : norm.kind == NormKind::group    ? "group_norm"
+                   : norm.kind == NormKind::instance ? "instance_norm"
+                                                     : "batch_norm";
+  const Normalised result = normalise(op, x, groups, norm.weight, norm.bias, norm.eps, activations, added);
+  if (norm.kind == NormKind::batch) track(x, result, norm);
+  return result.y;
 }
 
 Tensor group_norm(const Tensor& x, int64_t num_groups, const Tensor& weight, const Tensor& bias, double eps) {
-  check_group_norm(x, num_groups, weight, bias, eps);
-  return normalise("group_norm", x, num_groups, weight, bias, eps);
+  return normalised(x, {.kind = NormKind::group, .weight = weight, .bias = bias, .eps = eps, .num_groups = num_groups},
+                    {});
 }
 Tensor instance_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps) {
-  return normalised(x, 0, weight, bias, eps, {});
+  return normalised(x, {.kind = NormKind::instance, .weight = weight, .bias = bias, .eps = eps}, {});
+}
+Tensor batch_norm(const Tensor& x, const Tensor& running_mean, const Tensor& running_var, const Tensor& weight,
+                  const Tensor& bias, bool training, double momentum, double eps) {
+  return normalised(x,
+                    {.kind = NormKind::batch,
+                     .weight = weight,
+                     .bias = bias,
+                     .eps = eps,
+                     .running_mean = running_mean,
+                     .running_var = running_var,
+                     .training = training,
+                     .momentum = momentum},
+                    {});
 }
 
 Tensor layer_norm(const Tensor& x, const Shape& normalized_shape, const Tensor& weight, const Tensor& bias,
@@ -198,12 +297,12 @@ Tensor layer_norm(const Tensor& x, const Shape& normalized_shape, const Tensor& 
   for (int64_t i = 0; fits && i < normalized_shape.size(); ++i) fits = x.size(lead + i) == normalized_shape[i];
   check(fits, "layer_norm", "normalized_shape ", normalized_shape, " does not match the last axes of input ",
         x.shape());
-  check_parameters("layer_norm", x, weight, bias, normalized_shape);
+  check_parameters("layer_norm", x, {{"weight", weight}, {"bias", bias}}, normalized_shape);
 
   int64_t rows = 1;
   for (int64_t i = 0; i < lead; ++i) rows *= x.size(i);
   const Tensor flat = reshape(x, {rows, 1, numel(normalized_shape)});
-  const Tensor y = reshape(normalise("layer_norm", flat, 1, {}, {}, eps), x.shape());
+  const Tensor y = reshape(normalise("layer_norm", flat, {rows, 1}, {}, {}, eps).y, x.shape());
   const Tensor scaled = weight.defined() ? y * weight.to(y.dtype()) : y;
   return bias.defined() ? scaled + bias.to(y.dtype()) : scaled;
 }

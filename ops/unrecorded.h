@@ -5,6 +5,7 @@
 
 #include "ops/activation.h"
 #include "ops/conv.h"
+#include "ops/norm.h"
 
 namespace voxgrad {
 
@@ -17,10 +18,10 @@ template <int N>
 Tensor unrecorded_conv(const Tensor& x, const Tensor& weight, const Tensor& bias,
                        const ConvTransposeOptions<N>& options, bool relu);
 
-/// group_norm, or instance_norm for num_groups = 0, with activations around it. `added`: the bias over axis 1 in x that
-/// is not recorded; may be undefined.
-Tensor normalised(const Tensor& x, int64_t num_groups, const Tensor& weight, const Tensor& bias, double eps,
-                  const NormActivations& activations, const Tensor& added = {});
+/// A norm of group, instance or batch, with activations around it. `added`: the bias over axis 1 in x that is not
+/// recorded; may be undefined.
+Tensor normalised(const Tensor& x, const NormArguments& norm, const NormActivations& activations,
+                  const Tensor& added = {});
 
 /// The function, and the gradient g behind it at x, in differentiable operators.
 Tensor activation(const ActivationArguments& a, const Tensor& x);

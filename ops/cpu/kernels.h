@@ -37,7 +37,12 @@ void conv_transpose_backward(const View& dy, const View& dw, const View& dx, con
                              const ConvGeometry& geometry);
 ConvExplanation explain_conv(ConvPass pass, const View& x, const View& w, const View& y, const ConvGeometry& geometry);
 
+// loss.cpp
+void class_sums(const char* op, const View& sums, const View& x, const View& target, const ClassSums& options);
+void class_sums_backward(const View& dx, const View& grad, const View& x, const View& target, const ClassSums& options);
+
 // norm.cpp
+void normalize(const View& y, const View& x, const View& mean, const View& rstd, const View* gamma, const View* beta);
 void group_norm(const View& y, const View& mean, const View& rstd, const View& x, const View* gamma, const View* beta,
                 double eps, const NormActivations& activations);
 void group_norm_backward(const GroupNormGradients& out, const View& dy, const View& x, const View& mean,

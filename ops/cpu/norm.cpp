@@ -67,11 +67,24 @@ struct Slabs {
   int64_t step(const View& v) const { return v.stride[channels_inner ? 1 : 2]; }
 };
 
-/// The element of `v` (N, groups) that belongs to group number i.
+/// The element of `v`, the shape of the groups, that belongs to group number i.
 template <class T>
 T& at(const View& v, int64_t i) {
   return v.as<T>()[i / v.size[1] * v.stride[0] + i % v.size[1] * v.stride[1]];
 }
+
+/// The channels of one group, in one sample or in all.
+struct Group {
+  int64_t number, sample, samples, channel, channels;
+
+  int64_t lines() const { return samples * channels; }
+  /// Calls f(n, c) for its lines.
+  template <class F>
+  void for_each(F&& f) const {
+    for (int64_t n = sample; n < sample + samples; ++n)
+      for (int64_t c = channel; c < channel + channels; ++c) f(n, c);
+  }
+};
 
 /// Entry c of a vector of dtype T or compute_t<T>, which may be missing.
 template <class T>
@@ -207,14 +220,31 @@ void sum_channels(const Slabs& slabs, const View& sums, const View& x) {
   }
 }
 
-/// Calls f(group number, its first channel number among N * C, its channels) for every group, in parallel.
+/// Calls f(Group) for every group, in parallel. `shape` (N, groups), or (1, groups): over all samples.
 template <class F>
-void for_each_group(const Slabs& slabs, int64_t groups, F&& f) {
-  const int64_t per = groups > 0 ? slabs.channels / groups : 0;
-  parallel_for(slabs.samples * groups, grain_of(16 * per * slabs.chunks), [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) f(i, i * per, per);
+void for_each_group(const Slabs& slabs, const View& shape, F&& f) {
+  const int64_t groups = shape.size[1], per = groups > 0 ? slabs.channels / groups : 0;
+  const int64_t samples = shape.size[0] == slabs.samples ? 1 : slabs.samples;
+  parallel_for(shape.size[0] * groups, grain_of(16 * per * samples * slabs.chunks), [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) f(Group{i, i / groups, samples, i % groups * per, per});
   });
 }
+
+/// y = (x - mean) * rstd * gamma + beta, the mean in two parts: subtracting it costs no accuracy even where it is large
+/// beside the deviations.
+template <class T>
+struct Affine {
+  using Wide = compute_t<T>;
+  Wide high, low, factor, term;
+
+  Affine() = default;
+  Affine(double mean, double rstd, double gamma, double beta)
+      : high(static_cast<Wide>(mean)),
+        low(static_cast<Wide>(mean - static_cast<double>(high))),
+        factor(static_cast<Wide>(rstd * gamma)),
+        term(static_cast<Wide>(beta)) {}
+  Wide operator()(Wide x) const { return ((x - high) - low) * factor + term; }
+};
 
 template <class T, class Activations>
 void forward(const View& y, const View& mean, const View& rstd, const View& x, const View* gamma, const View* beta,
@@ -231,32 +261,39 @@ void forward(const View& y, const View& mean, const View& rstd, const View& x, c
       add_row(*into, first, slabs.step(x), slab.columns, activations);
   });
 
-  // The mean in two parts: subtracting it costs no accuracy even where it is large beside the deviations.
-  struct Coefficients {
-    Wide high, low, factor, term;
-  };
-  std::vector<Coefficients> coefficients(static_cast<size_t>(slabs.samples * slabs.channels));
-  for_each_group(slabs, mean.size[1], [&](int64_t i, int64_t first, int64_t channels) {
-    const int64_t sample = first / slabs.channels, channel = first % slabs.channels;
+  std::vector<Affine<T>> affine(static_cast<size_t>(slabs.samples * slabs.channels));
+  for_each_group(slabs, mean, [&](const Group& group) {
     Moments total;
     for (int64_t chunk = 0; chunk < slabs.chunks; ++chunk)
-      for (int64_t c = channel; c < channel + channels; ++c)
-        total.join(moments[static_cast<size_t>((sample * slabs.chunks + chunk) * slabs.channels + c)]);
+      group.for_each([&](int64_t n, int64_t c) {
+        total.join(moments[static_cast<size_t>((n * slabs.chunks + chunk) * slabs.channels + c)]);
+      });
     const double scale = 1 / std::sqrt(total.squares / std::max(total.count, 1.0) + eps);
-    at<Wide>(mean, i) = static_cast<Wide>(total.mean);
-    at<Wide>(rstd, i) = static_cast<Wide>(scale);
-    const Wide high = static_cast<Wide>(total.mean), low = static_cast<Wide>(total.mean - static_cast<double>(high));
-    for (int64_t c = 0; c < channels; ++c)
-      coefficients[static_cast<size_t>(first + c)] = {high, low,
-                                                      static_cast<Wide>(scale * entry<T>(gamma, channel + c, 1)),
-                                                      static_cast<Wide>(entry<T>(beta, channel + c, 0))};
+    at<Wide>(mean, group.number) = static_cast<Wide>(total.mean);
+    at<Wide>(rstd, group.number) = static_cast<Wide>(scale);
+    group.for_each([&](int64_t n, int64_t c) {
+      affine[static_cast<size_t>(n * slabs.channels + c)] = {total.mean, scale, entry<T>(gamma, c, 1),
+                                                             entry<T>(beta, c, 0)};
+    });
   });
   map_channels<T>(
-      slabs, coefficients,
-      [activations](const Coefficients& k, Wide v) {
-        return activations.after(((activations.before(v) - k.high) - k.low) * k.factor + k.term);
-      },
-      y, x);
+      slabs, affine, [a = activations](const Affine<T>& f, Wide v) { return a.after(f(a.before(v))); }, y, x);
+}
+
+template <class T>
+void with_given(const View& y, const View& x, const View& mean, const View& rstd, const View* gamma, const View* beta) {
+  using Wide = compute_t<T>;
+  const Slabs slabs(x);
+  std::vector<Affine<T>> affine(static_cast<size_t>(slabs.samples * slabs.channels));
+  for_each_group(slabs, mean, [&](const Group& group) {
+    const auto given = [&](const View& v) { return static_cast<double>(at<Wide>(v, group.number)); };
+    group.for_each([&](int64_t n, int64_t c) {
+      affine[static_cast<size_t>(n * slabs.channels + c)] = {given(mean), given(rstd), entry<T>(gamma, c, 1),
+                                                             entry<T>(beta, c, 0)};
+    });
+  });
+  map_channels<T>(
+      slabs, affine, [](const Affine<T>& f, Wide v) { return f(v); }, y, x);
 }
 
 /// With v = before(x) and g, the gradient of the normalised value: sums of g, of g * (v - mean) and of v - mean. The
@@ -314,12 +351,13 @@ void backward(const GroupNormGradients& out, const View& dy, const View& x, cons
   const Slabs slabs(x);
   const int64_t lines = slabs.samples * slabs.channels;
   std::vector<Norm> norms(static_cast<size_t>(lines));
-  for_each_group(slabs, mean.size[1], [&](int64_t i, int64_t first, int64_t channels) {
-    const int64_t channel = first % slabs.channels;
-    for (int64_t c = 0; c < channels; ++c)
-      norms[static_cast<size_t>(first + c)] = {
-          at<Wide>(mean, i), static_cast<Wide>(double{at<Wide>(rstd, i)} * entry<T>(gamma, channel + c, 1)),
-          static_cast<Wide>(entry<T>(beta, channel + c, 0))};
+  const auto line = [&](int64_t n, int64_t c) { return static_cast<size_t>(n * slabs.channels + c); };
+  for_each_group(slabs, mean, [&](const Group& group) {
+    group.for_each([&](int64_t n, int64_t c) {
+      norms[line(n, c)] = {at<Wide>(mean, group.number),
+                           static_cast<Wide>(double{at<Wide>(rstd, group.number)} * entry<T>(gamma, c, 1)),
+                           static_cast<Wide>(entry<T>(beta, c, 0))};
+    });
   });
   std::vector<GradientSums> parts(slabs.sums()), sums(static_cast<size_t>(lines));
   slabs.for_each([&](const Slab& slab) {
@@ -333,29 +371,29 @@ void backward(const GroupNormGradients& out, const View& dy, const View& x, cons
     Wide low, slope, offset;
   };
   std::vector<Coefficients> coefficients(static_cast<size_t>(lines));
-  for_each_group(slabs, mean.size[1], [&](int64_t i, int64_t first, int64_t channels) {
-    const int64_t sample = first / slabs.channels, channel = first % slabs.channels;
-    const double scale = double{at<Wide>(rstd, i)};
-    const double count = static_cast<double>(std::max<int64_t>(1, channels * slabs.length));
-    GradientSums* own = sums.data() + first;
+  for_each_group(slabs, mean, [&](const Group& group) {
+    const double scale = double{at<Wide>(rstd, group.number)};
+    const double count = static_cast<double>(std::max<int64_t>(1, group.lines() * slabs.length));
     double low = 0;
-    for (int64_t c = 0; c < channels; ++c) {
+    group.for_each([&](int64_t n, int64_t c) {
+      GradientSums& own = sums[line(n, c)];
       for (int64_t chunk = 0; chunk < slabs.chunks; ++chunk)
-        own[c].join(parts[static_cast<size_t>((sample * slabs.chunks + chunk) * slabs.channels + channel + c)]);
-      low += own[c].centred / count;
-    }
+        own.join(parts[static_cast<size_t>((n * slabs.chunks + chunk) * slabs.channels + c)]);
+      low += own.centred / count;
+    });
     // With h = gamma * g and n = (v - mean) * rstd: dv = rstd * (h - mean(h) - n * mean(h * n)).
     double mean_h = 0, mean_hn = 0;
-    for (int64_t c = 0; c < channels; ++c) {
-      const double weight = entry<T>(gamma, channel + c, 1);
-      own[c].g_centred = (own[c].g_centred - low * own[c].g) * scale;
-      mean_h += weight * own[c].g / count;
-      mean_hn += weight * own[c].g_centred / count;
-    }
-    for (int64_t c = 0; c < channels; ++c)
-      coefficients[static_cast<size_t>(first + c)] = {norms[static_cast<size_t>(first + c)], static_cast<Wide>(low),
-                                                      static_cast<Wide>(-scale * scale * mean_hn),
-                                                      static_cast<Wide>(-scale * mean_h)};
+    group.for_each([&](int64_t n, int64_t c) {
+      GradientSums& own = sums[line(n, c)];
+      const double weight = entry<T>(gamma, c, 1);
+      own.g_centred = (own.g_centred - low * own.g) * scale;
+      mean_h += weight * own.g / count;
+      mean_hn += weight * own.g_centred / count;
+    });
+    group.for_each([&](int64_t n, int64_t c) {
+      coefficients[line(n, c)] = {norms[line(n, c)], static_cast<Wide>(low),
+                                  static_cast<Wide>(-scale * scale * mean_hn), static_cast<Wide>(-scale * mean_h)};
+    });
   });
   map_channels<T>(
       slabs, coefficients,
@@ -382,6 +420,10 @@ void group_norm(const View& y, const View& mean, const View& rstd, const View& x
   dispatch(Floats(), x.dtype, "group_norm", "CPU", [&]<class T>() {
     with_activations<T>(activations, [&](const auto& a) { forward<T>(y, mean, rstd, x, gamma, beta, eps, a); });
   });
+}
+
+void normalize(const View& y, const View& x, const View& mean, const View& rstd, const View* gamma, const View* beta) {
+  dispatch(Floats(), x.dtype, "normalize", "CPU", [&]<class T>() { with_given<T>(y, x, mean, rstd, gamma, beta); });
 }
 
 void group_norm_backward(const GroupNormGradients& out, const View& dy, const View& x, const View& mean,

@@ -2,12 +2,14 @@
 
     python3 layers_reference.py > layers_reference.inc
 
-In float64, parameter number k (in state_dict's order of declaration) has element i set to sin(0.37 i + k), the
-input's element i is cos(0.23 i); the result is told as its shape and the sum of result[i] * cos(0.11 i).
-layers_test.cpp does the same.
+In float64, parameter number k (in state_dict's order of declaration) has element i set to sin(0.37 i + k), a floating
+buffer to 1 + sin(0.37 i + k) / 2, the input's element i is cos(0.23 i); the result, in evaluation, is told as its shape
+and the sum of result[i] * cos(0.11 i). Of a layer with buffers follow the same sums of what it gives in training for the
+input, and then for twice the input plus 1, and of its floating buffers afterwards. layers_test.cpp does the same.
 """
 import torch
 from torch import nn
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 LAYERS = {
     "conv3d": (nn.Conv3d(4, 6, (3, 2, 1), stride=(2, 1, 2), padding=(1, 0, 2), dilation=(1, 2, 1), groups=2), (2, 4, 5, 6, 7)),
@@ -28,6 +30,23 @@ LAYERS = {
     "tanh": (nn.Tanh(), (11,)),
     "gelu": (nn.GELU(), (11,)),
     "silu": (nn.SiLU(), (11,)),
+    "identity": (nn.Identity(), (11,)),
+    "softmax": (nn.Softmax(1), (2, 3, 4)),
+    "log_softmax": (nn.LogSoftmax(-1), (2, 3, 4)),
+    "elu": (nn.ELU(0.7), (11,)),
+    "selu": (nn.SELU(), (11,)),
+    "mish": (nn.Mish(), (11,)),
+    "hardsigmoid": (nn.Hardsigmoid(), (11,)),
+    "hardswish": (nn.Hardswish(), (11,)),
+    "batch_norm1d": (nn.BatchNorm1d(3, momentum=0.3), (4, 3)),
+    "batch_norm1d_plain": (nn.BatchNorm1d(3, affine=False, track_running_stats=False), (4, 3, 5)),
+    "batch_norm2d": (nn.BatchNorm2d(3, eps=1e-2, momentum=None), (2, 3, 4, 5)),
+    "batch_norm3d": (nn.BatchNorm3d(3), (2, 3, 4, 2, 3)),
+    "weight_norm_linear": (weight_norm(nn.Linear(5, 3)), (4, 5)),
+    "weight_norm_linear_whole": (weight_norm(nn.Linear(5, 3), dim=None), (4, 5)),
+    "weight_norm_conv_transpose": (weight_norm(nn.ConvTranspose2d(3, 2, 3), dim=1), (1, 3, 4, 5)),
+    "spectral_norm_conv": (spectral_norm(nn.Conv3d(2, 3, 2), n_power_iterations=2), (1, 2, 3, 4, 3)),
+    "spectral_norm_conv_transpose": (spectral_norm(nn.ConvTranspose1d(3, 2, 3)), (1, 3, 5)),
     "softplus": (nn.Softplus(beta=2, threshold=1), (11,)),
     "max_pool3d": (nn.MaxPool3d(3, stride=2, padding=1), (1, 2, 5, 6, 7)),
     "avg_pool3d": (nn.AvgPool3d(2, stride=1, padding=1, count_include_pad=False), (1, 2, 3, 4, 3)),
@@ -43,6 +62,10 @@ def pattern(shape, step, phase, function):
     return function(torch.arange(count, dtype=torch.float64) * step + phase).reshape(shape)
 
 
+def projection(values):
+    return (values.flatten() * pattern((values.numel(),), 0.11, 0, torch.cos)).sum().item()
+
+
 def braces(values):
     return "{" + ", ".join(str(v) for v in values) + "}"
 
@@ -51,10 +74,20 @@ print("// Written by layers_reference.py; do not edit. clang-format off")
 print("const std::map<std::string, LayerReference> kLayerReference = {")
 for name, (layer, input_shape) in LAYERS.items():
     layer = layer.double()
-    state = {key: pattern(value.shape, 0.37, k, torch.sin) for k, (key, value) in enumerate(layer.state_dict().items())}
+    buffers = dict(layer.named_buffers())
+    state = layer.state_dict()
+    for k, (key, value) in enumerate(state.items()):
+        if value.is_floating_point():
+            values = pattern(value.shape, 0.37, k, torch.sin)
+            state[key] = 1 + values / 2 if key in buffers else values
     layer.load_state_dict(state)
-    result = layer(pattern(input_shape, 0.23, 0, torch.cos)).detach()
-    projection = (result.flatten() * pattern((result.numel(),), 0.11, 0, torch.cos)).sum().item()
+    x = pattern(input_shape, 0.23, 0, torch.cos)
+    result = layer.eval()(x).detach()
+    sums = [projection(result)]
+    if buffers:
+        layer.train()
+        sums += [projection(layer(x).detach()), projection(layer(2 * x + 1).detach())]
+        sums += [projection(buffer) for buffer in layer.buffers() if buffer.is_floating_point()]
     keys = ", ".join(f'{{"{k}", {braces(v.shape)}}}' for k, v in state.items())
-    print(f'    {{"{name}", {{{braces(input_shape)}, {{{keys}}}, {braces(result.shape)}, {projection!r}}}}},')
+    print(f'    {{"{name}", {{{braces(input_shape)}, {{{keys}}}, {braces(result.shape)}, {braces(sums)}}}}},')
 print("};")

@@ -8,6 +8,9 @@
 #include "core/autograd.h"
 #include "nn/init.h"
 #include "ops/create.h"
+#include "ops/elementwise.h"
+#include "ops/gradcheck.h"
+#include "ops/reduce.h"
 #include "tests/support.h"
 
 namespace voxgrad {
@@ -17,7 +20,7 @@ struct LayerReference {
   Shape input;
   std::vector<std::pair<std::string, Shape>> state;
   Shape output;
-  double projection;
+  std::vector<double> projections;
 };
 #include "tests/nn/layers_reference.inc"
 
@@ -64,6 +67,36 @@ std::map<std::string, MakeLayer> layers() {
       {"tanh", make<Tanh>()},
       {"gelu", make<GELU>()},
       {"silu", make<SiLU>()},
+      {"identity", make<Identity>()},
+      {"softmax", make<Softmax>(1)},
+      {"log_softmax", make<LogSoftmax>(-1)},
+      {"elu", make<ELU>(0.7)},
+      {"selu", make<SELU>()},
+      {"mish", make<Mish>()},
+      {"hardsigmoid", make<Hardsigmoid>()},
+      {"hardswish", make<Hardswish>()},
+      {"batch_norm1d", make<BatchNorm1d>(3, BatchNorm1d::Options{.momentum = 0.3})},
+      {"batch_norm1d_plain", make<BatchNorm1d>(3, BatchNorm1d::Options{.affine = false, .track_running_stats = false})},
+      {"batch_norm2d", make<BatchNorm2d>(3, BatchNorm2d::Options{.eps = 1e-2, .momentum = {}})},
+      {"batch_norm3d", make<BatchNorm3d>(3)},
+      {"weight_norm_linear", [] { return std::make_unique<WeightNorm<Linear>>(Linear(5, 3)); }},
+      {"weight_norm_linear_whole",
+       [] { return std::make_unique<WeightNorm<Linear>>(Linear(5, 3), WeightNormOptions{.dim = {}}); }},
+      {"weight_norm_conv_transpose",
+       [] {
+         return std::make_unique<WeightNorm<ConvTranspose2d>>(
+             ConvTranspose2d{{.in_channels = 3, .out_channels = 2, .kernel_size = 3}}, WeightNormOptions{.dim = 1});
+       }},
+      {"spectral_norm_conv",
+       [] {
+         return std::make_unique<SpectralNorm<Conv3d>>(Conv3d{{.in_channels = 2, .out_channels = 3, .kernel_size = 2}},
+                                                       SpectralNormOptions{.n_power_iterations = 2});
+       }},
+      {"spectral_norm_conv_transpose",
+       [] {
+         return std::make_unique<SpectralNorm<ConvTranspose1d>>(
+             ConvTranspose1d{{.in_channels = 3, .out_channels = 2, .kernel_size = 3}});
+       }},
       {"softplus", make<Softplus>(2.0, 1.0)},
       {"max_pool3d", make<MaxPool3d>(MaxPoolOptions{.kernel_size = 3, .stride = 2, .padding = 1})},
       {"avg_pool3d",
@@ -88,6 +121,12 @@ Tensor pattern(const Shape& shape, double step, double phase, F function) {
 double sine(double x) { return std::sin(x); }
 double cosine(double x) { return std::cos(x); }
 
+double projection(const Tensor& x) {
+  double sum = 0, i = 0;
+  for (double value : x.to_vector()) sum += value * std::cos(0.11 * i++);
+  return sum;
+}
+
 class LayerTest : public testing::TestWithParam<std::pair<const std::string, MakeLayer>> {};
 
 TEST_P(LayerTest, AgreesWithPyTorch) {
@@ -95,23 +134,35 @@ TEST_P(LayerTest, AgreesWithPyTorch) {
   for (Device device : devices()) {
     const std::unique_ptr<nn::Layer> layer = GetParam().second();
     layer->to(f64);
-    const nn::NamedTensors parameters = layer->named_parameters();
-    ASSERT_EQ(parameters.size(), reference.state.size());
+    nn::NamedTensors members = layer->named_parameters();
+    const size_t parameters = members.size();
+    for (const auto& buffer : layer->named_buffers()) members.push_back(buffer);
+    ASSERT_EQ(members.size(), reference.state.size());
     TensorMap state;
-    for (size_t k = 0; k < parameters.size(); ++k) {
+    for (size_t k = 0; k < members.size(); ++k) {
       const auto& [name, shape] = reference.state[k];
-      EXPECT_EQ(parameters[k].first, name);
-      EXPECT_EQ(parameters[k].second.shape(), shape) << name;
-      EXPECT_TRUE(parameters[k].second.requires_grad()) << name;
-      state[name] = pattern(shape, 0.37, static_cast<double>(k), sine);
+      EXPECT_EQ(members[k].first, name);
+      EXPECT_EQ(members[k].second.shape(), shape) << name;
+      EXPECT_EQ(members[k].second.requires_grad(), k < parameters) << name;
+      const Tensor values = pattern(shape, 0.37, static_cast<double>(k), sine);
+      state[name] = k < parameters ? values : values * 0.5 + 1.0;
+      if (!is_floating(members[k].second.dtype())) state[name] = members[k].second;
     }
     layer->load_state_dict(state);
     layer->to(device);
-    const Tensor result = (*layer)(pattern(reference.input, 0.23, 0, cosine).to(device));
+    layer->eval();
+    const Tensor x = pattern(reference.input, 0.23, 0, cosine).to(device), result = (*layer)(x);
     ASSERT_EQ(result.shape(), reference.output);
-    double projection = 0, i = 0;
-    for (double value : result.to_vector()) projection += value * std::cos(0.11 * i++);
-    EXPECT_NEAR(projection, reference.projection, 1e-10 * std::abs(reference.projection) + 1e-11);
+    std::vector<double> projections{projection(result)};
+    if (members.size() > parameters) {
+      layer->train();
+      for (const Tensor& input : {x, x * 2.0 + 1.0}) projections.push_back(projection((*layer)(input)));
+      for (const Tensor& buffer : layer->buffers())
+        if (is_floating(buffer.dtype())) projections.push_back(projection(buffer));
+    }
+    ASSERT_EQ(projections.size(), reference.projections.size());
+    for (size_t i = 0; i < projections.size(); ++i)
+      EXPECT_NEAR(projections[i], reference.projections[i], 1e-10 * std::abs(reference.projections[i]) + 1e-11) << i;
   }
 }
 
@@ -124,6 +175,53 @@ TEST(Layers, ConvTransposeTakesAnOutputSize) {
   const nn::ConvTranspose3d up{{.in_channels = 1, .out_channels = 1, .kernel_size = 3, .stride = 2, .padding = 1}};
   EXPECT_EQ(up(ones({1, 1, 4, 4, 4})).shape(), (Shape{1, 1, 7, 7, 7}));
   EXPECT_EQ(up(ones({1, 1, 4, 4, 4}), {8, 7, 8}).shape(), (Shape{1, 1, 8, 7, 8}));
+}
+
+// The weight's values at first are those that the layer had, and gradients, any number of times, reach what it is made
+// of.
+TEST(Layers, ReparametrisedWeights) {
+  for (const Device device : devices()) {
+    nn::Conv2d conv{{.in_channels = 2, .out_channels = 3, .kernel_size = 2}};
+    const std::vector<double> values = conv.weight.to_vector();
+    nn::WeightNorm layer{std::move(conv)};
+    const std::vector<double> same = layer.weight().to_vector();
+    for (size_t i = 0; i < values.size(); ++i) EXPECT_NEAR(same[i], values[i], 1e-6);
+    nn::SpectralNorm spectral{nn::Conv2d{{.in_channels = 2, .out_channels = 3, .kernel_size = 2}}};
+    spectral.eval();
+    for (nn::Layer* each : {static_cast<nn::Layer*>(&layer), static_cast<nn::Layer*>(&spectral)}) {
+      each->to(f64);
+      each->to(device);
+      const Tensor x = randn({1, 2, 3, 3}, {f64, device});
+      const auto function = [&](const Tensors&) { return Tensors{(*each)(x)}; };
+      const GradcheckReport first = gradcheck(function, each->parameters());
+      EXPECT_TRUE(first.passed) << first.message;
+      const GradcheckReport second = gradgradcheck(function, each->parameters());
+      EXPECT_TRUE(second.passed) << second.message;
+    }
+    // Two steps of the power method between a forward pass and its backward pass.
+    spectral.train();
+    const Tensor x = randn({1, 2, 3, 3}, {f64, device}), y = spectral(x) + spectral(x);
+    sum(y).backward();
+    EXPECT_TRUE(std::isfinite(sum(spectral.original.grad()).item()));
+  }
+}
+
+TEST(Layers, BatchNormOfHalvesKeepsItsLayoutAndStatisticsInFloat) {
+  for (const Device device : devices()) {
+    nn::BatchNorm3d norm(8);
+    norm.to(device);
+    const Tensor wide = randn({2, 8, 3, 4, 5}).to(device) + 300.0;
+    const Tensor x = wide.to(f16).contiguous(MemoryFormat::channels_last), y = norm(x);
+    EXPECT_EQ(y.dtype(), f16);
+    EXPECT_TRUE(y.is_contiguous(MemoryFormat::channels_last));
+    EXPECT_EQ(norm.running_var.dtype(), f32);
+    EXPECT_EQ(norm.num_batches_tracked.item<int64_t>(), 1);
+    const Tensor expected = var(x.to(f64), {0, 2, 3, 4}) * 0.1 + 0.9;
+    EXPECT_LT(amax(abs(norm.running_var.to(f64) - expected)).item(), 1e-5);
+    norm.eval();
+    EXPECT_EQ(norm(x).strides(), x.strides());
+    EXPECT_EQ(norm.num_batches_tracked.item<int64_t>(), 1);
+  }
 }
 
 TEST(Layers, DropoutWorksInTrainingOnly) {
@@ -191,6 +289,14 @@ TEST(Layers, RefuseBadOptions) {
   EXPECT_ERROR(GroupNorm(2, 8)(ones({2, 4, 3})), "GroupNorm: expects (N, 8, ...), got [2, 4, 3]");
   EXPECT_ERROR(InstanceNorm3d(0), "InstanceNorm3d: num_features");
   EXPECT_ERROR(InstanceNorm3d(2)(ones({1, 3, 2, 2, 2})), "InstanceNorm3d: expects (N, 2, D, H, W)");
+  EXPECT_ERROR(BatchNorm3d(0), "BatchNorm3d: num_features must be positive, got 0");
+  EXPECT_ERROR(BatchNorm1d(2, {.momentum = NAN}), "BatchNorm1d: momentum must be finite");
+  EXPECT_ERROR(BatchNorm2d(2)(ones({1, 2, 3})),
+               "BatchNorm2d: expects (N, 2, spatial...) with 2 spatial axes, got [1, 2");
+  EXPECT_ERROR(BatchNorm3d(2)(ones({1, 2, 1, 1, 1})), "batch_norm: expected more than 1 value per channel in training");
+  EXPECT_ERROR(ELU(INFINITY), "ELU: alpha must be finite");
+  EXPECT_ERROR(SpectralNorm(Linear(2, 2), {.n_power_iterations = 0}), "SpectralNorm: n_power_iterations must be pos");
+  EXPECT_ERROR(WeightNorm(Linear(2, 2), {.dim = 2}), "WeightNorm: axis 2");
   EXPECT_ERROR(LayerNorm(Shape{}), "LayerNorm: normalized_shape is empty");
   EXPECT_ERROR(Linear(0, 3), "Linear: in_features and out_features must be positive");
   EXPECT_ERROR(Dropout(1.5), "Dropout: p must lie in [0, 1], got 1.5");
@@ -221,7 +327,7 @@ TEST(Layers, RefuseUndefinedInputs) {
   EXPECT_ERROR(nn::GroupNorm(2, 8)(Tensor()), "GroupNorm: expects (N, 8, ...), got undefined");
   EXPECT_ERROR(nn::InstanceNorm3d(2)(Tensor()), "InstanceNorm3d: expects (N, 2, D, H, W), got undefined");
   for (const auto& [name, make_layer] : layers()) {
-    if (name.starts_with("group_norm") || name.starts_with("instance_norm")) continue;
+    if (name == "identity" || name.starts_with("group_norm") || name.starts_with("instance_norm")) continue;
     EXPECT_ERROR((*make_layer())(Tensor()), "input is undefined");
   }
 }

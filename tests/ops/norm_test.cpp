@@ -1,4 +1,5 @@
 // Group normalisation: the CPU kernels in all floating dtypes, and parameters that stay in f32 beside halves.
+#include <array>
 #include <cmath>
 #include <vector>
 
@@ -7,6 +8,7 @@
 #include "ops/elementwise.h"
 #include "ops/norm.h"
 #include "ops/reduce.h"
+#include "ops/shape.h"
 #include "tests/ops/cpu_kernels_support.h"
 
 namespace voxgrad {
@@ -190,6 +192,66 @@ TEST(GroupNorm, ParametersOfHalvesMayStayInFloat) {
       EXPECT_ERROR(group_norm(x32.to(device, dtype), 3, weight32.to(device, f64)), "dtypes differ");
       EXPECT_ERROR(group_norm(x32.to(device), 3, weight32.to(device, dtype)), "dtypes differ");
     }
+}
+
+// Batch normalisation is normalisation of every channel of the one sample that has the voxels of all.
+TEST(BatchNorm, IsInstanceNormOverAllSamples) {
+  manual_seed(2);
+  for (const Device device : devices())
+    for (const DType dtype : {f64, f32, bf16, f16})
+      for (const auto& [n, c, l] : {std::array<int64_t, 3>{1, 16, 70},
+                                    {2, 3, 5001},
+                                    {40, 8, 33},
+                                    {300, 16, 1},
+                                    {5, 40, 3},
+                                    {2, 32, 2049},
+                                    {3, 5, 20000}})
+        for (const bool last : {false, true}) {
+          const auto format = last ? MemoryFormat::channels_last : MemoryFormat::contiguous;
+          const auto variable = [&](const Tensor& values) { return values.to(device, dtype).contiguous(format); };
+          const auto joined = [&, c = c](const Tensor& t) { return t.to(f64).permute({1, 0, 2}).reshape({1, c, -1}); };
+          const Tensor x = variable(randn({n, c, l}) * 2.0 + 30.0).requires_grad_(), dy = variable(randn({n, c, l}));
+          const Tensor weight = randn({c}).to(device, dtype).requires_grad_();
+          const Tensor bias = randn({c}).to(device, dtype).requires_grad_();
+          const Tensor y = batch_norm(x, {}, {}, weight, bias, true);
+          const Tensors got = grad({y}, {x, weight, bias}, {dy});
+          const Tensor wide_x = joined(x.detach()).requires_grad_();
+          const Tensor wide_weight = weight.detach().to(f64).requires_grad_();
+          const Tensor wide_bias = bias.detach().to(f64).requires_grad_();
+          const Tensor wide_y = instance_norm(wide_x, wide_weight, wide_bias);
+          const Tensors want = grad({wide_y}, {wide_x, wide_weight, wide_bias}, {joined(dy)});
+          const double half = dtype == bf16 ? 0x1p-8 : dtype == f16 ? 0x1p-11 : 0, rest = dtype == f64 ? 1e-10 : 1e-4;
+          const std::string what = concat(x.shape(), ' ', dtype, last ? " channels last on " : " on ", device);
+          EXPECT_TRUE(close(joined(y), wide_y, half, rest)) << what;
+          EXPECT_TRUE(close(joined(got[0]), want[0], half, rest)) << what;
+          EXPECT_TRUE(close(got[1].to(f64), want[1], half, rest * static_cast<double>(n * l))) << what;
+          EXPECT_TRUE(close(got[2].to(f64), want[2], half, rest * static_cast<double>(n * l))) << what;
+          // With the same statistics, given.
+          const Tensor mean = voxgrad::mean(x.detach().to(f64), {0, 2}), variance = var(x.detach().to(f64), {0, 2}, 0);
+          if (dtype == f32 || dtype == f64) {
+            const Tensor same = batch_norm(x, mean.to(dtype), variance.to(dtype), weight, bias);
+            EXPECT_TRUE(close(joined(same), wide_y, half, rest)) << what;
+            EXPECT_EQ(same.strides(), x.strides());
+          }
+        }
+}
+
+// In place, by the momentum, and of the variance the unbiased one; nothing moves in evaluation.
+TEST(BatchNorm, MovesRunningStatistics) {
+  for (const Device device : devices()) {
+    const Tensor x = (randn({3, 4, 50}) * 2.0 + 100.0).to(device);
+    const Tensor running_mean = full({4}, 5, {f32, device}), running_var = full({4}, 7, {f32, device});
+    batch_norm(x, running_mean, running_var, {}, {}, true, 0.25);
+    EXPECT_TRUE(close(running_mean, mean(x.to(f64), {0, 2}) * 0.25 + 5 * 0.75, 1e-6, 0));
+    EXPECT_TRUE(close(running_var, var(x.to(f64), {0, 2}) * 0.25 + 7 * 0.75, 1e-6, 0));
+    const std::vector<double> before = running_var.to_vector();
+    batch_norm(x, running_mean, running_var);
+    batch_norm(zeros({0, 4, 3}, {f32, device}), running_mean, running_var, {}, {}, true);
+    EXPECT_EQ(running_var.to_vector(), before);
+    EXPECT_ERROR(batch_norm(x, running_mean, {}), "needs running_mean and running_var where it is not training");
+    EXPECT_ERROR(batch_norm(x, zeros({3}, {f32, device}), running_var), "running_mean must have shape [4], got [3]");
+    EXPECT_ERROR(batch_norm(x.narrow(0, 0, 1).narrow(2, 0, 1), {}, {}, {}, {}, true), "more than 1 value per channel");
+  }
 }
 
 }  // namespace

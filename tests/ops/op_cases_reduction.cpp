@@ -198,25 +198,6 @@ void add_losses(std::vector<OpCase>& cases) {
     }
 }
 
-void add_cross_entropy(std::vector<OpCase>& cases) {
-  for (const LossForm& form : kLossForms) {
-    OpCase c{std::string("cross_entropy") + form.suffix,
-             [=](const Tensors& t) { return cross_entropy(t[0], t[1], form.reduction); },
-             {{{2, 3, 2, 2}}, {{2, 2, 2}, Domain::index, 3}}};
-    c.reference = [=](const Arrays& a) {
-      const Array logs = reference::softmax(a[0], 1, true);
-      return form.reduced(reference::build(a[1].shape, [&](const Dims& i) {
-        Dims at = i;
-        at.insert(1, static_cast<int64_t>(a[1](i)));
-        return -logs(at);
-      }));
-    };
-    c.edges = {{{2, 3}, {2}}, {{1, 3, 1}, {1, 1}}};
-    if (form.reduction != Reduction::mean) c.edges.push_back({{0, 3, 2}, {0, 2}});
-    cases.push_back(c);
-  }
-}
-
 }  // namespace
 
 void add_reduction_cases(std::vector<OpCase>& cases) {
@@ -225,7 +206,6 @@ void add_reduction_cases(std::vector<OpCase>& cases) {
   add_softmax(cases);
   add_linalg(cases);
   add_losses(cases);
-  add_cross_entropy(cases);
 }
 
 }  // namespace voxgrad::optest

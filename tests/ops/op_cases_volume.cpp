@@ -65,6 +65,23 @@ void add_norms(std::vector<OpCase>& cases) {
       {});
 }
 
+/// Batch normalisation by its definition: statistics over all but axis 1, or those given.
+Array batch_norm_reference(const Array& x, const Array* weight, const Array* bias, double eps, const Array* mean = {},
+                           const Array* var = {}) {
+  Dims axes{0};
+  for (int64_t i = 2; i < x.shape.size(); ++i) axes.push_back(i);
+  const auto at = [](const Array& a, const Dims& i) { return a.values[static_cast<size_t>(i[1])]; };
+  const Array own = mean ? *mean : reference::reduce(x, axes, false, reference::mean);
+  const Array centred = reference::build(x.shape, [&](const Dims& i) { return x(i) - at(own, i); });
+  const Array squares =
+      var ? *var
+          : reference::reduce(reference::map(centred, centred, [](double a, double b) { return a * b; }), axes, false,
+                              reference::mean);
+  return reference::build(x.shape, [&](const Dims& i) {
+    return centred(i) / std::sqrt(at(squares, i) + eps) * (weight ? at(*weight, i) : 1) + (bias ? at(*bias, i) : 0);
+  });
+}
+
 /// Norms with an activation before or behind them.
 void add_norm_activations(std::vector<OpCase>& cases) {
   struct Function {
@@ -77,8 +94,10 @@ void add_norm_activations(std::vector<OpCase>& cases) {
       {"leaky_relu", ActivationKind::leaky_relu, [](double v) { return v > 0 ? v : 0.25 * v; }},
       {"gelu", ActivationKind::gelu, [](double v) { return v * 0.5 * (1 + std::erf(v * std::sqrt(0.5))); }},
       {"silu", ActivationKind::silu, [](double v) { return v / (1 + std::exp(-v)); }}};
-  const std::pair<const char*, NormKind> norms[] = {
-      {"group_norm", NormKind::group}, {"instance_norm", NormKind::instance}, {"layer_norm", NormKind::layer}};
+  const std::pair<const char*, NormKind> norms[] = {{"group_norm", NormKind::group},
+                                                    {"instance_norm", NormKind::instance},
+                                                    {"batch_norm", NormKind::batch},
+                                                    {"layer_norm", NormKind::layer}};
   for (const Function& f : functions)
     for (const auto& [norm_name, kind] : norms)
       for (const bool first : {false, true}) {
@@ -93,7 +112,9 @@ void add_norm_activations(std::vector<OpCase>& cases) {
         c.reference = [=](const Arrays& a) {
           const Array x = first ? reference::map(a[0], f.value) : a[0];
           const Array y = layer ? reference::layer_norm(x, 2, &a[1], &a[2], 0.1)
-                                : reference::group_norm(x, kind == NormKind::group ? 2 : 4, &a[1], &a[2], 0.1);
+                          : kind == NormKind::batch
+                              ? batch_norm_reference(x, &a[1], &a[2], 0.1)
+                              : reference::group_norm(x, kind == NormKind::group ? 2 : 4, &a[1], &a[2], 0.1);
           return first ? y : reference::map(y, f.value);
         };
         if (layer)
@@ -105,6 +126,41 @@ void add_norm_activations(std::vector<OpCase>& cases) {
         c.roundings = layer ? 4 : 1;
         cases.push_back(c);
       }
+}
+
+void add_batch_norms(std::vector<OpCase>& cases) {
+  const auto add = [&](OpCase c, std::vector<std::vector<Shape>> edges) {
+    c.edges = std::move(edges);
+    c.keeps_layout = c.inputs[0].shape.size() == 5;
+    c.tolerance = 3e-5;
+    cases.push_back(std::move(c));
+  };
+  add({"batch_norm",
+       [](const Tensors& t) { return batch_norm(t[0], {}, {}, t[1], t[2], true, 0.1, 1e-3); },
+       {{{3, 4, 2, 1, 3}}, {{4}}, {{4}}},
+       [](const Arrays& a) { return batch_norm_reference(a[0], &a[1], &a[2], 1e-3); }},
+      {{{0, 4, 2, 1, 3}, {4}, {4}}, {{1, 2, 3}, {2}, {2}}, {{3, 6}, {6}, {6}}, {{2, 4, 0}, {4}, {4}}});
+  add({"batch_norm_plain",
+       [](const Tensors& t) { return batch_norm(t[0], {}, {}, {}, {}, true); },
+       {{{5, 3}}},
+       [](const Arrays& a) { return batch_norm_reference(a[0], nullptr, nullptr, 1e-5); }},
+      {});
+  add({"batch_norm_weight_only",
+       [](const Tensors& t) { return batch_norm(t[0], {}, {}, t[1], {}, true); },
+       {{{2, 16, 5}}, {{16}}},
+       [](const Arrays& a) { return batch_norm_reference(a[0], &a[1], nullptr, 1e-5); }},
+      {});
+  const Input given{{4}, Domain::positive, 0, false};
+  add({"batch_norm_eval",
+       [](const Tensors& t) { return batch_norm(t[0], t[1], t[2], t[3], t[4]); },
+       {{{3, 4, 2, 1, 3}}, given, given, {{4}}, {{4}}},
+       [](const Arrays& a) { return batch_norm_reference(a[0], &a[3], &a[4], 1e-5, &a[1], &a[2]); }},
+      {{{0, 4, 2, 1, 3}, {4}, {4}, {4}, {4}}, {{1, 4}, {4}, {4}, {4}, {4}}});
+  add({"batch_norm_eval_plain",
+       [](const Tensors& t) { return batch_norm(t[0], t[1], t[2], {}, {}, false, 0.1, 0.2); },
+       {{{2, 4, 3}}, given, given},
+       [](const Arrays& a) { return batch_norm_reference(a[0], nullptr, nullptr, 0.2, &a[1], &a[2]); }},
+      {});
 }
 
 void add_max_pools(std::vector<OpCase>& cases) {
@@ -209,6 +265,7 @@ void add_interpolations(std::vector<OpCase>& cases) {
 void add_volume_cases(std::vector<OpCase>& cases) {
   add_norms(cases);
   add_norm_activations(cases);
+  add_batch_norms(cases);
   add_max_pools(cases);
   add_average_pools(cases);
   add_interpolations(cases);

@@ -46,6 +46,15 @@ FUNCTIONS = {
     "smooth_l1_loss": (GRID, lambda x: F.smooth_l1_loss(x, unit, beta=0.6)),
     "bce_with_logits": (GRID, lambda x: F.binary_cross_entropy_with_logits(x * 40, unit, reduction="none")),
     "cross_entropy": (GRID, lambda x: F.cross_entropy(x, classes)),
+    "cross_entropy_options": (GRID, lambda x: F.cross_entropy(x, classes, unit[0, :, 0], ignore_index=2, label_smoothing=0.2)),
+    "cross_entropy_none": (GRID, lambda x: F.cross_entropy(x, classes, unit[0, :, 0], ignore_index=2, label_smoothing=0.2,
+                                                           reduction="none")),
+    "cross_entropy_soft": (GRID, lambda x: F.cross_entropy(x, unit, unit[0, :, 0], label_smoothing=0.2)),
+    "nll_loss": (GRID, lambda x: F.nll_loss(x, classes, unit[0, :, 0], ignore_index=1)),
+    "kl_div": (GRID, lambda x: F.kl_div(x, unit, reduction="batchmean")),
+    "kl_div_log_target": (GRID, lambda x: F.kl_div(x, unit, log_target=True)),
+    "batch_norm": (VOLUME, lambda x: F.batch_norm(x, None, None, weight, weight * 0.3, True, eps=1e-3)),
+    "batch_norm_eval": (VOLUME, lambda x: F.batch_norm(x, weight, weight + 1, weight, weight * 0.3)),
     "var": (GRID, lambda x: x.var((0, 2), unbiased=True)),
 }
 

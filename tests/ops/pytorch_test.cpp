@@ -42,6 +42,12 @@ std::vector<Function> functions() {
   constexpr auto kTrilinear = InterpolateMode::trilinear;
   const Triple kernel{3, 2, 2}, stride{2, 3, 3}, padding{1, 0, 1};
   const auto unit = [=](const Tensor& x) { return pattern(grid, 0.31, x.device()) * 0.5 + 0.5; };
+  const auto factors = [=](const Tensor& x) { return select(unit(x)[0], 1, 0); };
+  const auto classes = [](const Tensor& x) {
+    std::vector<int64_t> numbers;
+    for (int64_t i = 0; i < 15; ++i) numbers.push_back(i % 4);
+    return from_span<int64_t>(numbers, {3, 5}, x.device());
+  };
   const auto interpolated = [=](const char* name, InterpolateOptions options) {
     return Function{name, volume, [=](const Tensor& x) { return interpolate(x, options); }};
   };
@@ -82,11 +88,32 @@ std::vector<Function> functions() {
       {"smooth_l1_loss", grid, [=](const Tensor& x) { return smooth_l1_loss(x, unit(x), Reduction::mean, 0.6); }},
       {"bce_with_logits", grid,
        [=](const Tensor& x) { return binary_cross_entropy_with_logits(x * 40.0, unit(x), Reduction::none); }},
-      {"cross_entropy", grid,
+      {"cross_entropy", grid, [=](const Tensor& x) { return cross_entropy(x, classes(x)); }},
+      {"cross_entropy_options", grid,
+       [=](const Tensor& x) {
+         return cross_entropy(x, classes(x), {.weight = factors(x), .ignore_index = 2, .label_smoothing = 0.2});
+       }},
+      {"cross_entropy_none", grid,
+       [=](const Tensor& x) {
+         return cross_entropy(
+             x, classes(x),
+             {.weight = factors(x), .ignore_index = 2, .label_smoothing = 0.2, .reduction = Reduction::none});
+       }},
+      {"cross_entropy_soft", grid,
+       [=](const Tensor& x) { return cross_entropy(x, unit(x), {.weight = factors(x), .label_smoothing = 0.2}); }},
+      {"nll_loss", grid,
+       [=](const Tensor& x) { return nll_loss(x, classes(x), {.weight = factors(x), .ignore_index = 1}); }},
+      {"kl_div", grid, [=](const Tensor& x) { return kl_div(x, unit(x), Reduction::batchmean); }},
+      {"kl_div_log_target", grid, [=](const Tensor& x) { return kl_div(x, unit(x), Reduction::mean, true); }},
+      {"batch_norm", volume,
        [](const Tensor& x) {
-         std::vector<int64_t> classes;
-         for (int64_t i = 0; i < 15; ++i) classes.push_back(i % 4);
-         return cross_entropy(x, from_span<int64_t>(classes, {3, 5}, x.device()));
+         const Tensor weight = pattern({4}, 0.7, x.device());
+         return batch_norm(x, {}, {}, weight, weight * 0.3, true, 0.1, 1e-3);
+       }},
+      {"batch_norm_eval", volume,
+       [](const Tensor& x) {
+         const Tensor weight = pattern({4}, 0.7, x.device());
+         return batch_norm(x, weight, weight + 1.0, weight, weight * 0.3);
        }},
       {"var", grid,
        [](const Tensor& x) {

@@ -1,0 +1,61 @@
+#include "nn/weight_norm.h"
+
+#include <cmath>
+
+#include "core/autograd.h"
+#include "ops/elementwise.h"
+#include "ops/halves.h"
+#include "ops/linalg.h"
+#include "ops/reduce.h"
+#include "ops/shape.h"
+
+namespace voxgrad::nn::detail {
+namespace {
+
+Tensor as_matrix(const Tensor& weight, int64_t axis) {
+  Dims order{axis};
+  for (int64_t i = 0; i < weight.dim(); ++i)
+    if (i != axis) order.push_back(i);
+  return flatten(permute(widened(weight), order), 1);
+}
+
+Tensor normalised(const Tensor& vector, double eps) {
+  return vector / clamp(sqrt(sum(vector * vector)), eps, INFINITY);
+}
+
+Tensor wide_norms(const Tensor& weight, std::optional<int64_t> axis) {
+  const Tensor x = widened(weight);
+  if (!axis) return sqrt(sum(x * x));
+  Dims others;
+  const int64_t kept = normalize_axis(*axis, x.dim(), "WeightNorm");
+  for (int64_t i = 0; i < x.dim(); ++i)
+    if (i != kept) others.push_back(i);
+  return sqrt(sum(x * x, others, true));
+}
+
+}  // namespace
+
+Tensor weight_norms(const Tensor& weight, std::optional<int64_t> axis) {
+  return wide_norms(weight, axis).to(weight.dtype());
+}
+
+Tensor scaled_direction(const Tensor& direction, const Tensor& magnitude, std::optional<int64_t> axis) {
+  return (widened(direction) * (widened(magnitude) / wide_norms(direction, axis))).to(direction.dtype());
+}
+
+void power_iteration(const Tensor& weight, int64_t axis, const Tensor& u, const Tensor& v, int64_t steps, double eps) {
+  NoGradGuard no_grad;
+  const Tensor matrix = as_matrix(weight, axis), across = transpose(matrix, 0, 1);
+  for (int64_t i = 0; i < steps; ++i) {
+    u.copy_(normalised(matmul(matrix, widened(v)), eps));
+    v.copy_(normalised(matmul(across, widened(u)), eps));
+  }
+}
+
+Tensor divided_by_singular_value(const Tensor& weight, int64_t axis, const Tensor& u, const Tensor& v) {
+  // Copies: a later step of the power method must not change what a graph has kept.
+  const Tensor left = widened(u.clone()), right = widened(v.clone());
+  return (widened(weight) / sum(left * matmul(as_matrix(weight, axis), right))).to(weight.dtype());
+}
+
+}  // namespace voxgrad::nn::detail

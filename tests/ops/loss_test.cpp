@@ -1,0 +1,114 @@
+// Losses of classes over many voxels and classes: the kernels against the composition that takes probabilities, given
+// the class map one-hot; and what their options refuse.
+#include "ops/loss.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "core/autograd.h"
+#include "ops/create.h"
+#include "ops/elementwise.h"
+#include "ops/reduce.h"
+#include "ops/shape.h"
+#include "tests/support.h"
+
+namespace voxgrad {
+namespace {
+
+Tensor class_map(const Shape& voxels, int64_t classes) {
+  return clamp(rand(voxels) * static_cast<double>(classes), 0, static_cast<double>(classes - 1)).to(i64);
+}
+
+Tensor one_hot(const Tensor& target, int64_t classes, DType dtype) {
+  const Tensor all = reshape(arange(0, static_cast<double>(classes), 1, {i64, target.device()}), {classes, 1});
+  return eq(unsqueeze(target, 1), all).to(dtype);
+}
+
+struct Result {
+  Tensor loss, dx;
+};
+template <class F>
+Result with_gradient(const Tensor& x, const F& loss) {
+  const Tensor leaf = x.detach().requires_grad_(), value = loss(leaf);
+  return {value, grad({value}, {leaf}, {full_like(value, 2)})[0]};
+}
+
+/// |a - b| <= tolerance * largest b.
+void expect_near(const Tensor& a, const Tensor& b, double tolerance, const std::string& what) {
+  const Tensor want = b.to(f64);
+  EXPECT_LE(amax(abs(a.to(f64) - want)).item(), tolerance * amax(abs(want)).item()) << what;
+}
+
+TEST(ClassLosses, KernelsAgreeWithTheComposition) {
+  manual_seed(5);
+  for (const Device device : devices())
+    for (const auto& [classes, voxels] : {std::pair<int64_t, int64_t>{1, 77},
+                                          {2, 70001},
+                                          {3, 9001},
+                                          {4, 20000},
+                                          {5, 4097},
+                                          {9, 5000},
+                                          {12, 3001},
+                                          {13, 4099},
+                                          {40, 2051},
+                                          {130, 600}})
+      for (const DType dtype : {f64, f32, bf16, f16})
+        for (const bool last : {false, true}) {
+          const Tensor target = class_map({2, voxels}, classes).to(device);
+          Tensor x = (randn({2, classes, voxels}) * 3.0 + 40.0).to(device, dtype);
+          if (last) x = x.contiguous(MemoryFormat::channels_last);
+          const DiceCEOptions options{.dice = {.batch = voxels % 2 == 0, .squared_pred = last, .ignore_index = -1},
+                                      .label_smoothing = 0.1};
+          const Tensor soft = one_hot(target, classes, f64);
+          const Result got = with_gradient(x, [&](const Tensor& t) { return dice_ce_loss(t, target, options); });
+          const Result want = with_gradient(x.to(f64), [&](const Tensor& t) { return dice_ce_loss(t, soft, options); });
+          const double rounding = dtype == f64 ? 1e-11 : dtype == f32 ? 2e-5 : dtype == bf16 ? 0x1p-8 : 0x1p-10;
+          const std::string what = concat(classes, " classes, ", dtype, last ? ", channels last, " : ", ", device);
+          expect_near(got.loss, want.loss, rounding, what);
+          // Gradients of f16 lie among its smallest numbers.
+          if (classes > 1) expect_near(got.dx, want.dx, dtype == f16 ? 0.05 : 2 * rounding, what);
+          EXPECT_EQ(got.dx.strides(), x.strides());
+        }
+}
+
+// Also of logits that are not finite: what is passed over has no part in sums or gradients.
+TEST(ClassLosses, PassOverIgnoredVoxels) {
+  for (const Device device : devices())
+    for (const DType numbers : {i64, i32, u8}) {
+      const Tensor x = randn({2, 3, 50}).to(device), target = class_map({2, 50}, 3).to(device);
+      const Tensor some = cat({target, full({2, 7}, 200, {i64, device})}, 1).to(numbers);
+      const Tensor more = cat({x, full({2, 3, 7}, NAN, {f32, device})}, 2);
+      const auto losses = [](const Tensor& logits, const Tensor& map) {
+        return stack({cross_entropy(logits, map, {.ignore_index = 200, .label_smoothing = 0.2}),
+                      dice_ce_loss(logits, map, {.dice = {.ignore_index = 200}}),
+                      dice_loss(logits, map, {.softmax = false, .ignore_index = 200}),
+                      nll_loss(logits, map, {.ignore_index = 200})});
+      };
+      const auto total = [&](const Tensor& logits, const Tensor& map) {
+        return with_gradient(logits, [&](const Tensor& t) { return sum(losses(t, map)); });
+      };
+      const Result want = total(x, target), got = total(more, some);
+      EXPECT_FLOAT_EQ(got.loss.item<float>(), want.loss.item<float>());
+      EXPECT_EQ(got.dx.narrow(2, 50, 7).contiguous().to_vector(), std::vector<double>(42, 0.0));
+      expect_near(got.dx.narrow(2, 0, 50), want.dx, 1e-6, "gradient");
+      EXPECT_TRUE(std::isnan(cross_entropy(more, full({2, 57}, 200, {numbers, device}), {.ignore_index = 200}).item()));
+    }
+}
+
+TEST(ClassLosses, RefuseBadOptions) {
+  const Tensor x = zeros({2, 3, 4}), target = zeros({2, 4}, {.dtype = i64});
+  EXPECT_ERROR(cross_entropy(x, target, {.weight = ones({2})}), "cross_entropy: weight must have shape [3]");
+  EXPECT_ERROR(cross_entropy(x, target, {.label_smoothing = 1.5}), "label_smoothing must lie in [0, 1], got 1.5");
+  EXPECT_ERROR(cross_entropy(x, zeros({2, 3, 4}), {.ignore_index = 1}), "ignore_index 1 has no meaning beside prob");
+  EXPECT_ERROR(cross_entropy(x, zeros({2, 4}, {.dtype = b8})), "target must hold class numbers");
+  EXPECT_ERROR(dice_loss(x, target + 3), "dice_loss: target class 3 is outside [0, 3)");
+  EXPECT_ERROR(dice_loss(x, full({2, 4}, 9, {.dtype = u8})), "dice_loss: target class 9 is outside [0, 3)");
+  EXPECT_ERROR(dice_loss(zeros({2, 1, 4}), target, {.include_background = false}), "no class but the background");
+  EXPECT_ERROR(dice_ce_loss(x, target, {.dice = {.softmax = false}}), "dice_ce_loss: takes logits");
+  EXPECT_ERROR(dice_ce_loss(x, target, {.dice = {.reduction = Reduction::none}}), "reduction must be mean or sum");
+  EXPECT_ERROR(nll_loss(x, x), "nll_loss: target must hold class numbers");
+}
+
+}  // namespace
+}  // namespace voxgrad
