@@ -27,6 +27,10 @@ Signature<&Kernels::normal> normal;
 // reduce.cu, softmax.cu
 Signature<&Kernels::reduce> reduce;
 Signature<&Kernels::softmax> softmax;
+// cumsum.cu, argmax.cu, sort.cu
+Signature<&Kernels::cumsum> cumsum;
+Signature<&Kernels::argmax> argmax;
+Signature<&Kernels::sort> sort;
 // blas.cpp
 Signature<&Kernels::matmul> matmul;
 // conv/conv.cu, conv/weight.cu

@@ -16,10 +16,6 @@
 namespace voxgrad::cuda {
 namespace {
 
-/// The type that sums of T are made in.
-template <class T>
-using SumOf = std::conditional_t<std::is_floating_point_v<compute_t<T>>, double, int64_t>;
-
 /// The type in which extrema of T are compared: at least a word, which threads exchange.
 template <class T>
 using ExtremumOf = std::conditional_t<std::is_same_v<T, uint8_t>, int32_t, compute_t<T>>;

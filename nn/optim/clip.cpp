@@ -27,13 +27,6 @@ Tensors gradients(const char* op, const Tensors& params) {
   return grads;
 }
 
-Tensor norm(const Tensor& gradient, double type) {
-  const Tensor x = widened(gradient);
-  if (std::isinf(type)) return amax(abs(x));
-  if (type == 2) return sqrt(sum(mul(x, x)));
-  return pow(sum(pow(abs(x), type)), 1 / type);
-}
-
 }  // namespace
 
 Tensor clip_grad_norm_(const Tensors& params, double max_norm, const ClipOptions& options) {
@@ -45,7 +38,8 @@ Tensor clip_grad_norm_(const Tensors& params, double max_norm, const ClipOptions
   if (grads.empty()) return zeros({});
   const TensorOptions common{is_half(grads[0].dtype()) ? f32 : grads[0].dtype(), grads[0].device()};
   Tensors norms;
-  for (const Tensor& grad : grads) norms.push_back(norm(grad, options.norm_type).to(common.device, common.dtype));
+  for (const Tensor& grad : grads)
+    norms.push_back(norm(widened(grad), options.norm_type).to(common.device, common.dtype));
   const Tensor total = norm(stack(norms), options.norm_type);
   if (options.error_if_nonfinite)
     check(std::isfinite(total.item()), "clip_grad_norm_", "the norm of the gradients is ", total.item(),
