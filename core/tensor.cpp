@@ -73,9 +73,9 @@ int64_t offset_of(const Tensor& tensor, const Dims& index) {
   check(index.size() == tensor.dim(), "at", "index ", index, " does not fit shape ", tensor.shape());
   int64_t offset = tensor.storage_offset();
   for (int64_t i = 0; i < index.size(); ++i) {
-    check(index[i] >= 0 && index[i] < tensor.shape()[i], "at", "index ", index, " is out of range for shape ",
-          tensor.shape());
-    offset += index[i] * tensor.strides()[i];
+    const int64_t size = tensor.shape()[i];
+    check(index[i] >= -size && index[i] < size, "at", "index ", index, " is out of range for shape ", tensor.shape());
+    offset += (index[i] < 0 ? index[i] + size : index[i]) * tensor.strides()[i];
   }
   return offset * item_size(tensor.dtype());
 }
@@ -217,9 +217,10 @@ Tensor empty_strided(const Shape& shape, const Strides& strides, TensorOptions o
   return tensor;
 }
 
-Tensor empty(const Shape& shape, TensorOptions options) {
+Tensor empty(const Shape& shape, TensorOptions options, MemoryFormat format) {
   bytes_for(numel(shape, "empty"), options.dtype, "empty");
-  return empty_strided(shape, contiguous_strides(shape), options);
+  const bool last = format == MemoryFormat::channels_last;
+  return empty_strided(shape, last ? channels_last_strides(shape) : contiguous_strides(shape), options);
 }
 
 Tensor empty_like(const Tensor& like) {

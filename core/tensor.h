@@ -4,6 +4,7 @@
 #include <functional>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -18,6 +19,7 @@ namespace voxgrad {
 
 class Tensor;
 class Node;
+struct Selection;
 struct TensorBody;
 using Tensors = std::vector<Tensor>;
 /// Sees a gradient; a defined result replaces it.
@@ -100,8 +102,8 @@ class Tensor {
     check_item();
     return at<T>(Dims::filled(dim(), 0));
   }
-  /// The element at `index`, converted to T: integers lose the fraction. Throws if an integer T cannot hold it. Copies
-  /// from the GPU and waits.
+  /// The element at `index`, where negative numbers count from the end, converted to T: integers lose the fraction.
+  /// Throws if an integer T cannot hold it. Copies from the GPU and waits.
   template <class T = double>
   T at(const Dims& index) const {
     if constexpr (std::is_integral_v<T> && !std::is_same_v<T, bool>)
@@ -160,6 +162,25 @@ class Tensor {
   Tensor add(const Tensor& other) const;
   Tensor sum(const Axes& axes = {}, bool keepdim = false) const;
   Tensor mean(const Axes& axes = {}, bool keepdim = false) const;
+  Tensor amax(const Axes& axes = {}, bool keepdim = false) const;
+  Tensor amin(const Axes& axes = {}, bool keepdim = false) const;
+  Tensor var(const Axes& axes = {}, int64_t correction = 1, bool keepdim = false) const;
+  Tensor std(const Axes& axes = {}, int64_t correction = 1, bool keepdim = false) const;
+  Tensor prod(const Axes& axes = {}, bool keepdim = false) const;
+  Tensor norm(double p = 2, const Axes& axes = {}, bool keepdim = false) const;
+  Tensor logsumexp(const Axes& axes, bool keepdim = false) const;
+  Tensor cumsum(int64_t axis) const;
+  Tensor softmax(int64_t axis) const;
+  Tensor log_softmax(int64_t axis) const;
+  Tensor argmax(std::optional<int64_t> axis = {}, bool keepdim = false) const;
+  Tensor argmin(std::optional<int64_t> axis = {}, bool keepdim = false) const;
+  Selection max(int64_t axis, bool keepdim = false) const;
+  Selection min(int64_t axis, bool keepdim = false) const;
+  Selection sort(int64_t axis = -1, bool descending = false) const;
+  Selection topk(int64_t k, int64_t axis = -1, bool largest = true) const;
+  Tensors split(int64_t size, int64_t axis = 0) const;
+  Tensors split(const std::vector<int64_t>& sizes, int64_t axis = 0) const;
+  Tensors chunk(int64_t count, int64_t axis = 0) const;
   // Writes in place; throw if autograd would have to record them, or if elements of this tensor share memory.
   const Tensor& copy_(const Tensor& source) const;
   const Tensor& fill_(double value) const;
@@ -180,6 +201,11 @@ class Tensor {
   std::shared_ptr<TensorBody> body_;
 };
 
+/// Elements that an operator chose along an axis, and where they stand there (i64).
+struct Selection {
+  Tensor values, indices;
+};
+
 /// Values, shape, dtype and device in PyTorch's form, shortened when there are more than 1000 elements.
 std::ostream& operator<<(std::ostream& out, const Tensor& tensor);
 std::string to_string(const Tensor& tensor);
@@ -188,7 +214,7 @@ std::string to_string(const Tensor& tensor);
 std::string describe(const Tensor& tensor);
 
 /// An uninitialised tensor. Throws Error for a bad shape or device, OutOfMemoryError.
-Tensor empty(const Shape& shape, TensorOptions options = {});
+Tensor empty(const Shape& shape, TensorOptions options = {}, MemoryFormat format = MemoryFormat::contiguous);
 Tensor empty_strided(const Shape& shape, const Strides& strides, TensorOptions options = {});
 /// Shape, dtype, device of `like`; its strides too if it is dense, else contiguous.
 Tensor empty_like(const Tensor& like);

@@ -26,7 +26,11 @@ Signature<&Kernels::uniform> uniform;
 Signature<&Kernels::normal> normal;
 // reduce.cu, softmax.cu
 Signature<&Kernels::reduce> reduce;
+Signature<&Kernels::argmax> argmax;
 Signature<&Kernels::softmax> softmax;
+// cumsum.cu, sort.cu
+Signature<&Kernels::cumsum> cumsum;
+Signature<&Kernels::sort> sort;
 // blas.cpp
 Signature<&Kernels::matmul> matmul;
 // conv/conv.cu, conv/weight.cu

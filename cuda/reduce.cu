@@ -1,9 +1,10 @@
-// Sums and extrema over any axes.
+// Sums and extrema over any axes, and where extrema are along one.
 //
 // Axes are sorted by stride and merged; then either neighbouring threads take neighbouring elements of one output
 // (reduced axes innermost in memory) or neighbouring outputs (kept axes innermost), 16 bytes at a time where they are
 // contiguous. Long reductions with few outputs are cut into ranges, whose number follows from the shape alone, and
-// the results of the ranges are joined by a second launch. Sums run in double or int64, and all orders are fixed.
+// the results of the ranges are joined by a second launch. Sums run in double or int64 (halves: a few in float first),
+// and all orders are fixed.
 #include <cmath>
 #include <limits>
 
@@ -16,15 +17,27 @@
 namespace voxgrad::cuda {
 namespace {
 
-/// The type that sums of T are made in.
-template <class T>
-using SumOf = std::conditional_t<std::is_floating_point_v<compute_t<T>>, double, int64_t>;
-
 /// The type in which extrema of T are compared: at least a word, which threads exchange.
 template <class T>
 using ExtremumOf = std::conditional_t<std::is_same_v<T, uint8_t>, int32_t, compute_t<T>>;
 
-struct Sum {
+// An operation joins accumulators, which it makes of elements and their places among the reduced ones, and makes a
+// result of the last.
+
+struct OfValues {
+  static constexpr bool kPlaces = false;
+  template <class Accumulator, class In>
+  __device__ static Accumulator element(In x, int64_t) {
+    return convert<Accumulator>(x);
+  }
+  template <class Out, class Accumulator>
+  __device__ static Out result(Accumulator x, double scale) {
+    if constexpr (std::is_floating_point_v<Accumulator>) x *= static_cast<Accumulator>(scale);
+    return convert<Out>(x);
+  }
+};
+
+struct Sum : OfValues {
   template <class T>
   __device__ static T identity(bool) {
     return 0;
@@ -36,7 +49,7 @@ struct Sum {
 };
 
 /// The larger one, or the smaller one; NaN wins.
-struct Extremum {
+struct Extremum : OfValues {
   template <class T>
   __device__ static T identity(bool largest) {
     using Limits = std::numeric_limits<T>;
@@ -47,6 +60,59 @@ struct Extremum {
   template <class T>
   __device__ static T combine(T x, T y, bool largest) {
     return x != x || (largest ? x > y : x < y) ? x : y;
+  }
+};
+
+/// An element and its place.
+template <class C>
+struct Placed {
+  int64_t place;
+  C value;
+};
+
+/// The place of the first of the extrema. What stands for no element comes behind all that are equal to it.
+struct Place {
+  static constexpr bool kPlaces = true;
+  template <class Accumulator>
+  __device__ static Accumulator identity(bool largest) {
+    return {std::numeric_limits<int64_t>::max(), Extremum::identity<decltype(Accumulator::value)>(largest)};
+  }
+  template <class Accumulator, class In>
+  __device__ static Accumulator element(In x, int64_t place) {
+    return {place, convert<decltype(Accumulator::value)>(x)};
+  }
+  template <class Accumulator>
+  __device__ static Accumulator combine(const Accumulator& x, const Accumulator& y, bool largest) {
+    const bool x_nan = is_nan(x.value), y_nan = is_nan(y.value);
+    const bool equal = x.value == y.value || (x_nan && y_nan);
+    const bool y_more = largest ? y.value > x.value : y.value < x.value;
+    return (equal ? y.place < x.place : y_more || (y_nan && !x_nan)) ? y : x;
+  }
+  template <class Out, class Accumulator>
+  __device__ static Out result(const Accumulator& x, double) {
+    return x.place;
+  }
+};
+
+/// An accumulator that takes elements. Adding halves to a double one by one takes longer than reading them: they are
+/// summed in float between two calls of close(), which are a few elements apart, so that float's rounding, relative to
+/// their sizes, stays far below that of a half.
+template <class Operation, class In, class Accumulator>
+struct Fold {
+  static constexpr bool kParts = std::is_same_v<Accumulator, double> && sizeof(In) == 2;
+  bool largest = false;
+  Accumulator value = Operation::template identity<Accumulator>(largest);
+  float part = 0;  // if kParts
+
+  __device__ void take(In x, int64_t place = 0) {
+    if constexpr (kParts)
+      part += convert<float>(x);
+    else
+      value = Operation::combine(value, Operation::template element<Accumulator>(x, place), largest);
+  }
+  __device__ void close() {
+    if constexpr (kParts) value += part;
+    part = 0;
   }
 };
 
@@ -67,20 +133,26 @@ struct ReduceProblem {
   }
 };
 
-template <class Accumulator, class Out>
+template <class Operation, class Accumulator, class Out>
 __device__ void store_result(const ReduceProblem& problem, int64_t output, int64_t range, Accumulator value) {
-  if constexpr (std::is_floating_point_v<Accumulator>)
-    if (!problem.partial) value *= static_cast<Accumulator>(problem.scale);
   if (problem.partial)
     static_cast<Accumulator*>(problem.partial)[range * problem.outputs + output] = value;
   else
-    static_cast<Out*>(problem.out)[problem.kept.offset(output, problem.kept.b)] = convert<Out>(value);
+    static_cast<Out*>(problem.out)[problem.kept.offset(output, problem.kept.b)] =
+        Operation::template result<Out>(value, problem.scale);
 }
 
 /// Vectors or elements that a thread has on their way at a time.
 template <class In>
 inline constexpr int kRowUnroll = sizeof(In) < 4 ? 2 : 4;
 inline constexpr int kStridedUnroll = 8;
+
+/// What stands for no element.
+template <class Operation, class In>
+__device__ In neutral_element(bool largest) {
+  using Values = std::conditional_t<Operation::kPlaces, Extremum, Operation>;
+  return convert<In>(Values::template identity<compute_t<In>>(largest));
+}
 
 /// The reduced elements of an output are runs of contiguous memory (the inner reduced axis), read as vectors.
 template <class Operation, class In, class Accumulator, class Out>
@@ -89,11 +161,11 @@ __global__ void __launch_bounds__(kBlock)
   __shared__ Accumulator shared[kBlock];
   const BlockLayout layout = problem.layout;
   const int64_t run_length = problem.reduced.size[0];
-  const In neutral = convert<In>(Operation::template identity<compute_t<In>>(problem.largest));
+  const In neutral = neutral_element<Operation, In>(problem.largest);
   for (int64_t tile = blockIdx.x; tile < output_tiles * problem.ranges; tile += gridDim.x) {
     const int64_t output_tile = quotient(tile, problem.ranges), range = tile - output_tile * problem.ranges;
     const int64_t output = output_tile * layout.columns + layout.column();
-    Accumulator value = Operation::template identity<Accumulator>(problem.largest);
+    Fold<Operation, In, Accumulator> fold{problem.largest};
     if (output < problem.outputs) {
       const In* in = static_cast<const In*>(problem.in) + problem.kept.offset(output, problem.kept.a);
       const int64_t end = min((range + 1) * problem.range, problem.length);
@@ -101,16 +173,15 @@ __global__ void __launch_bounds__(kBlock)
       for (int64_t at = range * problem.range; at < end; at += count) {
         const int64_t run = quotient(at, run_length), start = at - run * run_length;
         count = min(run_length - start, end - at);
-        const In* const data[] = {in + problem.reduced.offset(run, problem.reduced.a, 1) + start};
-        read_span<kRowUnroll<In>>(data, count, neutral, layout.reducer(), layout.reducers, [&](const In(&x)[1]) {
-          value = Operation::combine(value, convert<Accumulator>(x[0]), problem.largest);
-        });
+        const In* const data = in + problem.reduced.offset(run, problem.reduced.a, 1) + start;
+        read_span<kRowUnroll<In>>(data, count, neutral, layout.reducer(), layout.reducers, fold);
       }
     }
-    value = combine_reducers(value, layout, shared,
-                             [&](Accumulator x, Accumulator y) { return Operation::combine(x, y, problem.largest); });
+    const Accumulator value = combine_reducers(fold.value, layout, shared, [&](Accumulator x, Accumulator y) {
+      return Operation::combine(x, y, problem.largest);
+    });
     if (output < problem.outputs && layout.reducer() == 0)
-      store_result<Accumulator, Out>(problem, output, range, value);
+      store_result<Operation, Accumulator, Out>(problem, output, range, value);
   }
 }
 
@@ -120,14 +191,15 @@ __global__ void __launch_bounds__(kBlock)
     reduce_strided(const __grid_constant__ ReduceProblem problem, int64_t output_tiles) {
   __shared__ Accumulator shared[kBlock];
   const BlockLayout layout = problem.layout;
+  const In neutral = neutral_element<Operation, In>(problem.largest);
   const auto combine = [&](Accumulator x, Accumulator y) { return Operation::combine(x, y, problem.largest); };
   for (int64_t tile = blockIdx.x; tile < output_tiles * problem.ranges; tile += gridDim.x) {
     const int64_t range = quotient(tile, output_tiles);
     const int64_t output = ((tile - range * output_tiles) * layout.columns + layout.column()) * width;
     const int64_t end = min((range + 1) * problem.range, problem.length);
-    Accumulator value[width];
+    Fold<Operation, In, Accumulator> fold[width];
 #pragma unroll
-    for (Accumulator& v : value) v = Operation::template identity<Accumulator>(problem.largest);
+    for (auto& column : fold) column = {problem.largest};
     if (output < problem.outputs) {
       const In* in = static_cast<const In*>(problem.in) + problem.kept.offset(output, problem.kept.a);
       int64_t index = range * problem.range + layout.reducer();
@@ -136,21 +208,23 @@ __global__ void __launch_bounds__(kBlock)
 #pragma unroll
         for (int u = 0; u < kStridedUnroll; ++u) {
 #pragma unroll
-          for (In& x : loaded[u].v) x = convert<In>(Operation::template identity<compute_t<In>>(problem.largest));
+          for (In& x : loaded[u].v) x = neutral;
           if (index + u * layout.reducers < end) loaded[u] = load_vector<In, width>(in + cursor.offset());
           cursor.advance(layout.reducers);
         }
 #pragma unroll
         for (int u = 0; u < kStridedUnroll; ++u)
 #pragma unroll
-          for (int j = 0; j < width; ++j) value[j] = combine(value[j], convert<Accumulator>(loaded[u].v[j]));
+          for (int j = 0; j < width; ++j) fold[j].take(loaded[u].v[j], index + u * layout.reducers);
+#pragma unroll
+        for (auto& column : fold) column.close();
       }
     }
 #pragma unroll
     for (int j = 0; j < width; ++j) {
-      value[j] = combine_reducers(value[j], layout, shared, combine);
+      const Accumulator value = combine_reducers(fold[j].value, layout, shared, combine);
       if (output < problem.outputs && layout.reducer() == 0)
-        store_result<Accumulator, Out>(problem, output + j, range, value[j]);
+        store_result<Operation, Accumulator, Out>(problem, output + j, range, value);
     }
   }
 }
@@ -171,7 +245,8 @@ __global__ void __launch_bounds__(kBlock)
         value = combine(value, from[range * problem.outputs + output]);
     }
     value = combine_reducers(value, layout, shared, combine);
-    if (output < problem.outputs && layout.reducer() == 0) store_result<Accumulator, Out>(problem, output, 0, value);
+    if (output < problem.outputs && layout.reducer() == 0)
+      store_result<Operation, Accumulator, Out>(problem, output, 0, value);
   }
 }
 
@@ -206,7 +281,7 @@ bool columns_adjacent(const ReduceProblem& problem) {
 
 /// The reduced elements come in runs that are worth being read as vectors.
 bool has_rows(const ReduceProblem& problem) {
-  constexpr int64_t kShortest = 32;
+  constexpr int64_t kShortest = 65;
   return !columns_adjacent(problem) && problem.reduced.a[0] == 1 && problem.reduced.size[0] >= kShortest;
 }
 
@@ -222,7 +297,12 @@ bool has_vector_columns(const ReduceProblem& problem, int width, size_t item) {
 
 BlockLayout strided_layout(const ReduceProblem& problem, int width) {
   const int64_t threads = problem.outputs / width;
-  if (!columns_adjacent(problem)) return BlockLayout::choose(problem.length, false);
+  if (!columns_adjacent(problem)) {
+    if (problem.length > 8 * kStridedUnroll) return BlockLayout::choose(problem.length, false);
+    const auto loads = static_cast<uint64_t>((problem.length + kStridedUnroll - 1) / kStridedUnroll);
+    const int reducers = static_cast<int>(std::bit_ceil(std::max<uint64_t>(loads, 1)));
+    return {kBlock / reducers, reducers, false};
+  }
   constexpr int64_t kPlenty = int64_t{1} << 17;  // of threads: each output needs one only
   if (threads >= kPlenty) return {kBlock, 1, true};
   const int columns = static_cast<int>(std::bit_ceil(static_cast<uint64_t>(std::min<int64_t>(threads, 32))));
@@ -241,14 +321,15 @@ void cut_into_ranges(ReduceProblem& problem, int64_t output_tiles, int64_t threa
 }
 
 template <class Operation, class In, class Accumulator, class Out>
-void reduce_as(const View& out, const View& in, ReduceOp op, const Launch& launch) {
-  ReduceProblem problem = make_problem(out, in, op == ReduceOp::amax);
-  if (op == ReduceOp::mean) problem.scale = 1 / static_cast<double>(problem.length);
+void reduce_as(const View& out, const View& in, bool mean, bool largest, const Launch& launch) {
+  ReduceProblem problem = make_problem(out, in, largest);
+  if (mean) problem.scale = 1 / static_cast<double>(problem.length);
   int width = 1;
   auto kernel = reduce_strided<Operation, In, Accumulator, Out, 1>;
   int64_t thread_elements = 2 * kStridedUnroll;
-  if (has_rows(problem)) {
-    kernel = reduce_rows<Operation, In, Accumulator, Out>;
+  const bool rows = !Operation::kPlaces && has_rows(problem);
+  if (rows) {
+    if constexpr (!Operation::kPlaces) kernel = reduce_rows<Operation, In, Accumulator, Out>;
     const int64_t vectors = problem.reduced.size[0] / kVectorWidth<In>;
     const int reducers = vectors <= 32 ? 8 : vectors <= 256 ? 32 : kBlock;
     problem.layout = {kBlock / reducers, reducers, false};
@@ -286,15 +367,23 @@ namespace kernel {
 void reduce(ReduceOp op, const View& out, const View& in) {
   if (out.numel() == 0) return;
   const Launch launch(out);
+  const bool largest = op == ReduceOp::amax;
   if (op == ReduceOp::sum || op == ReduceOp::mean) {
     dispatch(Anything(), in.dtype, "sum", "CUDA", [&]<class T>() {
       using Out = std::conditional_t<std::is_floating_point_v<compute_t<T>>, T, int64_t>;
-      reduce_as<Sum, T, SumOf<T>, Out>(out, in, op, launch);
+      reduce_as<Sum, T, SumOf<T>, Out>(out, in, op == ReduceOp::mean, largest, launch);
     });
     return;
   }
-  dispatch(Numbers(), in.dtype, op == ReduceOp::amax ? "amax" : "amin", "CUDA",
-           [&]<class T>() { reduce_as<Extremum, T, ExtremumOf<T>, T>(out, in, op, launch); });
+  dispatch(Numbers(), in.dtype, largest ? "amax" : "amin", "CUDA",
+           [&]<class T>() { reduce_as<Extremum, T, ExtremumOf<T>, T>(out, in, false, largest, launch); });
+}
+
+void argmax(const View& index, const View& in, int, bool largest) {
+  if (index.numel() == 0) return;
+  const Launch launch(index);
+  dispatch(Numbers(), in.dtype == b8 ? u8 : in.dtype, "argmax", "CUDA",
+           [&]<class T>() { reduce_as<Place, T, Placed<ExtremumOf<T>>, int64_t>(index, in, false, largest, launch); });
 }
 
 }  // namespace kernel

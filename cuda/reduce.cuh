@@ -6,10 +6,16 @@
 #include <bit>
 #include <cstdint>
 #include <cstdlib>
+#include <type_traits>
 
+#include "core/dtype.h"
 #include "cuda/launch.h"
 
 namespace voxgrad::cuda {
+
+/// The type that sums of T are made in.
+template <class T>
+using SumOf = std::conditional_t<std::is_floating_point_v<compute_t<T>>, double, int64_t>;
 
 /// A block works on `columns` outputs at a time, each with `reducers` threads; both are powers of two and their
 /// product is kBlock, or less and any numbers if `columns_adjacent`: threads whose reducer() is beyond are idle.

@@ -53,41 +53,31 @@ struct Span {
   __device__ int64_t scalar(int64_t i) const { return i < head ? i : i + vectors * kWidth; }
 };
 
-/// Calls f(x), x[k] = data[k][i], for the elements i in [0, count) that fall to `thread` of `threads`, in a fixed
-/// order. The arrays are aligned alike. `kUnroll` vectors of each are on their way at a time; where there are none
-/// left, f gets `neutral` in their place.
-template <int kUnroll, class T, int kArrays, class F>
-__device__ void read_span(const T* const (&data)[kArrays], int64_t count, T neutral, int thread, int threads,
-                          const F& f) {
+/// Calls taker.take(x) for the elements of `data` in [0, count) that fall to `thread` of `threads`, in a fixed order,
+/// and taker.close() behind each vector. `kUnroll` vectors are on their way at a time; where there are none left,
+/// elements are `neutral`.
+template <int kUnroll, class T, class Taker>
+__device__ void read_span(const T* data, int64_t count, T neutral, int thread, int threads, Taker& taker) {
   constexpr int width = Span<T>::kWidth;
-  const Span<T> span(data[0], count);
+  const Span<T> span(data, count);
   for (int64_t v = thread; v < span.vectors; v += kUnroll * threads) {
-    Vector<T, width> loaded[kUnroll][kArrays];
+    Vector<T, width> loaded[kUnroll];
 #pragma unroll
-    for (int u = 0; u < kUnroll; ++u)
+    for (int u = 0; u < kUnroll; ++u) {
 #pragma unroll
-      for (int k = 0; k < kArrays; ++k) {
+      for (T& x : loaded[u].v) x = neutral;
+      const int64_t place = v + u * threads;
+      if (place < span.vectors) loaded[u] = load_vector<T, width>(data + span.head + place * width);
+    }
 #pragma unroll
-        for (int j = 0; j < width; ++j) loaded[u][k].v[j] = neutral;
-        const int64_t place = v + u * threads;
-        if (place < span.vectors) loaded[u][k] = load_vector<T, width>(data[k] + span.head + place * width);
-      }
+    for (int u = 0; u < kUnroll; ++u) {
 #pragma unroll
-    for (int u = 0; u < kUnroll; ++u)
-#pragma unroll
-      for (int j = 0; j < width; ++j) {
-        T x[kArrays];
-#pragma unroll
-        for (int k = 0; k < kArrays; ++k) x[k] = loaded[u][k].v[j];
-        f(x);
-      }
+      for (const T& x : loaded[u].v) taker.take(x);
+      taker.close();
+    }
   }
-  for (int64_t i = thread; i < span.scalars(); i += threads) {
-    T x[kArrays];
-#pragma unroll
-    for (int k = 0; k < kArrays; ++k) x[k] = data[k][span.scalar(i)];
-    f(x);
-  }
+  for (int64_t i = thread; i < span.scalars(); i += threads) taker.take(data[span.scalar(i)]);
+  taker.close();
 }
 #endif
 

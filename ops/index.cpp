@@ -5,6 +5,7 @@
 #include "ops/checks.h"
 #include "ops/create.h"
 #include "ops/kernels.h"
+#include "ops/reduce.h"
 #include "ops/shape.h"
 
 namespace voxgrad {
@@ -31,7 +32,7 @@ void check_outside_axis(const char* op, const Shape& shape, const Shape& index, 
 Tensor gather_as(const char* op, const Tensor& x, int64_t axis, const Tensor& index) {
   axis = check_index(op, x, axis, index);
   check_outside_axis(op, x.shape(), index.shape(), axis);
-  Tensor out = empty(index.shape(), x.options());
+  Tensor out = empty(index.shape(), x.options(), x.suggest_memory_format());
   kernels(x.device()).gather(op, out.view_out(), x.view_in(), index.view_in(), static_cast<int>(axis));
   return record(op, out, {x}, [index = Saved(index), axis, size = x.shape()[axis]](const Tensor& g) {
     return Tensors{scatter_add(g, axis, index(), size)};
@@ -47,7 +48,7 @@ Tensor scatter_add(const Tensor& source, int64_t axis, const Tensor& index, int6
   check(size >= 0, "scatter_add", "size must not be negative, got ", size);
   Shape shape = source.shape();
   shape[axis] = size;
-  Tensor out = empty(shape, source.options());
+  Tensor out = empty(shape, source.options(), source.suggest_memory_format());
   check(size > 0 || source.numel() == 0, "scatter_add", "nothing can be added along an axis of size 0, source is ",
         describe(source));
   kernels(source.device())
@@ -62,6 +63,23 @@ Tensor index_select(const Tensor& x, int64_t axis, const Tensor& index) {
   Shape row = Dims::filled(x.dim(), 1), shape = x.shape();
   row[axis] = shape[axis] = index.numel();
   return gather_as("index_select", x, axis, expand(reshape(index, row), shape));
+}
+
+Tensor one_hot(const Tensor& index, int64_t num_classes) {
+  check_defined("one_hot", "index", index);
+  check(index.dtype() == i64, "one_hot", "index must be i64, got ", describe(index));
+  if (num_classes == -1) {
+    check(index.numel() > 0, "one_hot", "an empty index does not tell the number of classes");
+    num_classes = amax(index).item<int64_t>() + 1;
+  }
+  check(num_classes > 0, "one_hot", "the number of classes must be positive, got ", num_classes);
+  const Tensor at = unsqueeze(index, -1), one = expand(ones({}, {f32, index.device()}), at.shape());
+  Shape shape = index.shape();
+  shape.push_back(num_classes);
+  const Tensor hot = empty(shape, one.options());
+  kernels(index.device())
+      .scatter_add("one_hot", hot.view_out(), one.view_in(), at.view_in(), static_cast<int>(index.dim()));
+  return hot.to(i64);
 }
 
 }  // namespace voxgrad

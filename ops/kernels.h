@@ -126,6 +126,16 @@ struct Kernels {
   void (*reduce)(ReduceOp op, const View& out, const View& in);
   /// y = softmax(x) or log_softmax(x) along `axis`; y has x's shape.
   void (*softmax)(const View& y, const View& x, int axis, bool logarithm);
+  /// Element k of out along `axis` = the sum of in's up to k, or, reverse, from k on; also of integers and bool, which
+  /// wrap around, into an i64 out. Floats are summed in double.
+  void (*cumsum)(const View& out, const View& in, int axis, bool reverse);
+
+  // ---- selection, of any dtype: positions along `axis`, i64, in views that differ from in's shape there only
+  /// index, of size 1 along `axis` (in is not empty there): where the first largest, or smallest, element is; NaN wins.
+  void (*argmax)(const View& index, const View& in, int axis, bool largest);
+  /// Where the elements are that come first in ascending, or descending, order: as many as index has room for. Stable;
+  /// NaN counts as the largest.
+  void (*sort)(const View& index, const View& in, int axis, bool descending);
 
   // ---- linear algebra
   /// c[b] = a[b] * b[b]: a (batch, m, k), b (batch, k, n), c (batch, m, n); batch strides may be 0.

@@ -5,6 +5,7 @@
 #include "ops/kernels.h"
 #include "ops/reduce.h"
 #include "ops/shape.h"
+#include "ops/sort.h"
 
 namespace voxgrad {
 namespace {
@@ -103,6 +104,31 @@ Tensor Tensor::flatten(int64_t start_axis, int64_t end_axis) const {
 Tensor Tensor::add(const Tensor& other) const { return voxgrad::add(*this, other); }
 Tensor Tensor::sum(const Axes& axes, bool keepdim) const { return voxgrad::sum(*this, axes, keepdim); }
 Tensor Tensor::mean(const Axes& axes, bool keepdim) const { return voxgrad::mean(*this, axes, keepdim); }
+Tensor Tensor::amax(const Axes& axes, bool keepdim) const { return voxgrad::amax(*this, axes, keepdim); }
+Tensor Tensor::amin(const Axes& axes, bool keepdim) const { return voxgrad::amin(*this, axes, keepdim); }
+Tensor Tensor::var(const Axes& axes, int64_t correction, bool keepdim) const {
+  return voxgrad::var(*this, axes, correction, keepdim);
+}
+Tensor Tensor::std(const Axes& axes, int64_t correction, bool keepdim) const {
+  return voxgrad::std(*this, axes, correction, keepdim);
+}
+Tensor Tensor::prod(const Axes& axes, bool keepdim) const { return voxgrad::prod(*this, axes, keepdim); }
+Tensor Tensor::norm(double p, const Axes& axes, bool keepdim) const { return voxgrad::norm(*this, p, axes, keepdim); }
+Tensor Tensor::logsumexp(const Axes& axes, bool keepdim) const { return voxgrad::logsumexp(*this, axes, keepdim); }
+Tensor Tensor::cumsum(int64_t axis) const { return voxgrad::cumsum(*this, axis); }
+Tensor Tensor::softmax(int64_t axis) const { return voxgrad::softmax(*this, axis); }
+Tensor Tensor::log_softmax(int64_t axis) const { return voxgrad::log_softmax(*this, axis); }
+Tensor Tensor::argmax(std::optional<int64_t> axis, bool keepdim) const { return voxgrad::argmax(*this, axis, keepdim); }
+Tensor Tensor::argmin(std::optional<int64_t> axis, bool keepdim) const { return voxgrad::argmin(*this, axis, keepdim); }
+Selection Tensor::max(int64_t axis, bool keepdim) const { return voxgrad::max(*this, axis, keepdim); }
+Selection Tensor::min(int64_t axis, bool keepdim) const { return voxgrad::min(*this, axis, keepdim); }
+Selection Tensor::sort(int64_t axis, bool descending) const { return voxgrad::sort(*this, axis, descending); }
+Selection Tensor::topk(int64_t k, int64_t axis, bool largest) const { return voxgrad::topk(*this, k, axis, largest); }
+Tensors Tensor::split(int64_t size, int64_t axis) const { return voxgrad::split(*this, size, axis); }
+Tensors Tensor::split(const std::vector<int64_t>& sizes, int64_t axis) const {
+  return voxgrad::split(*this, sizes, axis);
+}
+Tensors Tensor::chunk(int64_t count, int64_t axis) const { return voxgrad::chunk(*this, count, axis); }
 
 const Tensor& Tensor::copy_(const Tensor& source) const {
   check_in_place("copy_", *this, source);

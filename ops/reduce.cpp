@@ -1,8 +1,11 @@
 #include "ops/reduce.h"
 
+#include <cmath>
+
 #include "core/autograd.h"
 #include "ops/autocast.h"
 #include "ops/checks.h"
+#include "ops/create.h"
 #include "ops/elementwise.h"
 #include "ops/halves.h"
 #include "ops/kernels.h"
@@ -71,6 +74,51 @@ Tensor extremum(ReduceOp op, const char* name, const Tensor& x, const Dims& axes
   return drop_axes(out, axes, keepdim);
 }
 
+/// The variance of each group, its axes kept, of halves in float32.
+Tensor variance(const char* op, const Tensor& x, const Axes& axes, int64_t correction) {
+  const Shape kept = kept_shape(op, x, axes);
+  check_floating(op, x);
+  const double count = reduced_count(x, kept);
+  check(count > static_cast<double>(correction), op, "needs more than ", correction, " elements to a group, got ",
+        count, " from ", x.shape());
+  const Tensor wide = widened(x), centered = wide - mean_keep(wide, kept, count);
+  return affine(sum_keep(centered * centered, kept), 1 / (count - static_cast<double>(correction)), 0);
+}
+
+/// x to a positive exponent, for x >= 0, with the gradient 0 at 0.
+Tensor power(const Tensor& x, double exponent) {
+  const Tensor zero = eq(x, 0.0), safe = where(zero, 1.0, x);
+  return where(zero, 0.0, exponent == 0.5 ? sqrt(safe) : pow(safe, exponent));
+}
+
+/// The product along an axis, which is kept: halves of it are multiplied, until one element is left. So gradients of
+/// any order are right where factors are 0.
+Tensor product_along(Tensor x, int64_t axis) {
+  if (x.shape()[axis] == 0) {
+    Shape shape = x.shape();
+    shape[axis] = 1;
+    return affine(sum_keep(x, shape), 1, 1);
+  }
+  Tensor rest;  // of odd lengths
+  for (int64_t length = x.shape()[axis]; length > 1; length /= 2) {
+    const int64_t half = length / 2;
+    if (length % 2) {
+      const Tensor last = narrow(x, axis, length - 1, 1);
+      rest = rest.defined() ? rest * last : last;
+    }
+    x = narrow(x, axis, 0, half) * narrow(x, axis, half, half);
+  }
+  return rest.defined() ? x * rest : x;
+}
+
+Tensor running_sums(const Tensor& x, int64_t axis, bool reverse) {
+  const DType dtype = is_floating(x.dtype()) ? x.dtype() : i64;
+  const Tensor out = empty(x.shape(), {dtype, x.device()}, x.suggest_memory_format());
+  kernels(x.device()).cumsum(out.view_out(), x.view_in(), static_cast<int>(axis), reverse);
+  return record("cumsum", out, {x},
+                [axis, reverse](const Tensor& g) { return Tensors{running_sums(g, axis, !reverse)}; });
+}
+
 }  // namespace
 
 Tensor sum(const Tensor& x, const Axes& axes, bool keepdim) {
@@ -92,15 +140,55 @@ Tensor amin(const Tensor& x, const Axes& axes, bool keepdim) {
 }
 
 Tensor var(const Tensor& x, const Axes& axes, int64_t correction, bool keepdim) {
-  const Shape kept = kept_shape("var", x, axes);
-  check_floating("var", x);
-  const double count = reduced_count(x, kept);
-  check(count > static_cast<double>(correction), "var", "needs more than ", correction, " elements to a group, got ",
-        count, " from ", x.shape());
-  const Tensor wide = widened(x), centered = wide - mean_keep(wide, kept, count);
-  const Tensor squares = sum_keep(centered * centered, kept);
-  const Tensor variance = affine(squares, 1 / (count - static_cast<double>(correction)), 0);
-  return drop_axes(variance.to(x.dtype()), axes, keepdim);
+  return drop_axes(variance("var", x, axes, correction).to(x.dtype()), axes, keepdim);
+}
+
+Tensor std(const Tensor& x, const Axes& axes, int64_t correction, bool keepdim) {
+  return drop_axes(power(variance("std", x, axes, correction), 0.5).to(x.dtype()), axes, keepdim);
+}
+
+Tensor prod(const Tensor& given, const Axes& axes, bool keepdim) {
+  const Tensor x = autocasted("prod", given);
+  const Shape kept = kept_shape("prod", x, axes);
+  Tensor out = is_floating(x.dtype()) ? widened(x) : x.to(i64);
+  for (int64_t axis = 0; axis < x.dim(); ++axis)
+    if (kept[axis] != x.shape()[axis]) out = product_along(out, axis);
+  return drop_axes(is_floating(x.dtype()) ? out.to(x.dtype()) : out, axes, keepdim);
+}
+
+Tensor norm(const Tensor& given, double p, const Axes& axes, bool keepdim) {
+  const Tensor x = autocasted("norm", given);
+  const Shape kept = kept_shape("norm", x, axes);
+  check_floating("norm", x);
+  check(p > 0, "norm", "p must be positive, got ", p);
+  if (std::isinf(p)) return extremum(ReduceOp::amax, "norm", abs(x), axes, keepdim);
+  if (p == 1) return sum(abs(x), axes, keepdim);
+  const Tensor wide = widened(x), terms = p == 2 ? wide * wide : power(abs(wide), p);
+  return drop_axes(power(sum_keep(terms, kept), 1 / p).to(x.dtype()), axes, keepdim);
+}
+
+Tensor logsumexp(const Tensor& given, const Axes& axes, bool keepdim) {
+  const Tensor x = autocasted("logsumexp", given);
+  const Shape kept = kept_shape("logsumexp", x, axes);
+  const Tensor wide = is_floating(x.dtype()) ? widened(x) : x.to(f32);
+  Tensor out;
+  {
+    NoGradGuard no_grad;
+    const bool empty_groups = x.numel() == 0;
+    const Tensor top = empty_groups ? zeros(kept, wide.options()) : reduce(ReduceOp::amax, wide, kept);
+    const Tensor shift = where(isfinite(top), top, 0.0);  // infinities are left to exp and log
+    out = log(sum_keep(exp(wide - shift), kept)) + shift;
+  }
+  out = record("logsumexp", out, {wide},
+               [x = Saved(wide)](const Tensor& g, const Tensor& y) { return Tensors{g * exp(x() - y)}; });
+  return drop_axes(is_half(x.dtype()) ? out.to(x.dtype()) : out, axes, keepdim);
+}
+
+Tensor cumsum(const Tensor& given, int64_t axis) {
+  const Tensor x = autocasted("cumsum", given);
+  check_defined("cumsum", "input", x);
+  axis = normalize_axis(axis, x.dim(), "cumsum");
+  return x.dim() > 0 ? running_sums(x, axis, false) : select(running_sums(unsqueeze(x, 0), 0, false), 0, 0);
 }
 
 Tensor sum_to(const Tensor& x, const Shape& shape) {

@@ -236,6 +236,43 @@ Tensor flatten(const Tensor& x, int64_t start_axis, int64_t end_axis) {
   return reshape(x, shape);
 }
 
+Tensors split(const Tensor& x, const std::vector<int64_t>& sizes, int64_t axis) {
+  check_defined("split", "input", x);
+  check(x.dim() > 0, "split", "the tensor has no axes");
+  axis = normalize_axis(axis, x.dim(), "split");
+  int64_t left = x.shape()[axis];
+  for (int64_t size : sizes) {
+    check(size >= 0, "split", "sizes must not be negative, got ", size);
+    left = size <= left ? left - size : -1;
+    if (left < 0) break;
+  }
+  check(left == 0, "split", "the sizes do not add up to axis ", axis, " of ", x.shape());
+  Tensors parts;
+  int64_t start = 0;
+  for (int64_t size : sizes) {
+    parts.push_back(narrow(x, axis, start, size));
+    start += size;
+  }
+  return parts;
+}
+
+Tensors split(const Tensor& x, int64_t size, int64_t axis) {
+  check_defined("split", "input", x);
+  const int64_t whole = x.size(axis);
+  check(size > 0 || (size == 0 && whole == 0), "split", "size must be positive, got ", size);
+  std::vector<int64_t> sizes(static_cast<size_t>(whole > 0 ? (whole - 1) / size + 1 : 1), size);
+  sizes.back() = whole - size * static_cast<int64_t>(sizes.size() - 1);
+  return split(x, sizes, axis);
+}
+
+Tensors chunk(const Tensor& x, int64_t count, int64_t axis) {
+  check_defined("chunk", "input", x);
+  check(count > 0, "chunk", "the number of parts must be positive, got ", count);
+  const int64_t whole = x.size(axis);
+  if (whole == 0) return split(x, std::vector<int64_t>(static_cast<size_t>(count), 0), axis);
+  return split(x, (whole - 1) / count + 1, axis);
+}
+
 Tensor cat(const Tensors& given, int64_t axis) {
   check(!given.empty(), "cat", "no tensors");
   for (const Tensor& tensor : given) check_defined("cat", "a tensor", tensor);
@@ -259,8 +296,7 @@ Tensor cat(const Tensors& given, int64_t axis) {
     check(!__builtin_add_overflow(shape[axis], sizes.back(), &shape[axis]), "cat", "the sizes along axis ", axis,
           " add up to more than 64 bits hold");
   }
-  const bool last = first.suggest_memory_format() == MemoryFormat::channels_last;
-  Tensor out = empty_strided(shape, last ? channels_last_strides(shape) : contiguous_strides(shape), first.options());
+  Tensor out = empty(shape, first.options(), first.suggest_memory_format());
   int64_t start = 0;
   for (size_t i = 0; i < tensors.size(); ++i) {
     place(narrow(out, axis, start, sizes[i]), tensors[i]);

@@ -26,6 +26,11 @@ Tensor select(const Tensor& x, int64_t axis, int64_t index);
 /// Axes start_axis .. end_axis made one.
 Tensor flatten(const Tensor& x, int64_t start_axis = 0, int64_t end_axis = -1);
 
+/// Views of parts along `axis`: of these sizes, which add up to the axis; of `size`, but for a smaller last one;
+/// `count` of one size, but for a smaller last one (fewer, where their sizes say so, as in PyTorch).
+Tensors split(const Tensor& x, const std::vector<int64_t>& sizes, int64_t axis = 0);
+Tensors split(const Tensor& x, int64_t size, int64_t axis = 0);
+Tensors chunk(const Tensor& x, int64_t count, int64_t axis = 0);
 Tensor cat(const Tensors& tensors, int64_t axis = 0);
 Tensor stack(const Tensors& tensors, int64_t axis = 0);
 /// Adds `amounts` = {before last axis, after last axis, before second last, ...} elements of `value`;
@@ -39,6 +44,9 @@ Tensor flip(const Tensor& x, const Dims& axes);
 /// happens anyway (item(), to(cpu), synchronize()); until then NaN or 0 stands in its place.
 Tensor index_select(const Tensor& x, int64_t axis, const Tensor& index);
 Tensor gather(const Tensor& x, int64_t axis, const Tensor& index);
+/// A new last axis of `num_classes` (-1: the largest index and one, for which a GPU is waited for), i64: 1 at the
+/// index, else 0. An index out of range throws as above.
+Tensor one_hot(const Tensor& index, int64_t num_classes = -1);
 /// Zeros of size `size` along `axis`, with source added at `index` (deterministic): gather's gradient. An index out of
 /// range throws as above.
 Tensor scatter_add(const Tensor& source, int64_t axis, const Tensor& index, int64_t size);

@@ -27,19 +27,12 @@ Tensors gradients(const char* op, const Tensors& params, bool writes = true) {
   return grads;
 }
 
-Tensor norm(const Tensor& gradient, double type) {
-  const Tensor x = widened(gradient);
-  if (std::isinf(type)) return amax(abs(x));
-  if (type == 2) return sqrt(sum(mul(x, x)));
-  return pow(sum(pow(abs(x), type)), 1 / type);
-}
-
 Tensor total_norm(const char* op, const Tensors& grads, double type) {
   check(type > 0, op, "norm_type must be positive, got ", type);
   if (grads.empty()) return zeros({});
   const TensorOptions common{is_half(grads[0].dtype()) ? f32 : grads[0].dtype(), grads[0].device()};
   Tensors norms;
-  for (const Tensor& grad : grads) norms.push_back(norm(grad, type).to(common.device, common.dtype));
+  for (const Tensor& grad : grads) norms.push_back(norm(widened(grad), type).to(common.device, common.dtype));
   return norm(stack(norms), type);
 }
 

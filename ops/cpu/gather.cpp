@@ -15,19 +15,6 @@ int64_t checked(const char* op, int64_t index, int64_t size, int axis) {
   return index;
 }
 
-/// Calls f(k, j) for k along an axis of `length` and j across it. k ascends for every j; which of the two loops goes
-/// inside follows from the steps of what is written or read in order.
-template <class F>
-void for_lines(int64_t length, int64_t count, bool axis_inside, F&& f) {
-  if (axis_inside) {
-    for (int64_t j = 0; j < count; ++j)
-      for (int64_t k = 0; k < length; ++k) f(k, j);
-  } else {
-    for (int64_t k = 0; k < length; ++k)
-      for (int64_t j = 0; j < count; ++j) f(k, j);
-  }
-}
-
 /// `indexed` is the view of Q that is addressed by `index`; `plain`, of P, has index's shape. f(element of plain,
 /// element of indexed).
 template <class P, class Q, class F>

@@ -24,6 +24,11 @@ void normal(const View& out, GeneratorState state);
 void reduce(ReduceOp op, const View& out, const View& in);
 void softmax(const View& y, const View& x, int axis, bool logarithm);
 
+// lines.cpp
+void cumsum(const View& out, const View& in, int axis, bool reverse);
+void argmax(const View& index, const View& in, int axis, bool largest);
+void sort(const View& index, const View& in, int axis, bool descending);
+
 // matmul.cpp
 void matmul(const View& c, const View& a, const View& b);
 

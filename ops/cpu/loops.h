@@ -164,6 +164,19 @@ void for_each_row(const Nest<N>& nest, F&& row, int64_t piece = kRowPiece, int64
   });
 }
 
+/// Calls f(k, j) for k along an axis of `length` and j across it. k ascends for every j; which of the two loops goes
+/// inside follows from the steps of what is written or read in order.
+template <class F>
+void for_lines(int64_t length, int64_t count, bool axis_inside, F&& f) {
+  if (axis_inside) {
+    for (int64_t j = 0; j < count; ++j)
+      for (int64_t k = 0; k < length; ++k) f(k, j);
+  } else {
+    for (int64_t k = 0; k < length; ++k)
+      for (int64_t j = 0; j < count; ++j) f(k, j);
+  }
+}
+
 /// combine(start, f(0), ..., f(count - 1)) in a fixed number of lanes, which the compiler keeps in vectors.
 template <class A, class Combine, class F>
 A fold_lanes(int64_t count, A start, Combine combine, F&& f) {

@@ -6,6 +6,7 @@
 #include "ops/elementwise.h"
 #include "ops/reduce.h"
 #include "ops/shape.h"
+#include "ops/sort.h"
 #include "tests/cuda/random_view.h"
 
 namespace voxgrad::cudatest {
@@ -117,6 +118,93 @@ TEST_F(CudaReduce, GivesTheSameBitsEveryTime) {
     if (run == 0) first = y.to_vector<float>();
     ASSERT_EQ(y.to_vector<float>(), first) << "run " << run;
   }
+}
+
+// Halves are summed in float a few at a time only: more would stop at 2^24.
+TEST_F(CudaReduce, SumsManyHalves) {
+  for (const DType dtype : {bf16, f16})
+    for (const Shape& shape : {Shape{1, 1 << 26}, Shape{1 << 23, 8}, Shape{8, 1 << 23}}) {
+      const Tensor x = full(shape, 0x1p-11, {dtype, Device::cuda()});
+      for (const int64_t axis : {0, 1})
+        EXPECT_EQ(sum(x, axis).to(f64).at({-1}), static_cast<double>(x.size(axis)) * 0x1p-11) << shape << ' ' << axis;
+    }
+}
+
+/// A shape for what runs along one axis: of any rank, or with long lines, or with many short ones.
+Shape line_shape(Random& random) {
+  switch (random.integer(0, 3)) {
+    case 0:
+      return {random.integer(1, 40000)};
+    case 1:
+      return {random.integer(1, 20), random.integer(1, 3000)};
+    case 2:
+      return {random.integer(1, 3), random.integer(1, 9), random.integer(1, 40), random.integer(1, 40)};
+    default:
+      return {random.integer(1, 6000), random.integer(1, 6)};
+  }
+}
+
+/// Calls kernel(table of a device, view of the result, view of the input, axis) on both devices for random views with
+/// many ties, and compares. The result has `room` elements along the axis (0: as many as there are) and the dtype
+/// that result_dtype gives.
+void lines_agree(const std::function<int64_t(Random&, int64_t size)>& room, DType (*result_dtype)(DType),
+                 const std::function<double(DType)>& tolerance,
+                 const std::function<void(const Kernels&, const View&, const View&, int)>& kernel) {
+  for (unsigned seed = kFirstSeed; seed < kFirstSeed + 160 && !testing::Test::HasFailure(); ++seed) {
+    Random random(seed);
+    constexpr DType kAll[] = {f32, f64, bf16, f16, i64, i32, u8, b8};
+    const DType dtype = kAll[seed % 8];
+    const Shape shape = line_shape(random);
+    const int64_t axis = random.integer(0, shape.size() - 1);
+    Shape result = shape;
+    result[axis] = room(random, shape[axis]);
+    RandomView in(dtype, shape, any_layout(random, true), random);
+    RandomView out(result_dtype(dtype), result, any_layout(random, false), random);
+    const bool wide = is_floating(dtype) || dtype == i64 || dtype == i32;
+    in.fill(random, wide ? -50 : 0, dtype == b8 ? 1 : 50);
+    out.fill(random, 0, 1);
+    SCOPED_TRACE(concat("seed ", seed, ": ", dtype, ' ', shape, " along ", axis, ", ", result[axis]));
+    for (const Device device : kBoth) kernel(kernels(device), out.on(device), in.on(device), static_cast<int>(axis));
+    EXPECT_TRUE(out.same(tolerance(dtype)));
+  }
+}
+
+DType position_dtype(DType) { return i64; }
+double exactly(DType) { return 0; }
+
+TEST_F(CudaReduce, CumsumAgrees) {
+  for (const bool reverse : {false, true})
+    lines_agree([](Random&, int64_t size) { return size; }, [](DType t) { return is_floating(t) ? t : i64; },
+                [](DType t) { return is_floating(t) ? rounding(t) : 0; },
+                [=](const Kernels& k, const View& out, const View& in, int axis) { k.cumsum(out, in, axis, reverse); });
+}
+
+TEST_F(CudaReduce, ArgmaxAgrees) {
+  for (const bool largest : {false, true})
+    lines_agree([](Random&, int64_t) { return 1; }, position_dtype, exactly,
+                [=](const Kernels& k, const View& out, const View& in, int axis) { k.argmax(out, in, axis, largest); });
+}
+
+TEST_F(CudaReduce, SortAgrees) {
+  for (const bool descending : {false, true})
+    lines_agree(
+        [](Random& random, int64_t size) { return random.chance(0.5) ? size : random.integer(1, size); },
+        position_dtype, exactly,
+        [=](const Kernels& k, const View& out, const View& in, int axis) { k.sort(out, in, axis, descending); });
+}
+
+TEST_F(CudaReduce, OfClassesAgrees) {
+  for (const DType dtype : {f32, f64, bf16, f16})
+    for (const int64_t classes : {2, 3, 4, 8, 14, 32, 65})
+      for (const MemoryFormat format : {MemoryFormat::contiguous, MemoryFormat::channels_last}) {
+        const Tensor x = (randn({2, classes, 9, 16, 16}) * 3).to(i64).to(dtype).contiguous(format);
+        const Tensor here = x.to(Device::cuda());
+        SCOPED_TRACE(concat(dtype, ' ', classes, " classes, ", static_cast<int>(format)));
+        EXPECT_EQ(argmax(here, 1).to_vector<int64_t>(), argmax(x, 1).to_vector<int64_t>());
+        EXPECT_EQ(sort(here, 1).indices.to_vector<int64_t>(), sort(x, 1).indices.to_vector<int64_t>());
+        EXPECT_EQ(cumsum(here, 1).to_vector(), cumsum(x, 1).to_vector());
+        EXPECT_EQ(sum(here, 1).to_vector(), sum(x, 1).to_vector());
+      }
 }
 
 TEST_F(CudaReduce, SoftmaxAgrees) {

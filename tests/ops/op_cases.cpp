@@ -67,6 +67,7 @@ const std::vector<OpCase>& op_cases() {
     add_elementwise_cases(all);
     add_shape_cases(all);
     add_reduction_cases(all);
+    add_line_cases(all);
     add_conv_cases(all);
     add_volume_cases(all);
     add_loss_cases(all);

@@ -58,6 +58,7 @@ const std::vector<OpCase>& op_cases();
 void add_elementwise_cases(std::vector<OpCase>& cases);
 void add_shape_cases(std::vector<OpCase>& cases);
 void add_reduction_cases(std::vector<OpCase>& cases);
+void add_line_cases(std::vector<OpCase>& cases);
 void add_conv_cases(std::vector<OpCase>& cases);
 void add_volume_cases(std::vector<OpCase>& cases);
 void add_loss_cases(std::vector<OpCase>& cases);

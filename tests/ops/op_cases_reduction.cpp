@@ -21,6 +21,28 @@ double squared_deviations(const List& v) {
   return total;
 }
 
+template <int correction>
+Tensor deviation(const Tensor& x, const Axes& axes, bool keepdim) {
+  return std(x, axes, correction, keepdim);
+}
+double product(const List& v) {
+  double result = 1;
+  for (double x : v) result *= x;
+  return result;
+}
+
+/// norm() to the power kTimesTwo / 2.
+template <int kTimesTwo>
+Tensor norm_of(const Tensor& x, const Axes& axes, bool keepdim) {
+  return norm(x, kTimesTwo / 2.0, axes, keepdim);
+}
+template <int kTimesTwo>
+double power_mean(const List& v) {
+  double total = 0;
+  for (double x : v) total += std::pow(std::fabs(x), kTimesTwo / 2.0);
+  return std::pow(total, 2.0 / kTimesTwo);
+}
+
 void add_reductions(std::vector<OpCase>& cases) {
   struct Reduction {
     const char* name;
@@ -38,6 +60,25 @@ void add_reductions(std::vector<OpCase>& cases) {
        [](const List& v) { return squared_deviations(v) / (static_cast<double>(v.size()) - 1); }, Domain::any, false},
       {"var_biased", [](const Tensor& x, const Axes& axes, bool keepdim) { return var(x, axes, 0, keepdim); },
        [](const List& v) { return squared_deviations(v) / static_cast<double>(v.size()); }, Domain::any, false},
+      {"std", deviation<1>,
+       [](const List& v) { return std::sqrt(squared_deviations(v) / (static_cast<double>(v.size()) - 1)); },
+       Domain::any, false},
+      {"std_biased", deviation<0>,
+       [](const List& v) { return std::sqrt(squared_deviations(v) / static_cast<double>(v.size())); }, Domain::any,
+       false},
+      {"prod", prod, product},
+      {"norm", norm_of<4>, power_mean<4>},
+      {"norm_of_sizes", norm_of<2>, power_mean<2>, Domain::away},
+      {"norm_to_three", norm_of<6>, power_mean<6>, Domain::away},
+      {"norm_to_half", norm_of<1>, power_mean<1>, Domain::away},
+      {"norm_largest", [](const Tensor& x, const Axes& axes, bool keepdim) { return norm(x, INFINITY, axes, keepdim); },
+       [](const List& v) { return std::max(largest(v), -smallest(v)); }, Domain::away, false},
+      {"logsumexp", logsumexp,
+       [](const List& v) {
+         double total = 0;
+         for (double x : v) total += std::exp(x);
+         return std::log(total);
+       }},
   };
   struct Form {
     const char* suffix;
@@ -52,8 +93,8 @@ void add_reductions(std::vector<OpCase>& cases) {
                [=](const Tensors& t) { return r.function(t[0], form.axes, form.keepdim); },
                {{{2, 3, 2, 2}, r.domain}}};
       c.reference = [=](const Arrays& a) { return reference::reduce(a[0], form.axes, form.keepdim, r.formula); };
-      const bool of_one = std::string(r.name) != "var";
-      if (of_one) c.edges = {{{1, 1, 1, 1}}};
+      const std::string name = r.name;
+      if (name != "var" && name != "std" && name != "std_biased") c.edges = {{{1, 1, 1, 1}}};
       if (r.takes_nothing) c.edges.push_back({{0, 3, 2, 0}});
       cases.push_back(c);
     }

@@ -127,6 +127,40 @@ void add_parts(std::vector<OpCase>& cases) {
       }));
 }
 
+void add_splits(std::vector<OpCase>& cases) {
+  // The parts are joined in another order, so that each of them has to be in its place.
+  cases.push_back(picked(
+      "split_in_sizes",
+      [](const Tensors& t) {
+        const Tensors parts = split(t[0], {1, 0, 3}, -1);
+        return cat({parts[2], parts[1], parts[0]}, 1);
+      },
+      {{{2, 4}}}, {2, 4},
+      [](const Arrays& a, const Dims& i) {
+        return a[0]({i[0], (i[1] + 1) % 4});
+      }));
+  cases.push_back(picked(
+      "split_in_twos",
+      [](const Tensors& t) {
+        const Tensors parts = t[0].split(2);
+        return cat({parts[2], parts[1], parts[0]});
+      },
+      {{{5, 2}}}, {5, 2},
+      [](const Arrays& a, const Dims& i) {
+        return a[0]({i[0] == 0 ? 4 : i[0] < 3 ? i[0] + 1 : i[0] - 3, i[1]});
+      }));
+  cases.push_back(picked(
+      "chunk",
+      [](const Tensors& t) {
+        const Tensors parts = chunk(t[0], 4, 1);  // of 2, 2 and 1
+        return cat({parts.at(2), parts[0], parts[1]}, 1);
+      },
+      {{{2, 5, 2}}}, {2, 5, 2},
+      [](const Arrays& a, const Dims& i) {
+        return a[0]({i[0], (i[1] + 4) % 5, i[2]});
+      }));
+}
+
 void add_joins(std::vector<OpCase>& cases) {
   cases.push_back(picked(
       "cat",
@@ -171,6 +205,12 @@ void add_indexing(std::vector<OpCase>& cases) {
       [=](const Arrays& a, const Dims& i) {
         return a[0]({i[0], at(a[1](i)), i[2]});
       }));
+  cases.push_back(picked(
+      "one_hot", [](const Tensors& t) { return one_hot(t[0], 4); }, {{{2, 3}, Domain::index, 4}}, {2, 3, 4},
+      [](const Arrays& a, const Dims& i) {
+        return a[0]({i[0], i[1]}) == static_cast<double>(i[2]);
+      }));
+  cases.back().differentiable = false;
   cases.push_back({"scatter_add",
                    [](const Tensors& t) { return scatter_add(t[0], 0, t[1], 3); },
                    {{{4, 2}}, {{4, 2}, Domain::index, 3}},
@@ -186,6 +226,7 @@ void add_indexing(std::vector<OpCase>& cases) {
 void add_shape_cases(std::vector<OpCase>& cases) {
   add_views(cases);
   add_parts(cases);
+  add_splits(cases);
   add_joins(cases);
   add_indexing(cases);
 }

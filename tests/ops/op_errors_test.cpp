@@ -14,6 +14,7 @@
 #include "ops/pool.h"
 #include "ops/reduce.h"
 #include "ops/shape.h"
+#include "ops/sort.h"
 #include "tests/support.h"
 
 namespace voxgrad {
@@ -25,6 +26,7 @@ struct BadCall {
 };
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+constexpr double kInf = std::numeric_limits<double>::infinity();
 
 Tensor floats(const Shape& shape) { return zeros(shape); }
 Tensor whole(const Shape& shape) { return zeros(shape, {.dtype = i64}); }
@@ -217,6 +219,26 @@ TEST(OpErrors, ReductionsAndProducts) {
        },
        "nothing to reduce"},
       {[&] { var(floats({1})); }, "needs more than 1 elements"},
+      {[&] { x.std({}, 6); }, "std: needs more than 6 elements"},
+      {[&] { norm(x, 0); }, "norm: p must be positive, got 0"},
+      {[&] {
+         norm(floats({0, 3}), kInf, 0);
+       },
+       "norm: nothing to reduce"},
+      {[&] { norm(whole({2})); }, "norm: needs a floating dtype"},
+      {[&] { cumsum(x, 2); }, "cumsum: axis 2 is out of range"},
+      {[&] { argmax(x, 2); }, "argmax: axis 2 is out of range"},
+      {[&] {
+         argmin(floats({0, 3}));
+       },
+       "argmin: nothing to choose from in [0, 3]"},
+      {[&] {
+         max(floats({3, 0}), -1);
+       },
+       "max: nothing to choose from along axis 1 of [3, 0]"},
+      {[&] { topk(x, 4); }, "topk: k 4 is out of range for axis 1 of [2, 3]"},
+      {[&] { topk(x, -1); }, "topk: k must not be negative"},
+      {[&] { sort({}, 0); }, "sort: input is undefined"},
       {[&] { softmax(x, 5); }, "softmax: axis 5 is out of range"},
       {[&] { softmax(whole({2}), 0); }, "softmax: needs a floating dtype"},
       {[&] { matmul(x, x); }, "matmul: inner sizes 3 and 2 differ (shapes [2, 3] and [2, 3])"},
@@ -249,6 +271,20 @@ TEST(OpErrors, ShapesAndIndices) {
          cat({x, floats({2, 4})}, 0);
        },
        "differ outside axis 0"},
+      {[&] {
+         split(x, {1, 1}, 1);
+       },
+       "split: the sizes do not add up to axis 1 of [2, 3]"},
+      {[&] {
+         split(x, {-1, 4}, 1);
+       },
+       "split: sizes must not be negative, got -1"},
+      {[&] { split(x, 0); }, "split: size must be positive, got 0"},
+      {[&] { chunk(x, 0); }, "chunk: the number of parts must be positive"},
+      {[&] { one_hot(x); }, "one_hot: index must be i64"},
+      {[&] { one_hot(whole({0})); }, "one_hot: an empty index"},
+      {[&] { prelu(x, floats({2})); }, "prelu: weight must have 1 element or one for each of the 3 channels, got [2]"},
+      {[&] { prelu(x, whole({1})); }, "prelu: dtypes differ"},
       {[&] {
          stack({x, floats({3, 2})});
        },

@@ -18,6 +18,11 @@ def projection(values):
     return (values.flatten() * pattern((values.numel(),), 0.11)).sum()
 
 
+def rounded(x):
+    """Whole numbers, with gradients as if they were x."""
+    return x.round().detach() + (x - x.detach())
+
+
 VOLUME = (2, 4, 5, 6, 7)
 GRID = (3, 4, 5)
 unit = pattern(GRID, 0.31) * 0.5 + 0.5
@@ -56,6 +61,21 @@ FUNCTIONS = {
     "batch_norm": (VOLUME, lambda x: F.batch_norm(x, None, None, weight, weight * 0.3, True, eps=1e-3)),
     "batch_norm_eval": (VOLUME, lambda x: F.batch_norm(x, weight, weight + 1, weight, weight * 0.3)),
     "var": (GRID, lambda x: x.var((0, 2), unbiased=True)),
+    "std": (GRID, lambda x: x.std((0, 2))),
+    "prod": (GRID, lambda x: (x * (x > -1.5)).prod(1)),
+    "logsumexp": (GRID, lambda x: x.logsumexp((0, 2))),
+    "cumsum": (GRID, lambda x: x.cumsum(1)),
+    "norm_1": (GRID, lambda x: (x * (x > 0)).norm(1, (0, 2))),
+    "norm_2": (GRID, lambda x: (x * (x > 1.5)).norm(2, 1)),
+    "norm_3": (GRID, lambda x: (x * (x > 1.5)).norm(3, 1)),
+    "norm_half": (GRID, lambda x: (x * (x > 0)).norm(0.5, (1, 2), True)),
+    "norm_inf": (GRID, lambda x: (x * (x > 1.5)).norm(float("inf"), 1)),
+    "max": (GRID, lambda x: rounded(x).max(1).values),
+    "max_indices": (GRID, lambda x: rounded(x).max(1).indices + 0 * x.sum()),
+    "argmin": (GRID, lambda x: rounded(x).argmin() + 0 * x.sum()),
+    "sort": (GRID, lambda x: rounded(x).sort(dim=1, descending=True, stable=True).values),
+    "topk": (GRID, lambda x: x.topk(3, 0, largest=False).values),
+    "prelu": (GRID, lambda x: F.prelu(x.reshape(3, 4, 5), weight)),
 }
 
 print("// Written by pytorch_reference.py; do not edit. clang-format off")

@@ -13,6 +13,7 @@
 #include "ops/pool.h"
 #include "ops/reduce.h"
 #include "ops/shape.h"
+#include "ops/sort.h"
 #include "tests/support.h"
 
 namespace voxgrad {
@@ -30,6 +31,12 @@ Tensor pattern(const Shape& shape, double step, Device device) {
 }
 
 Tensor projection(const Tensor& x) { return sum(flatten(x) * pattern({x.numel()}, 0.11, x.device())); }
+
+/// x where it is above the limit, else 0 (with the gradient 0).
+Tensor above(const Tensor& x, double limit) { return x * gt(x, limit).to(f64); }
+
+/// Whole numbers, with gradients as if they were x.
+Tensor rounded(const Tensor& x) { return (x.detach() + 100.5).to(i64).to(f64) - 100.0 + (x - x.detach()); }
 
 struct Function {
   const char* name;
@@ -119,6 +126,33 @@ std::vector<Function> functions() {
        [](const Tensor& x) {
          return var(x, {0, 2});
        }},
+      {"std", grid,
+       [](const Tensor& x) {
+         return x.std({0, 2});
+       }},
+      {"prod", grid, [](const Tensor& x) { return prod(above(x, -1.5), 1); }},
+      {"logsumexp", grid,
+       [](const Tensor& x) {
+         return logsumexp(x, {0, 2});
+       }},
+      {"cumsum", grid, [](const Tensor& x) { return cumsum(x, 1); }},
+      {"norm_1", grid,
+       [](const Tensor& x) {
+         return norm(above(x, 0), 1, {0, 2});
+       }},
+      {"norm_2", grid, [](const Tensor& x) { return norm(above(x, 1.5), 2, 1); }},
+      {"norm_3", grid, [](const Tensor& x) { return norm(above(x, 1.5), 3, 1); }},
+      {"norm_half", grid,
+       [](const Tensor& x) {
+         return norm(above(x, 0), 0.5, {1, 2}, true);
+       }},
+      {"norm_inf", grid, [](const Tensor& x) { return norm(above(x, 1.5), INFINITY, 1); }},
+      {"max", grid, [](const Tensor& x) { return max(rounded(x), 1).values; }},
+      {"max_indices", grid, [](const Tensor& x) { return max(rounded(x), 1).indices.to(f64) + 0 * sum(x); }},
+      {"argmin", grid, [](const Tensor& x) { return argmin(rounded(x)).to(f64) + 0 * sum(x); }},
+      {"sort", grid, [](const Tensor& x) { return sort(rounded(x), 1, true).values; }},
+      {"topk", grid, [](const Tensor& x) { return topk(x, 3, 0, false).values; }},
+      {"prelu", grid, [](const Tensor& x) { return prelu(x, pattern({4}, 0.7, x.device())); }},
   };
 }
 

@@ -1,0 +1,126 @@
+// What looks at one line along an axis after the other: running sums, positions of extrema, and order.
+#include <limits>
+#include <vector>
+
+#include "core/dtype.h"
+#include "ops/cpu/kernels.h"
+#include "ops/cpu/loops.h"
+#include "ops/scalar_ops.h"
+
+namespace voxgrad::cpu {
+namespace {
+
+/// Lines that are gone through at a time.
+constexpr int64_t kLines = 256;
+
+/// Some neighbouring lines of two views: the steps along them and to the next.
+template <class Out, class In>
+struct Lines {
+  Out* out;
+  const In* in;
+  Offsets<2> along, across;
+  int64_t length, count;  // elements of a line of `in`, lines
+
+  const In& input(int64_t k, int64_t j) const { return in[k * along[1] + j * across[1]]; }
+  Out& output(int64_t k, int64_t j) const { return out[k * along[0] + j * across[0]]; }
+  /// f(k, j) for elements k of lines j; k ascends.
+  template <class F>
+  void each(F&& f) const {
+    for_lines(length, count, std::abs(along[1]) < std::abs(across[1]), f);
+  }
+};
+
+/// f(lines) for all lines along `axis`, at most kLines at a time.
+template <class Out, class In, class F>
+void for_all_lines(const View& out, const View& in, int axis, F&& f) {
+  const auto nest = make_nest(axis, in, out);
+  const auto [in_step, out_step] = nest.inner_stride();
+  const Offsets<2> along{out.stride[axis], in.stride[axis]}, across{out_step, in_step};
+  for_each_row(
+      nest,
+      [&](const Offsets<2>& offset, int64_t count) {
+        f(Lines<Out, In>{out.as<Out>() + offset[1], in.as<const In>() + offset[0], along, across, in.size[axis],
+                         count});
+      },
+      kLines, in.size[axis]);
+}
+
+/// Bool has the order of its bytes.
+DType ordered(DType dtype) { return dtype == b8 ? u8 : dtype; }
+
+template <class C>
+bool is_before(C a, C b, bool descending) {
+  if (descending) std::swap(a, b);
+  return a < b || (is_nan(b) && !is_nan(a));
+}
+
+template <bool largest, class T>
+void find_extremum(const Lines<int64_t, T>& lines) {
+  using C = compute_t<T>;
+  C best[kLines];
+  int64_t place[kLines] = {};
+  for (int64_t j = 0; j < lines.count; ++j) best[j] = lines.input(0, j);
+  lines.each([&](int64_t k, int64_t j) {
+    const C x = lines.input(k, j);
+    const bool taken = (largest ? x > best[j] : x < best[j]) | (is_nan(x) & !is_nan(best[j]));
+    best[j] = taken ? x : best[j];
+    place[j] = taken ? k : place[j];
+  });
+  for (int64_t j = 0; j < lines.count; ++j) lines.output(0, j) = place[j];
+}
+
+/// The first `wanted` positions of each line in order.
+template <class T>
+void find_order(const Lines<int64_t, T>& lines, int64_t wanted, bool descending) {
+  struct Item {
+    compute_t<T> value;
+    int64_t place;
+  };
+  const auto before = [descending](const Item& a, const Item& b) {
+    if (is_before(a.value, b.value, descending)) return true;
+    return a.place < b.place && !is_before(b.value, a.value, descending);
+  };
+  std::vector<Item> items(static_cast<size_t>(lines.length));
+  for (int64_t j = 0; j < lines.count; ++j) {
+    for (int64_t k = 0; k < lines.length; ++k) items[static_cast<size_t>(k)] = {lines.input(k, j), k};
+    if (wanted < lines.length) std::nth_element(items.begin(), items.begin() + wanted, items.end(), before);
+    std::sort(items.begin(), items.begin() + wanted, before);
+    for (int64_t k = 0; k < wanted; ++k) lines.output(k, j) = items[static_cast<size_t>(k)].place;
+  }
+}
+
+}  // namespace
+
+void cumsum(const View& out, const View& in, int axis, bool reverse) {
+  if (out.numel() == 0) return;
+  dispatch(Anything(), in.dtype, "cumsum", "CPU", [&]<class T>() {
+    constexpr bool floating = std::is_floating_point_v<compute_t<T>>;
+    using Sum = std::conditional_t<floating, double, uint64_t>;  // unsigned integers wrap around
+    using Out = std::conditional_t<floating, T, int64_t>;
+    for_all_lines<Out, T>(out, in, axis, [&](const Lines<Out, T>& lines) {
+      Sum total[kLines] = {};
+      lines.each([&](int64_t k, int64_t j) {
+        if (reverse) k = lines.length - 1 - k;
+        total[j] += convert<Sum>(lines.input(k, j));
+        lines.output(k, j) = convert<Out>(total[j]);
+      });
+    });
+  });
+}
+
+void argmax(const View& index, const View& in, int axis, bool largest) {
+  if (index.numel() == 0) return;
+  dispatch(Numbers(), ordered(in.dtype), "argmax", "CPU", [&]<class T>() {
+    for_all_lines<int64_t, T>(index, in, axis, largest ? find_extremum<true, T> : find_extremum<false, T>);
+  });
+}
+
+void sort(const View& index, const View& in, int axis, bool descending) {
+  if (index.numel() == 0) return;
+  dispatch(Numbers(), ordered(in.dtype), "sort", "CPU", [&]<class T>() {
+    for_all_lines<int64_t, T>(index, in, axis,
+                              [&](const Lines<int64_t, T>& lines) { find_order(lines, index.size[axis], descending); });
+  });
+}
+
+}  // namespace voxgrad::cpu
