@@ -226,13 +226,18 @@ Tensor batch_norm(const Tensor& x, const Tensor& running_mean, const Tensor& run
                    {channels});
   const bool tracks = running_mean.defined() && running_var.defined();
   check(training || tracks, kOp, "needs running_mean and running_var where it is not training");
+  check(!training || x.numel() == 0 || x.numel() != channels, kOp,
+        "expected more than 1 value per channel in training, got input ", x.shape());
+  if (x.dim() == 2) {  // one sample with channels innermost, whose positions share the work
+    const Tensor rows = unsqueeze(transpose(x, 0, 1), 0);
+    const Tensor y = batch_norm(rows, running_mean, running_var, weight, bias, training, momentum, eps);
+    return transpose(squeeze(y, 0), 0, 1);
+  }
   if (!training) {
     const auto row = [&](const Tensor& t) { return reshape(t.detach().to(wide(x.dtype())), {1, channels}); };
     const Tensor mean = row(running_mean), rstd = rsqrt(row(running_var) + eps);
     return normalise_with(mean, rstd, x, weight, bias);
   }
-  check(x.numel() == 0 || x.numel() != channels, kOp, "expected more than 1 value per channel in training, got input ",
-        x.shape());
   const Normalised result = normalise(kOp, x, {1, channels}, weight, bias, eps);
   if (x.numel() == 0) return result.y;
   NoGradGuard no_grad;
