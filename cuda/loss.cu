@@ -129,7 +129,7 @@ inline constexpr int kMostClasses = sizeof(compute_t<T>) == 8 ? 8 : 12;
 
 /// partial[sample, range, class]. `scales` is null if a thread holds all classes.
 template <class T, int kClasses>
-__global__ void __launch_bounds__(kBlock, 2)
+__global__ void __launch_bounds__(kBlock, kClasses <= 4 && sizeof(compute_t<T>) == 4 ? 3 : 2)
     sums_kernel(const __grid_constant__ Ranges shape, const __grid_constant__ Logits x,
                 const __grid_constant__ ClassMap target, int classes, int chunks, ClassSums options,
                 const Scale<compute_t<T>>* scales, double* partial) {

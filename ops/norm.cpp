@@ -252,6 +252,10 @@ void track(const Tensor& x, const Normalised& result, const NormArguments& norm)
 
 Tensor normalised(const Tensor& x, const NormArguments& norm, const NormActivations& activations, const Tensor& added) {
   const Shape groups = checked_statistics(x, norm);
+  if (norm.kind == NormKind::batch && x.dim() == 2) {  // one sample, channels innermost: its positions share the work
+    const Tensor rows = unsqueeze(transpose(x, 0, 1), 0);
+    return transpose(squeeze(normalised(rows, norm, activations, added), 0), 0, 1);
+  }
   if (norm.kind == NormKind::batch && !norm.training) {
     const auto row = [&](const Tensor& t) { return reshape(t.detach().to(wide(x.dtype())), groups); };
     const Tensor mean = row(norm.running_mean), rstd = rsqrt(row(norm.running_var) + norm.eps);

@@ -7,6 +7,7 @@
 // loaded and stored; sums are in double, coefficients in compute_t.
 #include <algorithm>
 #include <cmath>
+#include <utility>
 #include <vector>
 
 #include "core/dtype.h"
@@ -246,6 +247,23 @@ struct Affine {
   Wide operator()(Wide x) const { return ((x - high) - low) * factor + term; }
 };
 
+/// y = after((before(x) - mean) * rstd * gamma + beta), with {mean, rstd} = statistics(group); `groups` has their
+/// shape.
+template <class T, class Activations, class F>
+void normalise(const Slabs& slabs, const View& y, const View& x, const View& groups, const View* gamma,
+               const View* beta, const Activations& a, F&& statistics) {
+  std::vector<Affine<T>> affine(static_cast<size_t>(slabs.samples * slabs.channels));
+  for_each_group(slabs, groups, [&](const Group& group) {
+    const std::pair<double, double> own = statistics(group);
+    group.for_each([&](int64_t n, int64_t c) {
+      affine[static_cast<size_t>(n * slabs.channels + c)] = {own.first, own.second, entry<T>(gamma, c, 1),
+                                                             entry<T>(beta, c, 0)};
+    });
+  });
+  map_channels<T>(
+      slabs, affine, [a](const Affine<T>& f, compute_t<T> v) { return a.after(f(a.before(v))); }, y, x);
+}
+
 template <class T, class Activations>
 void forward(const View& y, const View& mean, const View& rstd, const View& x, const View* gamma, const View* beta,
              double eps, const Activations& activations) {
@@ -260,9 +278,7 @@ void forward(const View& y, const View& mean, const View& rstd, const View& x, c
     else
       add_row(*into, first, slabs.step(x), slab.columns, activations);
   });
-
-  std::vector<Affine<T>> affine(static_cast<size_t>(slabs.samples * slabs.channels));
-  for_each_group(slabs, mean, [&](const Group& group) {
+  normalise<T>(slabs, y, x, mean, gamma, beta, activations, [&](const Group& group) {
     Moments total;
     for (int64_t chunk = 0; chunk < slabs.chunks; ++chunk)
       group.for_each([&](int64_t n, int64_t c) {
@@ -271,29 +287,8 @@ void forward(const View& y, const View& mean, const View& rstd, const View& x, c
     const double scale = 1 / std::sqrt(total.squares / std::max(total.count, 1.0) + eps);
     at<Wide>(mean, group.number) = static_cast<Wide>(total.mean);
     at<Wide>(rstd, group.number) = static_cast<Wide>(scale);
-    group.for_each([&](int64_t n, int64_t c) {
-      affine[static_cast<size_t>(n * slabs.channels + c)] = {total.mean, scale, entry<T>(gamma, c, 1),
-                                                             entry<T>(beta, c, 0)};
-    });
+    return std::pair(total.mean, scale);
   });
-  map_channels<T>(
-      slabs, affine, [a = activations](const Affine<T>& f, Wide v) { return a.after(f(a.before(v))); }, y, x);
-}
-
-template <class T>
-void with_given(const View& y, const View& x, const View& mean, const View& rstd, const View* gamma, const View* beta) {
-  using Wide = compute_t<T>;
-  const Slabs slabs(x);
-  std::vector<Affine<T>> affine(static_cast<size_t>(slabs.samples * slabs.channels));
-  for_each_group(slabs, mean, [&](const Group& group) {
-    const auto given = [&](const View& v) { return static_cast<double>(at<Wide>(v, group.number)); };
-    group.for_each([&](int64_t n, int64_t c) {
-      affine[static_cast<size_t>(n * slabs.channels + c)] = {given(mean), given(rstd), entry<T>(gamma, c, 1),
-                                                             entry<T>(beta, c, 0)};
-    });
-  });
-  map_channels<T>(
-      slabs, affine, [](const Affine<T>& f, Wide v) { return f(v); }, y, x);
 }
 
 /// With v = before(x) and g, the gradient of the normalised value: sums of g, of g * (v - mean) and of v - mean. The
@@ -423,7 +418,12 @@ void group_norm(const View& y, const View& mean, const View& rstd, const View& x
 }
 
 void normalize(const View& y, const View& x, const View& mean, const View& rstd, const View* gamma, const View* beta) {
-  dispatch(Floats(), x.dtype, "normalize", "CPU", [&]<class T>() { with_given<T>(y, x, mean, rstd, gamma, beta); });
+  dispatch(Floats(), x.dtype, "normalize", "CPU", [&]<class T>() {
+    normalise<T>(Slabs(x), y, x, mean, gamma, beta, NoActivations({}), [&](const Group& group) {
+      const auto given = [&](const View& v) { return static_cast<double>(at<compute_t<T>>(v, group.number)); };
+      return std::pair(given(mean), given(rstd));
+    });
+  });
 }
 
 void group_norm_backward(const GroupNormGradients& out, const View& dy, const View& x, const View& mean,
