@@ -166,6 +166,18 @@ def losses(side, steps):
     return values
 
 
+def profile(side):
+    """Kernels of a step, by time."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        side.step()
+        torch.cuda.synchronize()
+    rows = sorted(profiler.key_averages(), key=lambda row: -row.device_time_total)
+    total = sum(row.device_time_total for row in rows)
+    print(f"  {total / 1e3:.2f} ms in {sum(row.count for row in rows)} kernels and copies")
+    for row in rows[:40]:
+        print(f"  {row.device_time_total / 1e3:8.3f} ms {row.count:5d}  {row.key[:150]}")
+
+
 def measure(make, options, exact):
     """Losses of the first steps, then the median time and the peak of a step; or what went wrong."""
     gc.collect()
@@ -179,6 +191,8 @@ def measure(make, options, exact):
         if isinstance(side, Ours) and options.graph:
             side.capture()
         side.step()
+        if options.profile:
+            profile(side)
         side.peak()
         times = [timed(side.step) for _ in range(options.runs)]
         row = {"ms": statistics.median(times), "peak": side.peak(), "held": held, "losses": got,
@@ -208,6 +222,7 @@ def main():
     parser.add_argument("--batch", type=int, default=2)
     parser.add_argument("--graph", action="store_true", help="voxgrad's timed steps are replays of a CUDA graph")
     parser.add_argument("--ours", action="store_true", help="voxgrad alone")
+    parser.add_argument("--profile", action="store_true", help="list the kernels of a step")
     parser.add_argument("--uncompiled", action="store_true", help="leave torch.compile out")
     parser.add_argument("--json")
     options = parser.parse_args()

@@ -318,10 +318,10 @@ void add_kernels(vg::Device device, const vg::Shape& shape, int calls, const For
     return std::vector{list};
   };
   kernel("sgd", 3, 5, [=](const vg::Tensors& t, const vg::Kernels& k) {
-    return [=, &k] { k.sgd(views(t), {1e-3, 0.9, 0, 0, false, false, false}); };
+    return [=, &k] { k.step("SGD", views(t), vg::SgdStep{.lr = 1e-3, .momentum = 0.9}, {}); };
   });
   kernel("adam", 4, 7, [=](const vg::Tensors& t, const vg::Kernels& k) {
-    return [=, &k] { k.adam(views(t), {1e-3, 0.9, 0.999, 1e-8, 0, false, false, false, 3}); };
+    return [=, &k] { k.step("Adam", views(t), vg::AdamStep{.lr = 1e-3, .step = 3}, {}); };
   });
 }
 

@@ -224,7 +224,7 @@ TEST_F(CudaNorm, GroupNormOfAnOutlier) {
       const Tensor host = last ? ones.permute({0, 2, 1}) : ones.reshape({1, 8, 20000});
       const Tensor x = host.to(Device::cuda()), y = empty_like(x);
       const Tensor mean = empty({1, 1}, {wide(dtype), Device::cuda()}), rstd = empty_like(mean);
-      cuda_kernels().group_norm(y.view_out(), mean.view_out(), rstd.view_out(), x.view_in(), nullptr, nullptr, 0);
+      cuda_kernels().group_norm(y.view_out(), mean.view_out(), rstd.view_out(), x.view_in(), nullptr, nullptr, 0, {});
       const double deviation = 1000 - host.at({0, 7, 19999}), count = 160000;
       EXPECT_NEAR(rstd.item() * deviation, count / std::sqrt(count - 1), 1e-5 * std::sqrt(count)) << dtype << last;
     }

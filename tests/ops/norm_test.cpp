@@ -141,7 +141,7 @@ void check_relu_bias() {
     cpu.group_norm_backward({dz.view, nullptr, nullptr, &dbias.view}, dy.view, y.view, mean.view, rstd.view, nullptr,
                             nullptr, {.before = {ActivationKind::relu}});
     const auto behind = [&](const Dims& i) { return static_cast<double>(y(i)) > 0 ? static_cast<double>(dx(i)) : 0.0; };
-    expect_close<T>(dz, behind, 0);
+    expect_close<T>(dz, behind, norm_tolerance<T, T>());
     expect_close<Parameter>(
         dbias, [&](const Dims& i) { return channel_sum(y.view, i[0], behind); }, norm_tolerance<T, Parameter>());
   }
