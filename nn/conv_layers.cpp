@@ -50,6 +50,23 @@ void make_parameters(Tensor& weight, Tensor& bias, int64_t rows, int64_t columns
   init::uniform_(bias, -bound, bound);
 }
 
+/// As PyTorch's: what is not the default.
+template <class Options>
+std::string describe_options(const Options& o) {
+  const Options defaults;
+  std::string text = concat(o.in_channels, ", ", o.out_channels, ", kernel_size=", o.kernel_size);
+  const auto add = [&](const char* name, const auto& value, const auto& usual) {
+    if (!(value == usual)) text += concat(", ", name, '=', value);
+  };
+  add("stride", o.stride, defaults.stride);
+  add("padding", o.padding, defaults.padding);
+  if constexpr (requires { o.output_padding; }) add("output_padding", o.output_padding, defaults.output_padding);
+  add("dilation", o.dilation, defaults.dilation);
+  add("groups", o.groups, defaults.groups);
+  if (!o.bias) text += ", bias=false";
+  return text;
+}
+
 template <class Options>
 Tensor run_with_relu(const Tensor& x, const Tensor& weight, const Tensor& bias, const Options& options,
                      int64_t out_channels, const GroupNorm* norm) {
@@ -80,6 +97,15 @@ Tensor Conv<N>::forward(const Tensor& x) const {
 template <int N>
 Tensor Conv<N>::forward_relu(const Tensor& x, const GroupNorm* norm) const {
   return run_with_relu(x, weight, bias, function_options<N>(options_), options_.out_channels, norm);
+}
+
+template <int N>
+std::string Conv<N>::extra_repr() const {
+  return describe_options(options_);
+}
+template <int N>
+std::string ConvTranspose<N>::extra_repr() const {
+  return describe_options(options_);
 }
 
 template <int N>

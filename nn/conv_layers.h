@@ -27,11 +27,16 @@ class Conv : public Layer {
     bool bias = true;
   };
   explicit Conv(const Options& given);
+  /// In PyTorch's order: Conv3d(1, 8, 3), Conv3d(1, 8, 3, 2, 1).
+  Conv(int64_t in_channels, int64_t out_channels, const Extent<N>& kernel_size, const Extent<N>& stride = 1,
+       const Extent<N>& padding = 0, const Extent<N>& dilation = 1, int64_t groups = 1, bool with_bias = true)
+      : Conv(Options{in_channels, out_channels, kernel_size, stride, padding, dilation, groups, with_bias}) {}
   /// (N, in, spatial...) to (N, out, spatial...).
   Tensor forward(const Tensor& x) const override;
   /// relu(forward(x)), then `norm` if it is not null, as one operation (ops/conv_relu.h).
   Tensor forward_relu(const Tensor& x, const GroupNorm* norm = nullptr) const;
 
+  std::string extra_repr() const override;
   const Options& options() const { return options_; }
   Tensor weight, bias;
   VG_MODULE(weight, bias)
@@ -57,17 +62,22 @@ class ConvTranspose : public Layer {
     Extent<N> dilation{1};
   };
   explicit ConvTranspose(const Options& given);
+  ConvTranspose(int64_t in_channels, int64_t out_channels, const Extent<N>& kernel_size, const Extent<N>& stride = 1,
+                const Extent<N>& padding = 0, const Extent<N>& output_padding = 0, int64_t groups = 1,
+                bool with_bias = true, const Extent<N>& dilation = 1)
+      : ConvTranspose(Options{in_channels, out_channels, kernel_size, stride, padding, output_padding, groups,
+                              with_bias, dilation}) {}
   Tensor forward(const Tensor& x) const override;
   /// With the output's spatial size in place of output_padding.
   Tensor forward(const Tensor& x, const Extent<N>& output_size) const;
   /// As Conv's.
   Tensor forward_relu(const Tensor& x, const GroupNorm* norm = nullptr) const;
-  using Layer::operator();
-  Tensor operator()(const Tensor& x, const Extent<N>& output_size) const { return forward(x, output_size); }
 
+  std::string extra_repr() const override;
   const Options& options() const { return options_; }
   Tensor weight, bias;
   VG_MODULE(weight, bias)
+  Tensor operator()(const Tensor& x, const Extent<N>& output_size) const { return forward(x, output_size); }
 
  private:
   Options options_;

@@ -20,6 +20,9 @@ class Linear : public Layer {
  public:
   Linear(int64_t in_features, int64_t out_features, const LinearOptions& given = {});
   Tensor forward(const Tensor& x) const override;
+  std::string extra_repr() const override {
+    return concat(weight.size(1), ", ", weight.size(0), bias.defined() ? "" : ", bias=false");
+  }
 
   Tensor weight, bias;
   VG_MODULE(weight, bias)

@@ -92,7 +92,7 @@ TEST(GradScaler, AgreesInACapturedGraphOnCuda) {
     GradScaler scaler({.init_scale = 1024, .growth_interval = 6});
     train(scaler, *optimizer, p, w, test.clips);
     cuda::CUDAGraph graph;
-    graph.capture([&] { train(scaler, *optimizer, p, w, test.clips); });
+    graph.capture([&, clips = test.clips] { train(scaler, *optimizer, p, w, clips); });
     for (int step = 1; step < kSteps; ++step) {
       w.copy_(weight(step, device));
       graph.replay();
