@@ -122,6 +122,24 @@ TEST(GradScaler, FindsOneBadElementAnywhereInAnyDtype) {
       }
 }
 
+TEST(GradScaler, ParametersThatPartCountTheirOwnSteps) {
+  const Tensor a = ones({2}, {.requires_grad = true}), b = ones({2}, {.requires_grad = true});
+  Adam both({a, b}, 0.1);
+  GradScaler scaler;
+  const auto step = [&](const Tensors& params, double grad) {
+    both.zero_grad();
+    for (const Tensor& param : params) param.set_grad(full({2}, grad));
+    scaler.scale(a);
+    scaler.step(both);
+    scaler.update();
+  };
+  step({a, b}, 1e5);
+  step({a}, INFINITY);
+  step({b}, 1e5);
+  EXPECT_EQ(both.state_dict().at("state.0.step").item(), 1);
+  EXPECT_EQ(both.state_dict().at("state.1.step").item(), 2);
+}
+
 TEST(GradScaler, ParametersThatJoinLaterCountTheirOwnSteps) {
   for (const Device device : devices()) {
     const auto parameter = [&] { return full({2}, 1, {.device = device}).requires_grad_(); };
