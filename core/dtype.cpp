@@ -13,6 +13,21 @@ const char* name(DType dtype) {
   return names[static_cast<int>(dtype)];
 }
 
+DType parse_dtype(const std::string& text) {
+  // By DType: our name, PyTorch's, and its second one.
+  constexpr const char* names[][3] = {
+      {"f32", "float32", "float"}, {"f64", "float64", "double"}, {"bf16", "bfloat16"}, {"f16", "float16", "half"},
+      {"i64", "int64", "long"},    {"i32", "int32", "int"},      {"u8", "uint8"},      {"bool"}};
+  std::string known;
+  for (int dtype = 0; dtype < static_cast<int>(std::size(names)); ++dtype)
+    for (const char* name : names[dtype]) {
+      if (!name) break;
+      if (text == name) return static_cast<DType>(dtype);
+      known += (known.empty() ? "" : ", ") + std::string(name);
+    }
+  fail("dtype", "expected one of ", known, ", got '", text, "'");
+}
+
 DType promote_types(DType a, DType b) {
   if (a == b) return a;
   if ((a == bf16 && b == f16) || (a == f16 && b == bf16)) return f32;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <limits>
 #include <ostream>
+#include <string>
 #include <type_traits>
 
 #include "core/half.h"
@@ -16,6 +17,8 @@ using enum DType;  // voxgrad::f32, ...
 
 /// "f32", "i64", "bool", ...
 const char* name(DType dtype);
+/// From "bf16" or PyTorch's "bfloat16", "float32" or "float", ... Throws on anything else, and lists them.
+DType parse_dtype(const std::string& text);
 inline std::ostream& operator<<(std::ostream& out, DType dtype) { return out << name(dtype); }
 
 /// Bytes of one element.

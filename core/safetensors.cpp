@@ -345,6 +345,7 @@ TensorMap load_safetensors(const std::filesystem::path& path, Device device, Met
 
 void save_safetensors(const std::filesystem::path& path, const TensorMap& tensors, const Metadata& metadata,
                       const SaveSafetensorsOptions& options) {
+  check(!tensors.empty(), "save_safetensors", "there are no tensors; a module names its own in VG_MODULE");
   for (const auto& [name, tensor] : tensors) {
     check(tensor.defined(), "save_safetensors", "tensor ", in_quotes(name), " is undefined");
     check(name != kMetadataKey, "save_safetensors", "no tensor may be named ", kMetadataKey);

@@ -84,7 +84,8 @@ struct SaveSafetensorsOptions {
   bool checksum = false;
 };
 
-/// Writes `tensors`, from any device and with any strides, atomically. Names and metadata are UTF-8; no tensor is named
+/// Writes `tensors`, one at least, from any device and with any strides, atomically. Names and metadata are UTF-8; no
+/// tensor is named
 /// "__metadata__", no metadata "voxgrad.crc32".
 void save_safetensors(const std::filesystem::path& path, const TensorMap& tensors, const Metadata& metadata = {},
                       const SaveSafetensorsOptions& options = {});

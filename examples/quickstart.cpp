@@ -27,7 +27,7 @@ int main() {
   const vg::Tensor ball = vg::lt(r2, vg::full({}, 0.5, r2.options())).to(vg::f32).reshape({1, 1, 16, 16, 16});
 
   for (int step = 0; step <= 100; ++step) {
-    const vg::Tensor loss = vg::mse_loss(model.forward(code), ball);
+    const vg::Tensor loss = vg::mse_loss(model(code), ball);
     optimizer.zero_grad();
     loss.backward();
     optimizer.step();

@@ -44,7 +44,11 @@ void restore(const std::filesystem::path& path, const TensorMap& file, const Che
 
 void save_checkpoint(const std::filesystem::path& path, const CheckpointParts& parts, const Metadata& metadata) {
   TensorMap file;
-  if (parts.model) nn::add_prefixed(file, "model.", parts.model->state_dict());
+  if (parts.model) {
+    const TensorMap state = parts.model->state_dict();
+    check(!state.empty(), "save_checkpoint", "the model has no parameters: does its class name them in VG_MODULE?");
+    nn::add_prefixed(file, "model.", state);
+  }
   if (parts.optimizer) nn::add_prefixed(file, "optimizer.", parts.optimizer->state_dict());
   if (parts.schedule) nn::add_prefixed(file, "schedule.", parts.schedule->state_dict());
   if (parts.loader) nn::add_prefixed(file, "loader.", parts.loader->state_dict());

@@ -49,6 +49,23 @@ void make_parameters(Tensor& weight, Tensor& bias, int64_t rows, int64_t columns
   init::uniform_(bias, -bound, bound);
 }
 
+/// As PyTorch's: what is not the default.
+template <class Options>
+std::string describe_options(const Options& o) {
+  const Options defaults;
+  std::string text = concat(o.in_channels, ", ", o.out_channels, ", kernel_size=", o.kernel_size);
+  const auto add = [&](const char* name, const auto& value, const auto& usual) {
+    if (!(value == usual)) text += concat(", ", name, '=', value);
+  };
+  add("stride", o.stride, defaults.stride);
+  add("padding", o.padding, defaults.padding);
+  if constexpr (requires { o.output_padding; }) add("output_padding", o.output_padding, defaults.output_padding);
+  add("dilation", o.dilation, defaults.dilation);
+  add("groups", o.groups, defaults.groups);
+  if (!o.bias) text += ", bias=false";
+  return text;
+}
+
 }  // namespace
 
 template <int N>
@@ -69,6 +86,15 @@ Tensor Conv<N>::forward_with(const Tensor& x, const Tensor& other_weight) const 
 template <int N>
 Tensor Conv<N>::forward(const Tensor& x, const NormActivation& what) const {
   return conv_norm_activation(in_memory_format(x, N + 2), weight, bias, function_options<N>(options_), what);
+}
+
+template <int N>
+std::string Conv<N>::extra_repr() const {
+  return describe_options(options_);
+}
+template <int N>
+std::string ConvTranspose<N>::extra_repr() const {
+  return describe_options(options_);
 }
 
 template <int N>

@@ -26,6 +26,10 @@ class Conv : public Layer {
     bool bias = true;
   };
   explicit Conv(const Options& given);
+  /// In PyTorch's order: Conv3d(1, 8, 3), Conv3d(1, 8, 3, 2, 1).
+  Conv(int64_t in_channels, int64_t out_channels, const Extent<N>& kernel_size, const Extent<N>& stride = 1,
+       const Extent<N>& padding = 0, const Extent<N>& dilation = 1, int64_t groups = 1, bool with_bias = true)
+      : Conv(Options{in_channels, out_channels, kernel_size, stride, padding, dilation, groups, with_bias}) {}
   /// (N, in, spatial...) to (N, out, spatial...).
   Tensor forward(const Tensor& x) const override { return forward_with(x, weight); }
   /// With another weight in place of the layer's.
@@ -33,6 +37,7 @@ class Conv : public Layer {
   /// With what follows, as one operation (ops/fused.h).
   Tensor forward(const Tensor& x, const NormActivation& what) const;
 
+  std::string extra_repr() const override;
   const Options& options() const { return options_; }
   Tensor weight, bias;
   VG_MODULE(weight, bias)
@@ -58,18 +63,23 @@ class ConvTranspose : public Layer {
     Extent<N> dilation{1};
   };
   explicit ConvTranspose(const Options& given);
+  ConvTranspose(int64_t in_channels, int64_t out_channels, const Extent<N>& kernel_size, const Extent<N>& stride = 1,
+                const Extent<N>& padding = 0, const Extent<N>& output_padding = 0, int64_t groups = 1,
+                bool with_bias = true, const Extent<N>& dilation = 1)
+      : ConvTranspose(Options{in_channels, out_channels, kernel_size, stride, padding, output_padding, groups,
+                              with_bias, dilation}) {}
   Tensor forward(const Tensor& x) const override { return forward_with(x, weight); }
   /// As Conv's.
   Tensor forward_with(const Tensor& x, const Tensor& other_weight) const;
   /// With the output's spatial size in place of output_padding.
   Tensor forward(const Tensor& x, const Extent<N>& output_size) const;
   Tensor forward(const Tensor& x, const NormActivation& what) const;
-  using Layer::operator();
-  Tensor operator()(const Tensor& x, const Extent<N>& output_size) const { return forward(x, output_size); }
 
+  std::string extra_repr() const override;
   const Options& options() const { return options_; }
   Tensor weight, bias;
   VG_MODULE(weight, bias)
+  Tensor operator()(const Tensor& x, const Extent<N>& output_size) const { return forward(x, output_size); }
 
  private:
   Options options_;

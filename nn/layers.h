@@ -24,6 +24,9 @@ class Linear : public Layer {
   Tensor forward(const Tensor& x) const override { return forward_with(x, weight); }
   /// With another weight in place of the layer's.
   Tensor forward_with(const Tensor& x, const Tensor& other_weight) const;
+  std::string extra_repr() const override {
+    return concat(weight.size(1), ", ", weight.size(0), bias.defined() ? "" : ", bias=false");
+  }
 
   Tensor weight, bias;
   VG_MODULE(weight, bias)

@@ -1,7 +1,13 @@
 #include "nn/module.h"
 
+#include <cxxabi.h>
+
+#include <cctype>
+#include <cstdlib>
+#include <memory>
 #include <set>
 #include <sstream>
+#include <typeinfo>
 
 #include "core/autograd.h"
 
@@ -68,7 +74,62 @@ std::string explain(const LoadReport& report, const TensorMap& own, const Tensor
   return text.str();
 }
 
+/// A class's name without its namespaces; "Conv3d" for Conv<3>, "relu" for Activation<&relu>.
+std::string class_name(const Module& module) {
+  const std::unique_ptr<char, decltype(&std::free)> text(
+      abi::__cxa_demangle(typeid(module).name(), nullptr, nullptr, nullptr), &std::free);
+  std::string name = text ? text.get() : typeid(module).name();
+  const auto last_part = [](const std::string& path) {
+    const size_t place = path.rfind("::");
+    return place == std::string::npos ? path : path.substr(place + 2);
+  };
+  if (name.back() != '>') return last_part(name);
+  const size_t open = name.find('<');
+  const std::string argument = name.substr(open + 1, name.find_first_of("(,>", open) - open - 1);
+  const bool axes = argument.size() == 1 && std::isdigit(static_cast<unsigned char>(argument[0]));
+  return axes ? last_part(name.substr(0, open)) + argument + 'd' : last_part(argument);
+}
+
+void print(std::ostream& out, const Module& module, const std::string& indent) {
+  out << class_name(module) << '(' << module.extra_repr();
+  std::string tensors;
+  bool children = false;
+  for (const Member& member : const_cast<Module&>(module).members()) {
+    if (!member.module) {
+      tensors += concat(tensors.empty() ? ": " : ", ", member.name, ' ', member.tensor.shape());
+      continue;
+    }
+    out << '\n' << indent << "  (" << member.name << "): ";
+    print(out, *member.module, indent + "  ");
+    children = true;
+  }
+  if (children) out << '\n' << indent;
+  out << ')' << tensors;
+}
+
 }  // namespace
+
+Parameter::Parameter(const Tensor& tensor) : Tensor(tensor) {
+  if (!defined()) return;
+  check(is_leaf(), "Parameter", "the result of an operation is no parameter; detach() it");
+  requires_grad_();
+}
+
+std::ostream& operator<<(std::ostream& out, const Module& module) {
+  print(out, module, "");
+  int64_t all = 0, trained = 0;
+  for (const Tensor& parameter : module.parameters()) {
+    all += parameter.numel();
+    if (parameter.requires_grad()) trained += parameter.numel();
+  }
+  return out << '\n' << all << " parameters" << (trained < all ? concat(", ", trained, " of them trained") : "");
+}
+
+void detail::check_parameter(const std::string& name, const Tensor& tensor) {
+  // Autograd data stays when a parameter is frozen.
+  check(tensor.requires_grad() || tensor.body()->autograd, "VG_MODULE", "the Tensor ", name, ", ", describe(tensor),
+        ", does not require grad: make it an nn::Parameter, or an nn::Buffer if it is not to be trained");
+}
 
 std::vector<std::string> detail::split_names(const char* list) {
   std::vector<std::string> names;

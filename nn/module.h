@@ -7,6 +7,7 @@
 #include <functional>
 #include <iterator>
 #include <optional>
+#include <ostream>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -23,6 +24,13 @@ class Module;
 struct Buffer : Tensor {
   Buffer() = default;
   Buffer(Tensor tensor) : Tensor(std::move(tensor)) {}
+};
+
+/// A tensor that is trained: of a Tensor it makes a leaf that requires grad. Other Tensors are parameters if they were
+/// made to require grad, as by {.requires_grad = true}; requires_grad_(false) freezes either.
+struct Parameter : Tensor {
+  Parameter() = default;
+  Parameter(const Tensor& tensor);
 };
 
 /// One named thing in a module: a child if `module` is set, else a parameter or a buffer.
@@ -86,6 +94,8 @@ class Module {
   void train(bool on = true);
   void eval() { train(false); }
   bool is_training() const { return training_; }
+  /// What a layer shows of its options when it is printed: "1, 8, kernel_size=[3, 3, 3]".
+  virtual std::string extra_repr() const { return {}; }
 
   /// Moves or converts all parameters, buffers and gradients in place: handles elsewhere, an optimizer's for
   /// instance, follow. Only floating tensors change their dtype.
@@ -114,6 +124,10 @@ class Module {
   std::optional<MemoryFormat> memory_format_;
 };
 
+/// The module and all below it, a line each, with their options and the shapes of their parameters and buffers, and the
+/// number of elements of the parameters, those shared counted once.
+std::ostream& operator<<(std::ostream& out, const Module& module);
+
 /// A module that maps one tensor to one: layers, and what may stand in for one.
 class Layer : public Module {
  public:
@@ -126,10 +140,15 @@ namespace detail {
 /// "weight, bias_" as {"weight", "bias"}: a member's trailing underscore is no part of its name.
 std::vector<std::string> split_names(const char* list);
 
+/// Throws unless `tensor` requires grad or did once.
+void check_parameter(const std::string& name, const Tensor& tensor);
+
 template <class T>
 void add_member(Members& members, const std::string& name, T& value) {
   if constexpr (std::is_base_of_v<Tensor, T>) {
-    if (value.defined()) members.push_back({name, value, std::is_base_of_v<Buffer, T>, nullptr});
+    if (!value.defined()) return;
+    if constexpr (!std::is_base_of_v<Buffer, T>) check_parameter(name, value);
+    members.push_back({name, value, std::is_base_of_v<Buffer, T>, nullptr});
   } else if constexpr (std::is_base_of_v<Module, T>) {
     members.push_back({name, {}, false, &value});
   } else if constexpr (requires { std::begin(value); }) {
@@ -152,14 +171,28 @@ Members list_members([[maybe_unused]] const char* names, Ts&... values) {
   return members;
 }
 
+template <class M, class... Args>
+decltype(auto) forward(M& module, Args&&... args) {
+  return module.forward(std::forward<Args>(args)...);
+}
+
 }  // namespace detail
 }  // namespace voxgrad::nn
 
-/// Inside a class derived from nn::Module: names its members in order. A Tensor is a parameter (it should
-/// require grad), an nn::Buffer is a buffer, a Module a child; vectors, arrays, optionals and smart pointers of
-/// these too ("blocks.0", ...). Undefined tensors and null pointers are left out. A class that derives from
-/// one with a VG_MODULE names the inherited members again.
+/// Inside a class derived from nn::Module: names its members in order, and makes model(x, ...) model.forward(x, ...). A
+/// Tensor is a parameter and has to require grad, an nn::Buffer is a buffer, a Module a child; vectors, arrays,
+/// optionals and smart pointers of these too ("blocks.0", ...). Undefined tensors and null pointers are left out. A
+/// class that derives from one with a VG_MODULE names the inherited members again. Not for classes inside of functions,
+/// which C++ allows no templates.
 #define VG_MODULE(...)                                                                   \
   ::voxgrad::nn::Members members() override {                                            \
     return ::voxgrad::nn::detail::list_members(#__VA_ARGS__ __VA_OPT__(, ) __VA_ARGS__); \
+  }                                                                                      \
+  template <class... Args>                                                               \
+  decltype(auto) operator()(Args&&... args) {                                            \
+    return ::voxgrad::nn::detail::forward(*this, std::forward<Args>(args)...);           \
+  }                                                                                      \
+  template <class... Args>                                                               \
+  decltype(auto) operator()(Args&&... args) const {                                      \
+    return ::voxgrad::nn::detail::forward(*this, std::forward<Args>(args)...);           \
   }

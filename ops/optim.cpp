@@ -9,31 +9,32 @@
 namespace voxgrad {
 namespace {
 
-/// The gradients or one state of all parameters.
+/// One state of all parameters.
 struct List {
   const char* what;
   TensorSpan tensors;
-  bool used = true, written = true;
+  bool used = true;
 };
 
-void check_lists(const char* op, TensorSpan params, std::initializer_list<List> lists) {
+void check_list(const char* op, TensorSpan params, const List& list, bool is_state) {
+  const size_t expected = list.used ? params.size() : 0;
+  check(list.tensors.size() == expected, op, "expected ", expected, ' ', list.what, ", got ", list.tensors.size());
+  for (size_t i = 0; i < expected; ++i) {
+    const Tensor &param = params[i], &tensor = list.tensors[i];
+    const DType dtype = is_state && is_half(param.dtype()) ? f32 : param.dtype();
+    const bool fits = tensor.defined() && tensor.shape() == param.shape() && tensor.dtype() == dtype &&
+                      tensor.device() == param.device() && (!is_state || tensor.is_contiguous());
+    check(fits, op, "parameter ", i, " is ", describe(param), ", its entry in ", list.what, " is ", describe(tensor),
+          is_state && tensor.defined() && !tensor.is_contiguous() ? ", not contiguous" : "");
+  }
+}
+
+void check_params(const char* op, TensorSpan params) {
   for (size_t i = 0; i < params.size(); ++i) {
     check(params[i].defined(), op, "parameter ", i, " is undefined");
     check(is_floating(params[i].dtype()), op, "parameters must have a floating dtype, parameter ", i, " is ",
           describe(params[i]));
     check(params[i].is_contiguous(), op, "parameter ", i, " is not contiguous: ", describe(params[i]));
-  }
-  for (const List& list : lists) {
-    const size_t expected = list.used ? params.size() : 0;
-    check(list.tensors.size() == expected, op, "expected ", expected, ' ', list.what, ", got ", list.tensors.size());
-    for (size_t i = 0; i < expected; ++i) {
-      const Tensor &param = params[i], &tensor = list.tensors[i];
-      const DType dtype = list.written && is_half(param.dtype()) ? f32 : param.dtype();
-      const bool fits = tensor.defined() && tensor.shape() == param.shape() && tensor.dtype() == dtype &&
-                        tensor.device() == param.device() && (!list.written || tensor.is_contiguous());
-      check(fits, op, "parameter ", i, " is ", describe(param), ", its entry in ", list.what, " is ", describe(tensor),
-            list.written && tensor.defined() && !tensor.is_contiguous() ? ", not contiguous" : "");
-    }
   }
 }
 
@@ -47,9 +48,17 @@ T* address(const char* op, const char* what, const Tensor* number, Device device
   return (std::is_const_v<T> ? number->view_in() : number->view_out()).template as<T>();
 }
 
-/// Calls the kernel for every stretch of parameters of one device and dtype; states[k] may be empty.
-void run(const char* op, TensorSpan params, TensorSpan grads, std::initializer_list<TensorSpan> states,
-         const AnyStep& step, const StepScaling& scaling = {}, bool reads_params = false) {
+/// Checks all and calls the kernel for every stretch of parameters of one device and dtype. `reads`: it leaves the
+/// parameters as they are.
+void run(const char* op, TensorSpan params, TensorSpan grads, std::initializer_list<List> states, const AnyStep& step,
+         const StepScaling& scaling = {}, bool reads = false) {
+  const auto check_number = [&](const auto& taken) {
+    if constexpr (requires { taken.step; }) check(taken.step > 0, op, "steps count from 1, got ", taken.step);
+  };
+  std::visit(check_number, step);
+  check_params(op, params);
+  check_list(op, params, {"gradients", grads}, false);
+  for (const List& list : states) check_list(op, params, list, true);
   NoGradGuard no_grad;
   StepGate gate;
   if (!params.empty())
@@ -64,11 +73,11 @@ void run(const char* op, TensorSpan params, TensorSpan grads, std::initializer_l
   std::vector<StepViews> list;
   for (size_t i = 0; i < params.size(); ++i) {
     dense.push_back(grads[i].contiguous());
-    const View param = reads_params ? params[i].view_in() : params[i].view_out();
+    const View param = reads ? params[i].view_in() : params[i].view_out();
     StepViews& views = list.emplace_back(StepViews{param, dense.back().view_in(), {}});
     size_t k = 0;
-    for (const TensorSpan& state : states) {
-      if (!state.empty()) views.state[k] = state[i].view_out();
+    for (const List& state : states) {
+      if (state.used) views.state[k] = state.tensors[i].view_out();
       ++k;
     }
     const bool more = i + 1 < params.size() && params[i + 1].device() == params[i].device() &&
@@ -83,51 +92,37 @@ void run(const char* op, TensorSpan params, TensorSpan grads, std::initializer_l
 
 void sgd_step(TensorSpan params, TensorSpan grads, TensorSpan momentum_buffers, const SgdStep& step,
               const StepScaling& scaling) {
-  check_lists("sgd_step", params,
-              {{.what = "gradients", .tensors = grads, .written = false},
-               {.what = "momentum_buffers", .tensors = momentum_buffers, .used = step.momentum != 0}});
-  run("sgd_step", params, grads, {momentum_buffers}, step, scaling);
+  run("sgd_step", params, grads, {{"momentum_buffers", momentum_buffers, step.momentum != 0}}, step, scaling);
 }
 
 void adam_step(TensorSpan params, TensorSpan grads, TensorSpan exp_avgs, TensorSpan exp_avg_sqs,
                TensorSpan max_exp_avg_sqs, const AdamStep& step, const StepScaling& scaling) {
-  check(step.step > 0, "adam_step", "steps count from 1, got ", step.step);
-  check_lists("adam_step", params,
-              {{.what = "gradients", .tensors = grads, .written = false},
-               {.what = "exp_avgs", .tensors = exp_avgs},
-               {.what = "exp_avg_sqs", .tensors = exp_avg_sqs},
-               {.what = "max_exp_avg_sqs", .tensors = max_exp_avg_sqs, .used = step.amsgrad}});
-  run("adam_step", params, grads, {exp_avgs, exp_avg_sqs, max_exp_avg_sqs}, step, scaling);
+  run("adam_step", params, grads,
+      {{"exp_avgs", exp_avgs}, {"exp_avg_sqs", exp_avg_sqs}, {"max_exp_avg_sqs", max_exp_avg_sqs, step.amsgrad}}, step,
+      scaling);
 }
 
 void rmsprop_step(TensorSpan params, TensorSpan grads, TensorSpan square_avgs, TensorSpan momentum_buffers,
                   TensorSpan grad_avgs, const RmspropStep& step, const StepScaling& scaling) {
-  check_lists("rmsprop_step", params,
-              {{.what = "gradients", .tensors = grads, .written = false},
-               {.what = "square_avgs", .tensors = square_avgs},
-               {.what = "momentum_buffers", .tensors = momentum_buffers, .used = step.momentum != 0},
-               {.what = "grad_avgs", .tensors = grad_avgs, .used = step.centered}});
-  run("rmsprop_step", params, grads, {square_avgs, momentum_buffers, grad_avgs}, step, scaling);
+  run("rmsprop_step", params, grads,
+      {{"square_avgs", square_avgs},
+       {"momentum_buffers", momentum_buffers, step.momentum != 0},
+       {"grad_avgs", grad_avgs, step.centered}},
+      step, scaling);
 }
 
 void adagrad_step(TensorSpan params, TensorSpan grads, TensorSpan sums, const AdagradStep& step,
                   const StepScaling& scaling) {
-  check(step.step > 0, "adagrad_step", "steps count from 1, got ", step.step);
-  check_lists("adagrad_step", params,
-              {{.what = "gradients", .tensors = grads, .written = false}, {.what = "sums", .tensors = sums}});
-  run("adagrad_step", params, grads, {sums}, step, scaling);
+  run("adagrad_step", params, grads, {{"sums", sums}}, step, scaling);
 }
 
 void lion_step(TensorSpan params, TensorSpan grads, TensorSpan exp_avgs, const LionStep& step,
                const StepScaling& scaling) {
-  check_lists("lion_step", params,
-              {{.what = "gradients", .tensors = grads, .written = false}, {.what = "exp_avgs", .tensors = exp_avgs}});
-  run("lion_step", params, grads, {exp_avgs}, step, scaling);
+  run("lion_step", params, grads, {{"exp_avgs", exp_avgs}}, step, scaling);
 }
 
 void ema_step(TensorSpan params, TensorSpan averages, const EmaStep& step) {
-  check_lists("ema_step", params, {{.what = "averages", .tensors = averages}});
-  run("ema_step", params, params, {averages}, step, {}, true);
+  run("ema_step", params, params, {{"averages", averages}}, step, {}, true);
 }
 
 void unscale_gradients(TensorSpan grads, const Tensor& found_inf, const Tensor* scale) {

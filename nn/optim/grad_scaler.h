@@ -25,8 +25,7 @@ struct GradScalerOptions {
 ///   scaler.update();
 ///
 /// For losses and parameters on one device, where the scale lives too. Nothing waits for the device, and all of it may
-/// be captured in a CUDA graph, all four together, after a step outside. An optimizer keeps its place in memory from
-/// its step to update().
+/// be captured in a CUDA graph, all four together, after a step outside.
 class GradScaler {
  public:
   /// Throws Error for options out of range.

@@ -17,6 +17,18 @@
 namespace voxgrad {
 namespace {
 
+TEST(DType, ParsesOurNamesAndPyTorchs) {
+  for (const DType dtype : {f32, f64, bf16, f16, i64, i32, u8, b8}) EXPECT_EQ(parse_dtype(name(dtype)), dtype);
+  EXPECT_EQ(parse_dtype("float"), f32);
+  EXPECT_EQ(parse_dtype("bfloat16"), bf16);
+  EXPECT_EQ(parse_dtype("half"), f16);
+  EXPECT_EQ(parse_dtype("long"), i64);
+  EXPECT_ERROR(parse_dtype("fp16"),
+               "dtype: expected one of f32, float32, float, f64, float64, double, bf16, bfloat16, "
+               "f16, float16, half, i64, int64, long, i32, int32, int, u8, uint8, bool, got 'fp16'");
+  EXPECT_ERROR(parse_dtype(""), "got ''");
+}
+
 TEST(Dims, ShapesAndBroadcasting) {
   EXPECT_EQ(numel({2, 3, 4}), 24);
   EXPECT_EQ(numel({}), 1);

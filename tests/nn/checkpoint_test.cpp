@@ -39,6 +39,7 @@ struct Training {
     optimizer = std::make_unique<optim::AdamW>(model.parameters(), optim::AdamWOptions{.lr = 1e-2, .amsgrad = true});
     schedule = std::make_unique<optim::CosineAnnealingLR>(
         *optimizer, optim::CosineAnnealingLROptions{.t_max = 12, .warmup_steps = 3});
+    average = std::make_unique<optim::ExponentialMovingAverage>(model, optim::EmaOptions{.decay = 0.5, .warmup = 5});
   }
 
   void train(int steps) {
@@ -46,9 +47,12 @@ struct Training {
       for (auto [x, y] : loader) {
         const Tensor loss = mse_loss(model.forward(x.to(device)), y.to(device));
         optimizer->zero_grad();
-        loss.backward();
+        scaler.scale(loss).backward();
+        scaler.unscale_(*optimizer);
         optim::clip_grad_norm_(model.parameters(), 1);
-        optimizer->step();
+        scaler.step(*optimizer);
+        scaler.update();
+        average->update();
         schedule->step();
         if (--steps == 0) return;
       }
@@ -56,13 +60,20 @@ struct Training {
   }
 
   CheckpointParts parts() {
-    return {.model = &model, .optimizer = optimizer.get(), .schedule = schedule.get(), .loader = &loader};
+    return {.model = &model,
+            .optimizer = optimizer.get(),
+            .schedule = schedule.get(),
+            .loader = &loader,
+            .scaler = &scaler,
+            .average = average.get()};
   }
 
   Device device;
   Decoder model;
   std::unique_ptr<optim::AdamW> optimizer;
   std::unique_ptr<optim::CosineAnnealingLR> schedule;
+  optim::GradScaler scaler{{.init_scale = 64, .growth_interval = 4}};
+  std::unique_ptr<optim::ExponentialMovingAverage> average;
   data::Loader loader{samples(), {.batch_size = 3, .shuffle = true, .num_workers = 1, .drop_last = true}};
 };
 
@@ -100,6 +111,9 @@ void expect_same_bits(Device device, const std::filesystem::path& path) {
   EXPECT_EQ(all_values(resumed.model.state_dict()), all_values(straight.model.state_dict()));
   EXPECT_EQ(all_values(resumed.optimizer->state_dict()), all_values(straight.optimizer->state_dict()));
   EXPECT_EQ(resumed.optimizer->lr(), straight.optimizer->lr());
+  EXPECT_EQ(resumed.scaler.get_scale(), 256);
+  EXPECT_EQ(straight.scaler.get_scale(), 256);
+  EXPECT_EQ(all_values(resumed.average->state_dict()), all_values(straight.average->state_dict()));
   EXPECT_EQ(default_generator().state(), straight_end);
 }
 
@@ -122,6 +136,8 @@ TEST_F(Checkpoint, PartsCanBeLeftOut) {
 
   save_checkpoint(path, {.model = &model});
   EXPECT_ERROR(load_checkpoint(path, run.parts()), "has no optimizer");
+  nn::ReLU empty;
+  EXPECT_ERROR(save_checkpoint(path, {.model = &empty}), "save_checkpoint: the model has no parameters");
 }
 
 TEST_F(Checkpoint, NothingChangesWhenOnePartDoesNotFit) {

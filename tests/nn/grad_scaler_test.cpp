@@ -92,7 +92,7 @@ TEST(GradScaler, AgreesInACapturedGraphOnCuda) {
     GradScaler scaler({.init_scale = 1024, .growth_interval = 6});
     train(scaler, *optimizer, p, w, test.clips);
     cuda::CUDAGraph graph;
-    graph.capture([&] { train(scaler, *optimizer, p, w, test.clips); });
+    graph.capture([&, clips = test.clips] { train(scaler, *optimizer, p, w, clips); });
     for (int step = 1; step < kSteps; ++step) {
       w.copy_(weight(step, device));
       graph.replay();
@@ -120,6 +120,24 @@ TEST(GradScaler, FindsOneBadElementAnywhereInAnyDtype) {
         EXPECT_EQ(grads[3].to_vector(), std::vector<double>(6, 0.75));
         EXPECT_EQ(grads[2].at({1}), 0.75);
       }
+}
+
+TEST(GradScaler, ParametersThatPartCountTheirOwnSteps) {
+  const Tensor a = ones({2}, {.requires_grad = true}), b = ones({2}, {.requires_grad = true});
+  Adam both({a, b}, 0.1);
+  GradScaler scaler;
+  const auto step = [&](const Tensors& params, double grad) {
+    both.zero_grad();
+    for (const Tensor& param : params) param.set_grad(full({2}, grad));
+    scaler.scale(a);
+    scaler.step(both);
+    scaler.update();
+  };
+  step({a, b}, 1e5);
+  step({a}, INFINITY);
+  step({b}, 1e5);
+  EXPECT_EQ(both.state_dict().at("state.0.step").item(), 1);
+  EXPECT_EQ(both.state_dict().at("state.1.step").item(), 2);
 }
 
 TEST(GradScaler, ParametersThatJoinLaterCountTheirOwnSteps) {

@@ -200,12 +200,13 @@ TEST(Layers, StateTravelsThroughAFile) {
   EXPECT_TRUE(loaded.state_dict().contains("3.1.weight"));
 }
 
+struct Twice : nn::Module {
+  Tensor factor = full({}, 2, {.requires_grad = true});
+  VG_MODULE(factor)
+  Tensor forward(const Tensor& x) { return x * factor; }
+};
+
 TEST(Sequential, TakesAnyModuleWithForward) {
-  struct Twice : nn::Module {
-    Tensor factor = full({}, 2, {.requires_grad = true});
-    VG_MODULE(factor)
-    Tensor forward(const Tensor& x) { return x * factor; }
-  };
   auto shared = std::make_shared<Twice>();
   nn::Sequential model{Twice{}};
   model.push_back(shared);
@@ -218,6 +219,23 @@ TEST(Sequential, TakesAnyModuleWithForward) {
   EXPECT_EQ(nn::Sequential()(ones({1})).item(), 1);
   EXPECT_ERROR(model[3], "Sequential: there is no module 3 among 3");
   EXPECT_ERROR(model.push_back(std::shared_ptr<Twice>()), "Sequential: module 3 is null");
+}
+
+TEST(Layers, ConvolutionsTakeTheirOptionsInPyTorchsOrder) {
+  const auto a = nn::Conv2d(4, 8, {3, 5}, 2, {1, 0}, 2, 4, false).options();
+  EXPECT_EQ(a.kernel_size, (Extent<2>(3, 5)));
+  EXPECT_EQ(a.stride, Extent<2>(2));
+  EXPECT_EQ(a.padding, (Extent<2>(1, 0)));
+  EXPECT_EQ(a.dilation, Extent<2>(2));
+  EXPECT_EQ(a.groups, 4);
+  EXPECT_FALSE(a.bias);
+  const auto b = nn::ConvTranspose1d(4, 8, 3, 2, 1, 1, 4, false, 2).options();
+  EXPECT_EQ(b.output_padding, Extent<1>(1));
+  EXPECT_EQ(b.groups, 4);
+  EXPECT_EQ(b.dilation, Extent<1>(2));
+  EXPECT_FALSE(b.bias);
+  EXPECT_EQ(nn::Conv3d(1, 8, 3).weight.shape(), (Shape{8, 1, 3, 3, 3}));
+  EXPECT_EQ(nn::ConvTranspose3d(8, 4, 2, 2)(ones({1, 8, 2, 2, 2})).shape(), (Shape{1, 4, 4, 4, 4}));
 }
 
 TEST(Layers, RefuseBadOptions) {

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <optional>
+#include <sstream>
 
 #include "core/autograd.h"
 #include "nn/layers.h"
@@ -81,17 +82,92 @@ TEST(Module, MovesTakeTheirMembersAlong) {
   EXPECT_EQ(second.children()[0], &second.scale);
 }
 
+struct Tied : nn::Module {
+  nn::Linear a{3, 3}, b{3, 3};
+  VG_MODULE(a, b)
+};
+
 TEST(Module, SharedParametersCountOnce) {
-  struct Tied : nn::Module {
-    nn::Linear a{3, 3}, b{3, 3};
-    VG_MODULE(a, b)
-  } tied;
+  Tied tied;
   tied.b.weight = tied.a.weight;
   EXPECT_EQ(tied.parameters().size(), 3u);
   EXPECT_EQ(tied.named_parameters().size(), 4u);
   tied.to(f64);
   EXPECT_TRUE(tied.a.weight.is_same(tied.b.weight));
   EXPECT_EQ(tied.b.weight.dtype(), f64);
+}
+
+struct Mixture : nn::Module {
+  nn::Parameter weight{full({2}, 3)};
+  VG_MODULE(weight)
+  Tensor forward(const Tensor& x, double factor, std::vector<int>* calls = nullptr) {
+    if (calls) calls->push_back(1);
+    return x * weight * factor;
+  }
+  double forward() const { return 0.5; }
+};
+
+TEST(Module, IsCalledLikeItsForward) {
+  Mixture mixture;
+  std::vector<int> calls;
+  EXPECT_EQ(mixture(ones({2}), 2, &calls).to_vector(), (std::vector<double>{6, 6}));
+  EXPECT_EQ(mixture(ones({2}), 0.5).to_vector(), (std::vector<double>{1.5, 1.5}));
+  EXPECT_EQ(calls.size(), 1u);
+  const Mixture constant;
+  EXPECT_EQ(constant(), 0.5);
+  const nn::ConvTranspose3d up(2, 1, 2, 2);
+  EXPECT_EQ(up(ones({1, 2, 3, 3, 3})).shape(), (Shape{1, 1, 6, 6, 6}));
+  EXPECT_EQ(up(ones({1, 2, 3, 3, 3}), {7, 6, 7}).shape(), (Shape{1, 1, 7, 6, 7}));
+}
+
+struct Forgetful : nn::Module {
+  Tensor mean = zeros({3});
+  VG_MODULE(mean)
+};
+
+TEST(Module, ParametersRequireGrad) {
+  const Forgetful forgetful;
+  EXPECT_ERROR(forgetful.parameters(),
+               "VG_MODULE: the Tensor mean, [3] f32 on cpu, does not require grad: make it an nn::Parameter, or an "
+               "nn::Buffer if it is not to be trained");
+  EXPECT_ERROR(forgetful.state_dict(), "VG_MODULE: the Tensor mean");
+  Tree tree;
+  tree.requires_grad_(false);  // frozen
+  EXPECT_EQ(tree.parameters().size(), Tree().parameters().size());
+  Mixture mixture;
+  EXPECT_TRUE(mixture.weight.requires_grad());
+  mixture.requires_grad_(false);
+  mixture.to(f64);
+  const Mixture moved = std::move(mixture);
+  EXPECT_FALSE(moved.parameters()[0].requires_grad());
+  EXPECT_ERROR(nn::Parameter(zeros({2}, {.dtype = i64})), "only floating tensors have gradients");
+  EXPECT_ERROR(nn::Parameter(moved.weight.requires_grad_() * 2), "Parameter: the result of an operation");
+}
+
+TEST(Module, PrintsItsLayers) {
+  Tree tree;
+  tree.linear.requires_grad_(false);
+  std::ostringstream text;
+  text << tree;
+  EXPECT_EQ(text.str(),
+            "Tree(\n"
+            "  (scale): Scale(): factor [2], count []\n"
+            "  (owned): Scale(): factor [2], count []\n"
+            "  (blocks.0): Scale(): factor [2], count []\n"
+            "  (blocks.1): Scale(): factor [2], count []\n"
+            "  (linear): Linear(2, 3): weight [3, 2], bias [3]\n"
+            "): pair.0 [1], pair.1 [1]\n"
+            "19 parameters, 10 of them trained");
+  text.str("");
+  text << nn::Sequential{nn::Conv3d(2, 4, 3, 1, {0, 1, 2}), nn::ReLU(),
+                         nn::ConvTranspose1d{{.in_channels = 4, .out_channels = 2, .kernel_size = 2, .bias = false}}};
+  EXPECT_EQ(text.str(),
+            "Sequential(\n"
+            "  (0): Conv3d(2, 4, kernel_size=[3, 3, 3], padding=[0, 1, 2]): weight [4, 2, 3, 3, 3], bias [4]\n"
+            "  (1): relu()\n"
+            "  (2): ConvTranspose1d(4, 2, kernel_size=[2], bias=false): weight [4, 2, 2]\n"
+            ")\n"
+            "236 parameters");
 }
 
 TEST(Module, StateDictSeesTheParameters) {
