@@ -165,6 +165,9 @@ void once_differentiable(const char* op);
 /// input was written to since, or if the second call saves another number of tensors.
 Tensors checkpoint(std::function<Tensors(const Tensors& inputs)> function, const Tensors& inputs);
 
+/// The name of the operation whose gradient is being computed on this thread; empty if there is none.
+std::string running_node();
+
 /// d(sum of outputs * grad_outputs) / d(inputs), leaving all grad() alone. `grad_outputs` may be empty
 /// (ones for one-element outputs). Inputs that outputs do not depend on: undefined tensors if
 /// `allow_unused`, else an error.

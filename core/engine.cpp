@@ -14,6 +14,8 @@
 namespace voxgrad {
 namespace {
 
+thread_local const Node* running = nullptr;
+
 bool later(const std::shared_ptr<Node>& a, const std::shared_ptr<Node>& b) { return a->sequence > b->sequence; }
 
 Edge root_of(const Tensor& tensor, const char* op) {
@@ -128,7 +130,17 @@ void Engine::visit(const std::shared_ptr<Node>& node, Pending pending) {
 
   check(static_cast<bool>(node->backward), "backward", "the graph of '", node->name,
         "' was freed by an earlier backward; give that one retain_graph = true");
-  const Tensors grads = node->backward(pending.grads);
+  Tensors grads;
+  {
+    const Node* outer = std::exchange(running, node.get());  // a gradient may run a backward pass itself
+    try {
+      grads = node->backward(pending.grads);
+    } catch (...) {
+      running = outer;
+      throw;
+    }
+    running = outer;
+  }
   check(grads.size() == node->edges.size(), "backward", '\'', node->name, "' returned ", grads.size(),
         " gradients for ", node->edges.size(), " inputs");
   for (size_t i = 0; i < grads.size(); ++i) send(node->edges[i], grads[i], '\'' + node->name + '\'');
@@ -210,6 +222,8 @@ Tensors seeds(const Tensors& outputs, const Tensors& given, const char* op) {
 }
 
 }  // namespace
+
+std::string autograd::running_node() { return running ? running->name : ""; }
 
 void autograd::backward(const Tensors& outputs, const Tensors& grad_outputs, bool retain_graph, bool create_graph) {
   const std::vector<Edge> roots = roots_of(outputs, "backward");

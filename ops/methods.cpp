@@ -1,5 +1,6 @@
 // The operations that Tensor offers as methods.
 #include "core/autograd.h"
+#include "core/layout_copies.h"
 #include "ops/checks.h"
 #include "ops/elementwise.h"
 #include "ops/kernels.h"
@@ -61,6 +62,7 @@ Tensor Tensor::clone() const {
 
 Tensor Tensor::contiguous(MemoryFormat format) const {
   if (is_contiguous(format)) return *this;
+  LayoutCopies::note(*this, format);
   const bool last = format == MemoryFormat::channels_last;
   return copy_strided("contiguous", *this, last ? channels_last_strides(shape()) : contiguous_strides(shape()));
 }

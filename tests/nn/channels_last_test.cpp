@@ -1,0 +1,115 @@
+// Modules and operators in channels_last: formats stay, values are those of the other layout, and nothing is copied.
+#include "core/autograd.h"
+#include "core/layout_copies.h"
+#include "nn/layers.h"
+#include "ops/create.h"
+#include "ops/elementwise.h"
+#include "ops/loss.h"
+#include "ops/pool.h"
+#include "ops/reduce.h"
+#include "ops/shape.h"
+#include "tests/support.h"
+
+namespace voxgrad {
+namespace {
+
+nn::Sequential block(int64_t in, int64_t out, int64_t stride) {
+  return nn::Sequential{
+      nn::Conv3d{{.in_channels = in, .out_channels = out, .kernel_size = 3, .stride = stride, .padding = 1}},
+      nn::InstanceNorm3d{out, {.affine = true}}, nn::LeakyReLU{0.01}};
+}
+
+struct UNet : nn::Module {
+  nn::Sequential first = block(2, 8, 1), down = block(8, 16, 2), join = block(16, 8, 1);
+  nn::ConvTranspose3d up{{.in_channels = 16, .out_channels = 8, .kernel_size = 2, .stride = 2}};
+  nn::Conv3d head{{.in_channels = 8, .out_channels = 3, .kernel_size = 1}};
+  VG_MODULE(first, down, join, up, head)
+
+  Tensor forward(const Tensor& x) const {
+    const Tensor skip = first(x);
+    return head(join(cat({up(down(skip)), skip}, 1)));
+  }
+};
+
+bool is_last(const Tensor& t) { return t.is_contiguous(MemoryFormat::channels_last); }
+
+void expect_unet_without_copies(Device device) {
+  manual_seed(3);
+  UNet model;
+  model.to(device);
+  const Tensor target = affine(rand({2, 8, 8, 8}, {f32, device}), 3, 0).to(i64);
+  const auto gradients = [&](const Tensor& x) {
+    model.zero_grad();
+    const Tensor y = model.forward(x);
+    dice_ce_loss(y, target).backward();
+    Tensors all{y.detach()};
+    for (const Tensor& p : model.parameters()) all.push_back(p.grad().clone());
+    return all;
+  };
+  const Tensor x = randn({2, 2, 8, 8, 8}, {f32, device});
+  const Tensors plain = gradients(x);
+  model.to(MemoryFormat::channels_last);
+  EXPECT_TRUE(is_last(model.forward(x)));
+  const LayoutCopies copies;
+  const Tensor inner = x.contiguous(MemoryFormat::channels_last);
+  ASSERT_EQ(copies.list().size(), 1u);
+  const Tensors last = gradients(inner);
+  EXPECT_EQ(copies.list().size(), 1u) << copies.list().back();
+  for (size_t i = 0; i < plain.size(); ++i)
+    EXPECT_LE(amax(abs(plain[i] - last[i])).item(), 3e-5 * amax(abs(plain[i])).item() + 2e-6) << i;
+}
+
+TEST(ChannelsLast, UNetCopiesNothing) { expect_unet_without_copies(Device::cpu()); }
+TEST(ChannelsLast, UNetCopiesNothingOnCuda) {
+  if (!cuda::is_available()) GTEST_SKIP() << "no GPU is present";
+  expect_unet_without_copies(Device::cuda());
+}
+
+TEST(ChannelsLast, OperatorsKeepTheFormatAndCopyNothing) {
+  const Tensor x = randn({2, 8, 4, 4, 4}).contiguous(MemoryFormat::channels_last).requires_grad_();
+  const Tensor bias = rand({8, 1, 1, 1}).requires_grad_();
+  const std::pair<const char*, std::function<Tensor()>> operators[] = {
+      {"cat",
+       [&] {
+         return cat({x, x * 2.0}, 1);
+       }},
+      {"max_pool3d", [&] { return max_pool3d(x, {.kernel_size = 2}); }},
+      {"avg_pool3d", [&] { return avg_pool3d(x, {.kernel_size = 2}); }},
+      {"nearest", [&] { return interpolate(x, {.scale_factor = 2}); }},
+      {"trilinear", [&] { return interpolate(x, {.scale_factor = 2, .mode = InterpolateMode::trilinear}); }},
+      {"softmax", [&] { return softmax(x, 1); }},
+      {"bias", [&] { return x + bias; }},
+      {"dropout", [&] { return dropout(x, 0.5, true); }},
+      {"slice", [&] { return relu(slice(x, 2, 0, 2)); }},
+      {"pad",
+       [&] {
+         return pad(x, {1, 1});
+       }},
+      {"where", [&] { return where(gt(x, 0), x, 0.0); }},
+  };
+  for (const auto& [name, run] : operators) {
+    const LayoutCopies copies;
+    const Tensor y = run();
+    EXPECT_TRUE(is_last(y)) << name << ": " << y.strides();
+    sum(y * y).backward();
+    EXPECT_TRUE(copies.list().empty()) << name << ": " << copies.list().front();
+    EXPECT_TRUE(is_last(x.grad())) << name << ": " << x.grad().strides();
+    x.set_grad({});
+  }
+}
+
+TEST(ChannelsLast, CopiesAreNamed) {
+  const Tensor x = randn({2, 8, 4, 4, 4}).requires_grad_();
+  const LayoutCopies copies;
+  {
+    const LayoutCopies inner;
+    exp(x).contiguous(MemoryFormat::channels_last);
+    ASSERT_EQ(inner.list().size(), 1u);
+    EXPECT_EQ(inner.list()[0],
+              "[2, 8, 4, 4, 4] f32 on cpu with strides [512, 64, 16, 4, 1] to channels_last, made by 'exp'");
+  }
+  EXPECT_TRUE(copies.list().empty());
+}
+
+}  // namespace
+}  // namespace voxgrad
