@@ -162,6 +162,8 @@ TEST(Sort, OrdersLongAndManyLines) {
           EXPECT_EQ(sum(gt(a, b)).item(), 0) << dtype << ' ' << shape << ' ' << axis;
           EXPECT_EQ(sum(mul(eq(a, b), gt(i, j))).item(), 0) << dtype << ' ' << shape << ' ' << axis;
           EXPECT_EQ(sum(ne(gather(x, axis, s.indices), s.values)).item(), 0);
+          for (const int64_t k : {x.size(axis) / 20, x.size(axis) / 2})
+            EXPECT_EQ(sum(ne(topk(x, k, axis, false).indices, slice(s.indices, axis, 0, k))).item(), 0) << k;
           EXPECT_EQ(sum(ne(sum(s.indices, axis), (x.size(axis) - 1) * x.size(axis) / 2)).item(), 0);
         }
       }
