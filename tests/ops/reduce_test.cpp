@@ -170,6 +170,24 @@ TEST(Sort, OrdersLongAndManyLines) {
     }
 }
 
+TEST(Selections, TakeTensorsWithoutAxes) {
+  for (const Device device : devices()) {
+    const Tensor x = full({}, 7, {f32, device, true});
+    for (const Selection& s : {x.max(0), x.min(-1, true), x.sort(), x.topk(1, 0)}) {
+      EXPECT_EQ(s.values.shape(), Shape{});
+      EXPECT_EQ(s.indices.shape(), Shape{});
+      EXPECT_EQ(s.indices.item<int64_t>(), 0);
+      EXPECT_EQ(grad({s.values}, {x})[0].item(), 1);
+    }
+    EXPECT_EQ(x.argmax().shape(), Shape{});
+    EXPECT_EQ(x.argmin(0, true).item<int64_t>(), 0);
+    EXPECT_EQ(x.prod(0).item(), 7);
+    EXPECT_EQ(x.norm().item(), 7);
+    EXPECT_EQ(x.logsumexp(0).item(), 7);
+    EXPECT_EQ(prelu(-x, full({1}, 0.5, {f32, device})).item(), -3.5);
+  }
+}
+
 TEST(Max, SendsItsGradientToTheChosenElementOnly) {
   const Tensor x = tensor({{1, 3, 3}, {2, 2, 0}}, {f64}).requires_grad_();
   EXPECT_EQ(grad({sum(x.max(1).values)}, {x})[0].to_vector(), (Doubles{0, 1, 0, 1, 0, 0}));
