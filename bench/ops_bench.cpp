@@ -271,6 +271,11 @@ void add_operators(vg::Device device, const vg::Shape& shape, int calls, const F
   simple("sum_samples", 1, [](const vg::Tensor& x) { return x.sum({0}); });
   simple("sum_per_channel", 1, [](const vg::Tensor& x) { return x.sum({0, 2, 3, 4}); });
   simple("amax", 1, [](const vg::Tensor& x) { return vg::amax(x); });
+  simple("argmax", 1, [](const vg::Tensor& x) { return vg::argmax(x, 1); });
+  simple("argmax_all", 1, [](const vg::Tensor& x) { return vg::argmax(x); });
+  simple("cumsum", 2, [](const vg::Tensor& x) { return vg::cumsum(x, 1); });
+  simple("sort", 2, [](const vg::Tensor& x) { return vg::sort(x, 1).values; });
+  simple("logsumexp", 1, [](const vg::Tensor& x) { return vg::logsumexp(x, 1); });
   simple("group_norm/forward", 3, [](const vg::Tensor& x) { return vg::group_norm(x, 8); });
   simple("instance_norm/forward", 3, [](const vg::Tensor& x) { return vg::instance_norm(x); });
   simple("softmax", 2, [](const vg::Tensor& x) { return vg::softmax(x, 1); });

@@ -176,7 +176,7 @@ void Engine::accumulate(TensorBody& tensor, const Tensor& grad) {
   } else {
     // Kept as it is if nobody else holds its memory, so that writing to one gradient never shows in another.
     const bool alone = grad.body().use_count() == 1 && grad.storage().use_count() == 1 &&
-                       (grad.is_contiguous() || grad.suggest_memory_format() == MemoryFormat::channels_last);
+                       (grad.is_contiguous() || grad.is_contiguous(MemoryFormat::channels_last));
     sum = alone ? grad.detach() : grad.detach().clone();
   }
 }

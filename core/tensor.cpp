@@ -42,6 +42,22 @@ bool is_dense_in_order(const Shape& shape, const Strides& strides, const Strides
   return true;
 }
 
+/// True if the axes lie in memory as in a tensor in channels_last, or in a part of one.
+bool is_in_order_of_channels_last(const Shape& shape, const Strides& strides) {
+  if (shape.size() < 3 || shape[1] <= 1) return false;
+  int64_t least = 1;
+  const auto follows = [&](int64_t axis) {
+    if (shape[axis] <= 1) return true;
+    const bool beyond = strides[axis] >= least;
+    least = next_stride(strides[axis], shape[axis]);
+    return beyond;
+  };
+  if (!follows(1)) return false;
+  for (int64_t axis = shape.size() - 1; axis > 1; --axis)
+    if (!follows(axis)) return false;
+  return follows(0);
+}
+
 /// True if every element of the storage range is one of the tensor's, in some order of the axes.
 bool is_dense(const Shape& shape, const Strides& strides) {
   Dims order;
@@ -131,8 +147,8 @@ bool Tensor::is_contiguous(MemoryFormat format) const {
 }
 
 MemoryFormat Tensor::suggest_memory_format() const {
-  const bool last = !is_contiguous() && is_contiguous(MemoryFormat::channels_last);
-  return last ? MemoryFormat::channels_last : MemoryFormat::contiguous;
+  return !is_contiguous() && is_in_order_of_channels_last(shape(), strides()) ? MemoryFormat::channels_last
+                                                                              : MemoryFormat::contiguous;
 }
 
 const void* Tensor::raw_data() const { return view_of(body_of(*this, "data"), false).data; }
@@ -225,7 +241,7 @@ Tensor empty(const Shape& shape, TensorOptions options, MemoryFormat format) {
 
 Tensor empty_like(const Tensor& like) {
   if (is_dense(like.shape(), like.strides())) return empty_strided(like.shape(), like.strides(), like.options());
-  return empty(like.shape(), like.options());
+  return empty(like.shape(), like.options(), like.suggest_memory_format());
 }
 
 Tensor as_strided(const Tensor& tensor, const Shape& shape, const Strides& strides, int64_t storage_offset) {

@@ -71,7 +71,8 @@ class Tensor {
   Device device() const;
   TensorOptions options() const { return {dtype(), device(), false}; }
   bool is_contiguous(MemoryFormat format = MemoryFormat::contiguous) const;
-  /// channels_last if the tensor is dense in that order and not contiguous, else contiguous.
+  /// channels_last if the axes lie in that order, as those of a part of such a tensor do, and the tensor is not
+  /// contiguous; else contiguous.
   MemoryFormat suggest_memory_format() const;
   const std::shared_ptr<Storage>& storage() const;
   /// Elements between the start of the storage and the first element.
@@ -216,7 +217,7 @@ std::string describe(const Tensor& tensor);
 /// An uninitialised tensor. Throws Error for a bad shape or device, OutOfMemoryError.
 Tensor empty(const Shape& shape, TensorOptions options = {}, MemoryFormat format = MemoryFormat::contiguous);
 Tensor empty_strided(const Shape& shape, const Strides& strides, TensorOptions options = {});
-/// Shape, dtype, device of `like`; its strides too if it is dense, else contiguous.
+/// Shape, dtype, device of `like`; its strides too if it is dense, else its memory format.
 Tensor empty_like(const Tensor& like);
 /// Elements of `tensor`'s storage seen through another geometry; not recorded by autograd.
 /// Throws if an element would lie outside the storage.

@@ -279,10 +279,11 @@ bool columns_adjacent(const ReduceProblem& problem) {
   return problem.outputs > 1 && std::abs(problem.kept.a[0]) < std::abs(problem.reduced.a[0]);
 }
 
-/// The reduced elements come in runs that are worth being read as vectors.
-bool has_rows(const ReduceProblem& problem) {
-  constexpr int64_t kShortest = 65;
-  return !columns_adjacent(problem) && problem.reduced.a[0] == 1 && problem.reduced.size[0] >= kShortest;
+/// The reduced elements come in runs that are worth being read as vectors: the ends of those that are no whole number
+/// of vectors take as long as many elements.
+bool has_rows(const ReduceProblem& problem, int width) {
+  const int64_t run = problem.reduced.size[0], shortest = run % width == 0 ? 32 : 65;
+  return !columns_adjacent(problem) && problem.reduced.a[0] == 1 && run >= shortest;
 }
 
 /// `width` neighbouring outputs are an aligned vector, wherever in the reduced elements.
@@ -327,7 +328,7 @@ void reduce_as(const View& out, const View& in, bool mean, bool largest, const L
   int width = 1;
   auto kernel = reduce_strided<Operation, In, Accumulator, Out, 1>;
   int64_t thread_elements = 2 * kStridedUnroll;
-  const bool rows = !Operation::kPlaces && has_rows(problem);
+  const bool rows = !Operation::kPlaces && has_rows(problem, kVectorWidth<In>);
   if (rows) {
     if constexpr (!Operation::kPlaces) kernel = reduce_rows<Operation, In, Accumulator, Out>;
     const int64_t vectors = problem.reduced.size[0] / kVectorWidth<In>;

@@ -112,11 +112,12 @@ View with_axis_last(View view, int axis) {
   return view;
 }
 
-/// The axis is the last; less than 2^31 elements.
+/// The axis is the last.
 template <class T>
 void sort_long(const View& index, const View& in, bool descending, const Launch& launch) {
   using Key = KeyOf<T>;
   const int64_t count = in.numel(), length = in.size[in.rank - 1], lines = count / length;
+  check(count < int64_t{1} << 31, "sort", "CUDA sorts less than 2^31 elements at a time, got ", count);
   const auto items = static_cast<size_t>(count);
   const Workspace key_memory(launch, 2 * items * sizeof(Key)), position_memory(launch, 2 * items * sizeof(uint32_t));
   Key* const key = key_memory.as<Key>();
@@ -145,22 +146,6 @@ void sort_long(const View& index, const View& in, bool descending, const Launch&
   copy(index, first);
 }
 
-/// The same of any number of elements, a part after the other.
-template <class T>
-void sort_parts(View index, View in, bool descending, const Launch& launch) {
-  if (in.numel() < int64_t{1} << 31) return sort_long<T>(index, in, descending, launch);
-  const auto axis = std::max_element(in.size, in.size + in.rank - 1) - in.size;
-  check(in.rank > 1 && in.size[axis] > 1, "sort", "CUDA sorts less than 2^31 elements along an axis, got ",
-        in.size[in.rank - 1]);
-  const int64_t half = in.size[axis] / 2, rest = in.size[axis] - half;
-  in.size[axis] = index.size[axis] = half;
-  sort_parts<T>(index, in, descending, launch);
-  in.size[axis] = index.size[axis] = rest;
-  in.data = in.as<T>() + half * in.stride[axis];
-  index.data = index.as<int64_t>() + half * index.stride[axis];
-  sort_parts<T>(index, in, descending, launch);
-}
-
 }  // namespace
 
 void sort(const View& index, const View& in, int axis, bool descending) {
@@ -171,7 +156,7 @@ void sort(const View& index, const View& in, int axis, bool descending) {
   if (in.dtype == b8) bytes.dtype = u8;
   dispatch_cuda(Numbers(), bytes.dtype, "sort", [&]<class T>() {
     if (bytes.size[axis] <= kShort) return sort_short<T>(index, bytes, axis, descending, launch);
-    sort_parts<T>(with_axis_last(index, axis), with_axis_last(bytes, axis), descending, launch);
+    sort_long<T>(with_axis_last(index, axis), with_axis_last(bytes, axis), descending, launch);
   });
 }
 

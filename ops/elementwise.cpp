@@ -130,9 +130,14 @@ Tensor broadcast(const Tensor& x, const Shape& shape) {
   return x.shape() == shape ? x : expand(x, shape);
 }
 
-/// The result takes the memory format of the first operand that is not stretched.
+/// The result takes the memory format of the first operand that is not stretched, here or before.
 Tensor empty_for(const Tensor& x, const Tensor& y, const Shape& shape, DType dtype) {
-  const Tensor& like = x.shape() == shape ? x : y;
+  const auto fits = [&](const Tensor& t) {
+    for (int64_t i = 0; i < t.dim(); ++i)
+      if (t.strides()[i] == 0 && t.shape()[i] > 1) return false;
+    return t.shape() == shape;
+  };
+  const Tensor& like = fits(x) ? x : y;
   const TensorOptions options{dtype, x.device()};
   return like.shape() == shape ? empty_strided(shape, empty_like(like).strides(), options) : empty(shape, options);
 }

@@ -117,8 +117,8 @@ Tensor isfinite(const Tensor& x);
 
 Tensor relu(const Tensor& x);
 Tensor leaky_relu(const Tensor& x, double negative_slope = 0.01);
-/// x where positive, else weight * x: one weight, or one for each channel (axis 1), of x's dtype (He et al., "Delving deep
-/// into rectifiers", 2015).
+/// x where positive, else weight * x: one weight, or one for each channel (axis 1), of x's dtype (He et al., "Delving
+/// deep into rectifiers", 2015).
 Tensor prelu(const Tensor& x, const Tensor& weight);
 Tensor sigmoid(const Tensor& x);
 Tensor tanh(const Tensor& x);

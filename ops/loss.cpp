@@ -147,7 +147,7 @@ Tensor composed_gradient(const Tensor& grad, const Tensor& x, const Tensor& numb
 /// The sums of ops/kernels.h in f64: (N, C, 5), or (1, C, 5) over all samples.
 Tensor class_sums(const char* op, const Tensor& input, const Tensor& target, const ClassSums& options,
                   bool of_samples) {
-  const Tensor x = is_dense_volume(input) ? input : input.contiguous();
+  const Tensor x = is_dense_volume(input) ? input : input.contiguous(input.suggest_memory_format());
   const int64_t n = x.size(0), c = x.size(1), voxels = target.numel() / std::max<int64_t>(n, 1);
   const Tensor numbers = reshape(target, {n, voxels}).contiguous();
   const Tensor sums = empty({of_samples ? n : 1, c, kClassSums}, {f64, x.device()});

@@ -121,7 +121,7 @@ struct Normalised {
 /// `groups`: the shape of the statistics, (N, groups), or (1, C): over the samples too. `added`: see ops/unrecorded.h.
 Normalised normalise(const char* op, const Tensor& input, const Shape& groups, const Tensor& weight, const Tensor& bias,
                      double eps, const NormActivations& activations = {}, const Tensor& added = {}) {
-  const Tensor x = is_dense_volume(input) ? input : input.contiguous();
+  const Tensor x = is_dense_volume(input) ? input : input.contiguous(input.suggest_memory_format());
   const Tensor y = empty_like(x);
   const Tensor mean = empty(groups, {wide(x.dtype()), x.device()}), rstd = empty_like(mean);
   const auto gamma = optional_view(weight), beta = optional_view(bias);
@@ -144,7 +144,7 @@ Normalised normalise(const char* op, const Tensor& input, const Shape& groups, c
 /// Normalisation with a mean and rstd (1, C) that are given, and differentiable in the other three.
 Tensor normalise_with(const Tensor& mean, const Tensor& rstd, const Tensor& input, const Tensor& weight,
                       const Tensor& bias) {
-  const Tensor x = is_dense_volume(input) ? input : input.contiguous();
+  const Tensor x = is_dense_volume(input) ? input : input.contiguous(input.suggest_memory_format());
   const Tensor y = empty_like(x);
   const auto gamma = optional_view(weight), beta = optional_view(bias);
   kernels(x.device())

@@ -54,15 +54,20 @@ bool is_before(C a, C b, bool descending) {
   return a < b || (is_nan(b) && !is_nan(a));
 }
 
+/// From the last element to the first, so that the first of ties, or of NaNs, is what stays.
 template <bool largest, class T>
 void find_extremum(const Lines<int64_t, T>& lines) {
   using C = compute_t<T>;
   C best[kLines];
-  int64_t place[kLines] = {};
-  for (int64_t j = 0; j < lines.count; ++j) best[j] = lines.input(0, j);
-  lines.each([&](int64_t k, int64_t j) {
+  int64_t place[kLines];
+  for (int64_t j = 0; j < lines.count; ++j) {
+    place[j] = lines.length - 1;
+    best[j] = lines.input(place[j], j);
+  }
+  lines.each([&](int64_t ascending, int64_t j) {
+    const int64_t k = lines.length - 1 - ascending;
     const C x = lines.input(k, j);
-    const bool taken = (largest ? x > best[j] : x < best[j]) | (is_nan(x) & !is_nan(best[j]));
+    const bool taken = (largest ? x >= best[j] : x <= best[j]) | (x != x);
     best[j] = taken ? x : best[j];
     place[j] = taken ? k : place[j];
   });
@@ -83,8 +88,10 @@ void find_order(const Lines<int64_t, T>& lines, int64_t wanted, bool descending)
   std::vector<Item> items(static_cast<size_t>(lines.length));
   for (int64_t j = 0; j < lines.count; ++j) {
     for (int64_t k = 0; k < lines.length; ++k) items[static_cast<size_t>(k)] = {lines.input(k, j), k};
-    if (wanted < lines.length) std::nth_element(items.begin(), items.begin() + wanted, items.end(), before);
-    std::sort(items.begin(), items.begin() + wanted, before);
+    if (wanted < lines.length / 16)
+      std::partial_sort(items.begin(), items.begin() + wanted, items.end(), before);
+    else
+      std::sort(items.begin(), items.end(), before);
     for (int64_t k = 0; k < wanted; ++k) lines.output(k, j) = items[static_cast<size_t>(k)].place;
   }
 }

@@ -248,7 +248,7 @@ TEST_F(CudaNorm, GradientsThroughReluAreMaskedAndSummed) {
           return last ? columns(shape, dtype, 0) : randn(shape, {.device = Device::cuda()}).to(dtype);
         };
         const int64_t channels = shape[1], groups = channels % 2 == 0 ? 2 : 1;
-        const Tensor y = volume(), dy = volume();
+        const Tensor y = relu(volume()), dy = volume();
         const TensorOptions parameters{last ? dtype : wide(dtype), Device::cuda()};
         const TensorOptions statistics{wide(dtype), Device::cuda()};
         const Tensor gamma = randn({channels}, statistics).to(parameters.dtype), dgamma = empty_like(gamma);

@@ -65,6 +65,9 @@ TEST_F(CudaReduce, ReadsVectorsFromAnyAlignment) {
       {{3, 100001}, {3, 1}},           // rows, in ranges
       {{7, 40, 41}, {7, 1, 1}},        // a warp to each row
       {{33, 37}, {33, 1}},             // a few threads to each row
+      {{33, 48}, {33, 1}},             // the same, of whole vectors
+      {{900, 5}, {900, 1}},            // a thread to each row
+      {{900, 19}, {900, 1}},           // four threads to each row
       {{2, 3, 30, 31}, {1, 3, 1, 1}},  // runs in step with nothing
       {{5, 3, 9000}, {1, 3, 1}},       // long runs, and ranges that end inside
       {{9, 4, 130}, {1, 1, 130}},      // columns, single

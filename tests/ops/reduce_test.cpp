@@ -162,10 +162,30 @@ TEST(Sort, OrdersLongAndManyLines) {
           EXPECT_EQ(sum(gt(a, b)).item(), 0) << dtype << ' ' << shape << ' ' << axis;
           EXPECT_EQ(sum(mul(eq(a, b), gt(i, j))).item(), 0) << dtype << ' ' << shape << ' ' << axis;
           EXPECT_EQ(sum(ne(gather(x, axis, s.indices), s.values)).item(), 0);
+          for (const int64_t k : {x.size(axis) / 20, x.size(axis) / 2})
+            EXPECT_EQ(sum(ne(topk(x, k, axis, false).indices, slice(s.indices, axis, 0, k))).item(), 0) << k;
           EXPECT_EQ(sum(ne(sum(s.indices, axis), (x.size(axis) - 1) * x.size(axis) / 2)).item(), 0);
         }
       }
     }
+}
+
+TEST(Selections, TakeTensorsWithoutAxes) {
+  for (const Device device : devices()) {
+    const Tensor x = full({}, 7, {f32, device, true});
+    for (const Selection& s : {x.max(0), x.min(-1, true), x.sort(), x.topk(1, 0)}) {
+      EXPECT_EQ(s.values.shape(), Shape{});
+      EXPECT_EQ(s.indices.shape(), Shape{});
+      EXPECT_EQ(s.indices.item<int64_t>(), 0);
+      EXPECT_EQ(grad({s.values}, {x})[0].item(), 1);
+    }
+    EXPECT_EQ(x.argmax().shape(), Shape{});
+    EXPECT_EQ(x.argmin(0, true).item<int64_t>(), 0);
+    EXPECT_EQ(x.prod(0).item(), 7);
+    EXPECT_EQ(x.norm().item(), 7);
+    EXPECT_EQ(x.logsumexp(0).item(), 7);
+    EXPECT_EQ(prelu(-x, full({1}, 0.5, {f32, device})).item(), -3.5);
+  }
 }
 
 TEST(Max, SendsItsGradientToTheChosenElementOnly) {
