@@ -197,13 +197,6 @@ __global__ void __launch_bounds__(kBlock)
   }
 }
 
-/// Whether the channels come in aligned 16-byte vectors.
-bool has_channel_vectors(const View& view, int width) {
-  bool aligned = view.stride[1] == 1 && view.size[1] % width == 0 && reinterpret_cast<uintptr_t>(view.data) % 16 == 0;
-  for (const int axis : {0, 2, 3, 4}) aligned &= view.size[axis] == 1 || view.stride[axis] % width == 0;
-  return aligned;
-}
-
 template <class T>
 void input_gradient(const Launch& launch, const View& dx, const View& dy, const View& grid, const GridSample& how) {
   constexpr int width = kVectorWidth<T>;
@@ -219,7 +212,7 @@ void input_gradient(const Launch& launch, const View& dx, const View& dy, const 
     const GridProblem single(dx, dy, grid, how, 1);
     largest_gradient<T><<<std::min(grid_size(single.items()), 4096u), kBlock, 0, launch.stream>>>(
         single, single.items(), sums + count);
-    const bool vectors = inner && has_channel_vectors(dy, width);
+    const bool vectors = inner && has_vectors(dy, 1, width);
     const GridProblem problem(dx, dy, grid, how, width);
     const auto kernel = vectors ? add_gradients<T, width, true> : add_gradients<T, width, false>;
     kernel<<<grid_size(problem.items()), kBlock, 0, launch.stream>>>(problem, problem.items(), strides, sums + count,
@@ -240,7 +233,7 @@ void grid_sample(const View& y, const View& x, const View& grid, const GridSampl
   dispatch_cuda(Floats(), x.dtype, "grid_sample", [&]<class T>() {
     constexpr int width = kVectorWidth<T>;
     const GridProblem problem(x, y, grid, how, width);
-    const bool vectors = has_channel_vectors(x, width) && has_channel_vectors(y, width);
+    const bool vectors = has_vectors(x, 1, width) && has_vectors(y, 1, width);
     const auto run = vectors ? grid_sample_kernel<T, width, true> : grid_sample_kernel<T, width, false>;
     run<<<grid_size(problem.items()), kBlock, 0, launch.stream>>>(problem, problem.items());
   });

@@ -238,16 +238,6 @@ __global__ void __launch_bounds__(kBlock)
   }
 }
 
-/// Whether 16-byte vectors of `width` elements along `axis` are aligned everywhere.
-bool has_vectors(const View& view, int axis, int width) {
-  if (!view.data) return true;
-  bool aligned =
-      view.stride[axis] == 1 && view.size[axis] % width == 0 && reinterpret_cast<uintptr_t>(view.data) % 16 == 0;
-  for (int other = 0; other < 5; ++other)
-    aligned &= other == axis || view.size[other] == 1 || view.stride[other] % width == 0;
-  return aligned;
-}
-
 /// Calls f<width, axis>(problem, threads' items) for every part; a gradient may also be made in vectors along the
 /// width.
 template <class T, bool gradient, class F>
@@ -255,7 +245,8 @@ void run_pool(const char* op, const PoolViews& views, const F& f) {
   constexpr int width = kVectorWidth<T>;
   for_each_pool_part(views, [&](const PoolViews& part) {
     const auto elements = static_cast<uint32_t>(part.out.numel()), vectors = elements / width;
-    if (has_vectors(part.out, 1, width) && has_vectors(part.in, 1, width) && has_vectors(part.indices, 1, width))
+    if (has_vectors(part.out, 1, width) && has_vectors(part.in, 1, width) &&
+        (!part.indices.data || has_vectors(part.indices, 1, width)))
       f.template operator()<width, 1>(PoolProblem(part, width), vectors);
     else if (gradient && has_vectors(part.out, 4, width))
       f.template operator()<width, gradient ? 4 : 1>(PoolProblem(part, width, 4), vectors);

@@ -144,9 +144,7 @@ bool launch_max_pool_rows(const View& y, const View* indices, const View& x, con
   if (x.stride[4] != 1 || row_bytes > kPoolSharedBytes || reach >= 0x1p30 || y.numel() >= int64_t{1} << 31)
     return false;
   constexpr int width = kVectorWidth<T>;
-  bool vectors = x.size[4] % width == 0 && reinterpret_cast<uintptr_t>(x.data) % 16 == 0;
-  for (int axis = 0; axis < 4; ++axis) vectors &= x.size[axis] == 1 || x.stride[axis] % width == 0;
-
+  const bool vectors = has_vectors(x, 4, width);
   PoolRows p{};
   p.out = y.data;
   p.in = x.data;

@@ -251,15 +251,6 @@ void for_each_resample_part(const ResampleCall& call, const F& f) {
   }
 }
 
-/// Whether the elements along `axis` come in aligned vectors.
-bool has_vectors(const View& view, int axis, int width) {
-  bool aligned = view.stride[axis] == 1 && view.size[axis] % width == 0 &&
-                 reinterpret_cast<uintptr_t>(view.data) % (static_cast<size_t>(width) * item_size(view.dtype)) == 0;
-  for (int other = 0; other < 5; ++other)
-    aligned &= other == axis || view.size[other] == 1 || view.stride[other] % width == 0;
-  return aligned;
-}
-
 template <class T>
 void launch_runs(const ResampleCall& call, ResampleProblem<compute_t<T>> p, bool few, cudaStream_t stream) {
   constexpr int width = kVectorWidth<T>;
@@ -292,7 +283,7 @@ void launch_rows(const ResampleCall& call, ResampleProblem<compute_t<T>> p, bool
   using C = compute_t<T>;
   constexpr int width = kVectorWidth<T>, pair = 2;
   const int64_t in_width = call.in.size[4], out_width = call.out.size[4];
-  const bool vectors = has_vectors(call.in, 4, width), pairs = has_vectors(call.out, 4, pair);
+  const bool vectors = has_vectors(call.in, 4, width), pairs = vectors && has_vectors(call.out, 4, pair);
   p.rows = static_cast<uint32_t>(call.out.numel() / out_width);
   p.out_stride[3] = out_width;  // also where the height is 1 and its stride anything
   p.row_vectors = Divider(in_width / (vectors ? width : 1));

@@ -81,7 +81,8 @@ VG_HOST_DEVICE inline double tap_weight(const Resample& map, const Taps& taps, i
   return d <= 1 ? ((a + 2) * d - (a + 3)) * d * d + 1 : ((d - 5) * d + 8) * d * a - 4 * a;
 }
 
-/// The outputs `first` .. `last`, outside of which none reads input `i`; those inside may or may not.
+/// The outputs `first` .. `last`, outside of which none reads input `i`; those inside may or may not. Not for reflect
+/// and circular.
 struct Readers {
   int64_t first, last;
 };
@@ -96,14 +97,9 @@ VG_HOST_DEVICE inline Readers resample_readers(const Resample& map, int64_t i, i
   } else if (map.mode == adaptive) {
     low = std::floor(at * static_cast<double>(outputs) / size) - 1;
     high = std::ceil((at + 1) * static_cast<double>(outputs) / size) + 1;
-  } else if (map.mode >= reflect) {
-    const int64_t shown = i + map.padding;
-    int64_t before = shown, after = shown;
-    if (map.mode == circular) before -= n, after += n;
-    if (map.mode == reflect) before = map.padding - i, after = 2 * (n - 1) - i + map.padding;
-    if (map.mode == replicate) before = i == 0 ? 0 : shown, after = i == n - 1 ? outputs - 1 : shown;
-    low = static_cast<double>(before >= 0 && before < shown ? before : shown);
-    high = static_cast<double>(after < outputs && after > shown ? after : shown);
+  } else if (map.mode == replicate) {
+    if (i > 0) low = at + static_cast<double>(map.padding);
+    if (i < n - 1) high = at + static_cast<double>(map.padding);
   } else if (map.scale > 0) {  // else one output position stands for all
     const double reach = map.mode == cubic ? 2.5 : 1.5;
     if (i > 0) low = std::floor((at - reach) / map.scale) - 1;
@@ -120,6 +116,19 @@ VG_HOST_DEVICE void for_terms(const Resample& map, bool transposed, int64_t o, i
   if (!transposed) {
     const Taps taps = resample_taps(map, o, n);
     for (int64_t k = 0; k < taps.count; ++k) f(tap_input(taps, k, n), tap_weight(map, taps, k));
+    return;
+  }
+  if (map.mode == Resample::Mode::reflect || map.mode == Resample::Mode::circular) {  // itself and its images
+    const bool mirror = map.mode == Resample::Mode::reflect;
+    const int64_t self = o + map.padding, before = mirror ? map.padding - o : self - n,
+                  after = mirror ? 2 * (n - 1) - o + map.padding : self + n;
+    int64_t last = -1;
+    for (int image = 0; image < 3; ++image) {
+      const int64_t reader = image == 0 ? before : image == 1 ? self : after;
+      if (reader <= last || reader >= outputs || padded_input(map.mode, reader - map.padding, n) != o) continue;
+      f(reader, 1.0);
+      last = reader;
+    }
     return;
   }
   const Readers readers = resample_readers(map, o, n, outputs);
