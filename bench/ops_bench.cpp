@@ -279,13 +279,34 @@ void add_operators(vg::Device device, const vg::Shape& shape, int calls, const F
   simple("group_norm/forward", 3, [](const vg::Tensor& x) { return vg::group_norm(x, 8); });
   simple("instance_norm/forward", 3, [](const vg::Tensor& x) { return vg::instance_norm(x); });
   simple("softmax", 2, [](const vg::Tensor& x) { return vg::softmax(x, 1); });
-  simple("max_pool", 1.125, [](const vg::Tensor& x) { return vg::max_pool3d(x, {.kernel_size = 2}); });
-  simple("avg_pool", 1.125, [](const vg::Tensor& x) { return vg::avg_pool3d(x, {.kernel_size = 2}); });
-  for (const auto& [name, mode] : {std::pair{"upsample_nearest", vg::InterpolateMode::nearest},
-                                   std::pair{"upsample_trilinear", vg::InterpolateMode::trilinear}})
-    simple(name, 1.125, [mode = mode](const vg::Tensor& x) {  // an eighth of the samples, to eight times their voxels
-      return vg::interpolate(x.narrow(0, 0, x.size(0) / 8), {.scale_factor = 2, .mode = mode});
+  const auto with_gradient = [&](const char* name, double moved, std::function<vg::Tensor(const vg::Tensor&)> op) {
+    simple(name, moved, op);
+    add(std::string(name) + "/backward" + form.name, device, [=] {
+      const vg::Tensor x = form.random(shape, device).requires_grad_(), y = op(x), dy = vg::ones_like(y);
+      const auto work = [=] { vg::grad({y}, {x}, {dy}, true); };
+      return Case{0, moved * bytes_of({x}), work, calls, copy_rate(device, shape, calls)};
     });
+  };
+  // The indices of a maximum are not counted.
+  with_gradient("max_pool", 1.125, [](const vg::Tensor& x) { return vg::max_pool3d(x, {.kernel_size = 2}); });
+  with_gradient("avg_pool", 1.125, [](const vg::Tensor& x) { return vg::avg_pool3d(x, {.kernel_size = 2}); });
+  with_gradient("avg_pool_3", 1.125,
+                [](const vg::Tensor& x) { return vg::avg_pool3d(x, {.kernel_size = 3, .stride = 2, .padding = 1}); });
+  const vg::Shape eighth{shape[0] / 8, shape[1], shape[2], shape[3], shape[4]};
+  for (const auto& [kind, mode] : {std::pair{"upsample_nearest", vg::InterpolateMode::nearest},
+                                   std::pair{"upsample_trilinear", vg::InterpolateMode::trilinear}})
+    for (const bool backward : {false, true})  // an eighth of the samples, to eight times their voxels
+      add(std::string(kind) + (backward ? "/backward" : "") + form.name, device, [=, mode = mode] {
+        const vg::Tensor x = form.random(eighth, device).requires_grad_();
+        const vg::InterpolateOptions options{.scale_factor = 2, .mode = mode};
+        const vg::Tensor y = vg::interpolate(x, options), dy = vg::ones_like(y);
+        const auto work = [=] {
+          if (backward) return static_cast<void>(vg::grad({y}, {x}, {dy}, true));
+          vg::NoGradGuard no_grad;
+          vg::interpolate(x, options);
+        };
+        return Case{0, bytes_of({x, y}), work, calls, copy_rate(device, shape, calls)};
+      });
 }
 
 /// Calls of kernels on their own: `make` gives the work, from as many random tensors as it moves.

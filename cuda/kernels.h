@@ -52,6 +52,8 @@ Signature<&Kernels::relu_bias_backward> relu_bias_backward;
 Signature<&Kernels::max_pool> max_pool;
 Signature<&Kernels::max_pool_backward> max_pool_backward;
 Signature<&Kernels::resample> resample;
+Signature<&Kernels::grid_sample> grid_sample;
+Signature<&Kernels::grid_sample_backward> grid_sample_backward;
 // gather.cu
 Signature<&Kernels::gather> gather;
 Signature<&Kernels::scatter_add> scatter_add;

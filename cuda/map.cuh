@@ -320,6 +320,16 @@ void dispatch_cuda(Types<Ts...> types, DType dtype, const char* op, F&& f) {
   dispatch(types, dtype, op, "CUDA", std::forward<F>(f));
 }
 
+/// Whether the elements of (N, C, D, H, W) along `axis` come in vectors of `width` that are aligned everywhere.
+inline bool has_vectors(const View& view, int axis, int width) {
+  const size_t bytes = static_cast<size_t>(width * item_size(view.dtype));
+  bool aligned = view.stride[axis] == 1 && view.size[axis] % width == 0 &&
+                 reinterpret_cast<uintptr_t>(view.data) % bytes == 0;
+  for (int other = 0; other < 5; ++other)
+    aligned &= other == axis || view.size[other] == 1 || view.stride[other] % width == 0;
+  return aligned;
+}
+
 /// Calls f with an unsigned integer of `bytes` bytes, for what only moves elements.
 template <class F>
 void dispatch_word(int64_t bytes, const F& f) {

@@ -1,11 +1,12 @@
 // Max pooling over (N, C, D, H, W) and its gradient. Both gather: a thread makes one output voxel, respectively one
 // voxel of the gradient, to which it adds every window that named it, in order; where the channels are innermost in
-// memory, 16 bytes of them.
+// memory, 16 bytes of them. Contiguous rows: cuda/pool_rows.cuh, and a gradient in 16 bytes along the width.
 #include <limits>
 
 #include "core/dtype.h"
 #include "cuda/kernels.h"
 #include "cuda/map.cuh"
+#include "cuda/pool_rows.cuh"
 #include "cuda/reduce.cuh"
 
 namespace voxgrad::cuda {
@@ -55,23 +56,24 @@ struct PoolProblem {
   PoolGeometry geometry;
   bool channels_inner;
 
-  PoolProblem(const PoolViews& v, int width)
+  /// `width` voxels along `axis`, the channels or the width, are one of the numbered.
+  PoolProblem(const PoolViews& v, int width, int along = 1)
       : out(v.out.data), indices(v.indices.data), in(v.in.data), geometry(v.geometry) {
     for (int axis = 0; axis < 5; ++axis) {
       out_stride[axis] = v.out.stride[axis];
       in_stride[axis] = v.in.stride[axis];
       indices_stride[axis] = v.indices.stride[axis];
-      size[axis] = Divider(axis == 1 ? v.out.size[1] / width : v.out.size[axis]);
+      size[axis] = Divider(axis == along ? v.out.size[axis] / width : v.out.size[axis]);
     }
     for (int i = 0; i < 3; ++i) {
       in_size[i] = v.in.size[i + 2];
       first[i] = v.first[i];
       window_stride[i] = Divider(v.geometry.stride[i]);
     }
-    channels_inner = width > 1 || std::abs(out_stride[1]) < std::abs(out_stride[4]);
+    channels_inner = (width > 1 && along == 1) || std::abs(out_stride[1]) < std::abs(out_stride[4]);
   }
   /// Where voxel `number` stands.
-  __device__ void locate(uint32_t number, int width, int64_t (&at)[5]) const {
+  __device__ void locate(uint32_t number, int width, int64_t (&at)[5], int along = 1) const {
     const auto take = [&](int axis) {
       const uint32_t rest = size[axis].divide(number);
       at[axis] = number - rest * size[axis].divisor;
@@ -83,7 +85,7 @@ struct PoolProblem {
     take(2);
     if (!channels_inner) take(1);
     at[0] = number;
-    at[1] *= width;
+    at[along] *= width;
   }
 };
 
@@ -116,14 +118,15 @@ __device__ void store_values(T* to, const T (&from)[width]) {
 
 /// Blocks of a multiprocessor, so that enough loads are under way.
 template <int width>
-inline constexpr int kPoolBlocks = width == 1 ? 5 : 2;
+inline constexpr int kPoolBlocks = width == 1 ? 3 : 2;
 
 /// A window of 2 x 2 x 2 (`pairs`) loads all its taps before it looks at them.
 template <class T, class Index, int width, bool pairs>
 __global__ void __launch_bounds__(kBlock, kPoolBlocks<width>)
     max_pool_kernel(const __grid_constant__ PoolProblem p, uint32_t count) {
   using C = compute_t<T>;
-  using Place = std::make_unsigned_t<Index>;  // what lies in front of the input wraps around and is beyond its end
+  using Number = std::conditional_t<std::is_same_v<Index, NoIndex>, int32_t, Index>;
+  using Place = std::make_unsigned_t<Number>;  // what lies in front of the input wraps around and is beyond its end
   const PoolGeometry& g = p.geometry;
   for (uint32_t number = blockIdx.x * kBlock + threadIdx.x; number < count; number += gridDim.x * kBlock) {
     int64_t at[5];
@@ -132,15 +135,9 @@ __global__ void __launch_bounds__(kBlock, kPoolBlocks<width>)
     Place start[3];
     for (int i = 0; i < 3; ++i)
       start[i] = static_cast<Place>((p.first[i] + at[i + 2]) * g.stride.values[i] - g.padding.values[i]);
-    C best[width];
-    Index place[width];
-#pragma unroll
-    for (int j = 0; j < width; ++j) {
-      best[j] = -std::numeric_limits<C>::infinity();
-      place[j] = -1;  // the window holds padding only
-    }
+    Best<C, Index> best[width];
     /// The place of a tap, or -1, and its values.
-    const auto fetch = [&](Place kd, Place kh, Place kw, T(&loaded)[width]) -> Index {
+    const auto fetch = [&](Place kd, Place kh, Place kw, T(&loaded)[width]) -> Number {
       const Place tap[3] = {kd, kh, kw};
       int64_t offset = 0;
       Place position = 0;
@@ -153,21 +150,16 @@ __global__ void __launch_bounds__(kBlock, kPoolBlocks<width>)
         position = position * static_cast<Place>(p.in_size[i]) + at_axis;
       }
       if (inside) load_values<width>(volume + offset, loaded);
-      return inside ? static_cast<Index>(position) : Index(-1);
+      return inside ? static_cast<Number>(position) : Number(-1);
     };
-    const auto offer = [&](Index position, const T(&loaded)[width]) {
+    const auto offer = [&](Number position, const T(&loaded)[width]) {
+      if (position >= 0)
 #pragma unroll
-      for (int j = 0; j < width; ++j) {
-        const C value = loaded[j];
-        // The first of equal ones, and the first NaN.
-        const bool wins = position >= 0 && (place[j] < 0 || (!(value <= best[j]) && best[j] == best[j]));
-        best[j] = wins ? value : best[j];
-        place[j] = wins ? position : place[j];
-      }
+        for (int j = 0; j < width; ++j) best[j].offer_next(static_cast<C>(loaded[j]), position);
     };
     if constexpr (pairs) {
       T loaded[8][width];
-      Index position[8];
+      Number position[8];
 #pragma unroll
       for (int k = 0; k < 8; ++k) position[k] = fetch(k / 4, k / 2 % 2, k % 2, loaded[k]);
 #pragma unroll
@@ -177,15 +169,19 @@ __global__ void __launch_bounds__(kBlock, kPoolBlocks<width>)
       for (int kd = 0; kd < g.kernel_size.values[0]; ++kd)
         for (int kh = 0; kh < g.kernel_size.values[1]; ++kh)
           for (int kw = 0; kw < g.kernel_size.values[2]; ++kw) {
-            const Index position = fetch(kd, kh, kw, loaded);
-            if (position >= 0) offer(position, loaded);
+            offer(fetch(kd, kh, kw, loaded), loaded);
           }
     }
     T result[width];
 #pragma unroll
-    for (int j = 0; j < width; ++j) result[j] = convert<T>(best[j]);
+    for (int j = 0; j < width; ++j) result[j] = convert<T>(best[j].value);
     store_values<width>(static_cast<T*>(p.out) + dot(at, p.out_stride), result);
-    if (p.indices) store_values<width>(static_cast<Index*>(p.indices) + dot(at, p.indices_stride), place);
+    if constexpr (!std::is_same_v<Index, NoIndex>) {
+      Index place[width];
+#pragma unroll
+      for (int j = 0; j < width; ++j) place[j] = best[j].place;
+      store_values<width>(static_cast<Index*>(p.indices) + dot(at, p.indices_stride), place);
+    }
   }
 }
 
@@ -210,27 +206,30 @@ struct VolumeSize {
   int64_t height, width;
 };
 
-template <class T, class Index, int width>
+/// `axis`: along which the `width` voxels of a thread lie, the channels or the width.
+template <class T, class Index, int width, int axis>
 __global__ void __launch_bounds__(kBlock)
     max_pool_backward_kernel(const __grid_constant__ PoolProblem p, VolumeSize size, uint32_t count) {
   for (uint32_t number = blockIdx.x * kBlock + threadIdx.x; number < count; number += gridDim.x * kBlock) {
     int64_t at[5];
-    p.locate(number, width, at);
+    p.locate(number, width, at, axis);
     const int64_t id = p.first[0] + at[2], ih = p.first[1] + at[3], iw = p.first[2] + at[4];
     const auto place = static_cast<Index>((id * size.height + ih) * size.width + iw);
     const WindowRange d(p, 0, id), h(p, 1, ih), w(p, 2, iw);
+    const int64_t end = axis == 4 ? WindowRange(p, 2, iw + width - 1).end : w.end;
     compute_t<T> sum[width] = {};
     for (int64_t od = d.begin; od < d.end; ++od)
       for (int64_t oh = h.begin; oh < h.end; ++oh)
-        for (int64_t ow = w.begin; ow < w.end; ++ow) {
+        for (int64_t ow = w.begin; ow < end; ++ow) {
           const int64_t window[5] = {at[0], at[1], od, oh, ow};
-          Index named[width];
-          T gradient[width];
-          load_values<width>(static_cast<const Index*>(p.indices) + dot(window, p.indices_stride), named);
-          load_values<width>(static_cast<const T*>(p.in) + dot(window, p.in_stride), gradient);
+          constexpr int read = axis == 4 ? 1 : width;
+          Index named[read];
+          T gradient[read];
+          load_values<read>(static_cast<const Index*>(p.indices) + dot(window, p.indices_stride), named);
+          load_values<read>(static_cast<const T*>(p.in) + dot(window, p.in_stride), gradient);
 #pragma unroll
           for (int j = 0; j < width; ++j)
-            if (named[j] == place) sum[j] += gradient[j];
+            if (named[j % read] == place + (axis == 4 ? j : 0)) sum[j] += gradient[j % read];
         }
     T result[width];
 #pragma unroll
@@ -239,34 +238,36 @@ __global__ void __launch_bounds__(kBlock)
   }
 }
 
-/// Whether 16-byte vectors of `width` channels are aligned everywhere.
-bool has_vector_channels(const View& view, int width) {
-  if (!view.data) return true;
-  bool aligned = view.stride[1] == 1 && view.size[1] % width == 0 && reinterpret_cast<uintptr_t>(view.data) % 16 == 0;
-  for (const int axis : {0, 2, 3, 4}) aligned &= view.size[axis] == 1 || view.stride[axis] % width == 0;
-  return aligned;
+/// Calls f<width, axis>(problem, threads' items) for every part; a gradient may also be made in vectors along the
+/// width.
+template <class T, bool gradient, class F>
+void run_pool(const char* op, const PoolViews& views, const F& f) {
+  constexpr int width = kVectorWidth<T>;
+  for_each_pool_part(views, [&](const PoolViews& part) {
+    const auto elements = static_cast<uint32_t>(part.out.numel()), vectors = elements / width;
+    if (has_vectors(part.out, 1, width) && has_vectors(part.in, 1, width) &&
+        (!part.indices.data || has_vectors(part.indices, 1, width)))
+      f.template operator()<width, 1>(PoolProblem(part, width), vectors);
+    else if (gradient && has_vectors(part.out, 4, width))
+      f.template operator()<width, gradient ? 4 : 1>(PoolProblem(part, width, 4), vectors);
+    else
+      f.template operator()<1, 1>(PoolProblem(part, 1), elements);
+    check_launch(op);
+  });
 }
 
-/// Calls f<T, Index, width>(problem, voxels or vectors of them, stream) for every part.
-template <class F>
-void run_pool(const char* op, const PoolViews& views, const F& f) {
-  const Launch launch(views.out);
-  const DType index = views.indices.data ? views.indices.dtype : DType::i32;
-  dispatch_cuda(Floats(), views.out.dtype, op, [&]<class T>() {
-    dispatch_cuda(Indices(), index, op, [&]<class Index>() {
-      constexpr int width = kVectorWidth<T>;
-      for_each_pool_part(views, [&](const PoolViews& part) {
-        const bool vectors = has_vector_channels(part.out, width) && has_vector_channels(part.in, width) &&
-                             has_vector_channels(part.indices, width);
-        const auto count = static_cast<uint32_t>(part.out.numel() / (vectors ? width : 1));
-        if (vectors)
-          f.template operator()<T, Index, width>(PoolProblem(part, width), count, launch.stream);
-        else
-          f.template operator()<T, Index, 1>(PoolProblem(part, 1), count, launch.stream);
-        check_launch(op);
-      });
-    });
-  });
+template <class T, class Index>
+void max_pool_with(const View& y, const View* indices, const View& x, const PoolGeometry& geometry,
+                   cudaStream_t stream) {
+  if (launch_max_pool_rows<T, Index>(y, indices, x, geometry, stream)) return;
+  const Triple& size = geometry.kernel_size;
+  const bool pairs = size[0] == 2 && size[1] == 2 && size[2] == 2;
+  run_pool<T, false>("max_pool", {y, x, indices ? *indices : View(), geometry, true},
+                     [&]<int width, int>(const PoolProblem& problem, uint32_t count) {
+                       const auto kernel =
+                           pairs ? max_pool_kernel<T, Index, width, true> : max_pool_kernel<T, Index, width, false>;
+                       kernel<<<grid_size(count), kBlock, 0, stream>>>(problem, count);
+                     });
 }
 
 }  // namespace
@@ -275,23 +276,27 @@ namespace kernel {
 
 void max_pool(const View& y, const View* indices, const View& x, const PoolGeometry& geometry) {
   if (y.numel() == 0) return;
-  run_pool("max_pool", {y, x, indices ? *indices : View(), geometry, true},
-           [&]<class T, class Index, int width>(const PoolProblem& problem, uint32_t count, cudaStream_t stream) {
-             const Triple& size = problem.geometry.kernel_size;
-             const bool pairs = size[0] == 2 && size[1] == 2 && size[2] == 2;
-             const auto kernel =
-                 pairs ? max_pool_kernel<T, Index, width, true> : max_pool_kernel<T, Index, width, false>;
-             kernel<<<grid_size(count), kBlock, 0, stream>>>(problem, count);
-           });
+  const Launch launch(y);
+  dispatch_cuda(Floats(), y.dtype, "max_pool", [&]<class T>() {
+    if (!indices) return max_pool_with<T, NoIndex>(y, indices, x, geometry, launch.stream);
+    dispatch_cuda(Indices(), indices->dtype, "max_pool",
+                  [&]<class Index>() { max_pool_with<T, Index>(y, indices, x, geometry, launch.stream); });
+  });
 }
 
 void max_pool_backward(const View& dx, const View& dy, const View& indices, const PoolGeometry& geometry) {
   if (dx.numel() == 0) return;
+  const Launch launch(dx);
   const VolumeSize size{dx.size[3], dx.size[4]};
-  run_pool("max_pool_backward", {dx, dy, indices, geometry, false},
-           [&]<class T, class Index, int width>(const PoolProblem& problem, uint32_t count, cudaStream_t stream) {
-             max_pool_backward_kernel<T, Index, width><<<grid_size(count), kBlock, 0, stream>>>(problem, size, count);
-           });
+  dispatch_cuda(Floats(), dx.dtype, "max_pool_backward", [&]<class T>() {
+    dispatch_cuda(Indices(), indices.dtype, "max_pool_backward", [&]<class Index>() {
+      run_pool<T, true>("max_pool_backward", {dx, dy, indices, geometry, false},
+                        [&]<int width, int axis>(const PoolProblem& problem, uint32_t count) {
+                          max_pool_backward_kernel<T, Index, width, axis>
+                              <<<grid_size(count), kBlock, 0, launch.stream>>>(problem, size, count);
+                        });
+    });
+  });
 }
 
 }  // namespace kernel

@@ -1,129 +1,361 @@
-// Resampling along one axis, and the transposed map, by gathering: a thread makes one element of several lines of the
-// result, from the inputs that ops/resample_taps.h names, or from all the outputs of the map that read it.
+// Resampling along three axes at once, and the transposed map, by gathering. A first small kernel writes down which
+// inputs each position of an axis takes, with what weight (ops/resample_taps.h): its terms. Then either
+// - a block sums rows of the input, with the weights of depth and height, into shared memory, in vectors along the
+//   width, and resamples these sums along the width; or,
+// - where the channels are innermost in memory, and for any other layout, a thread makes a vector of channels of a few
+//   neighbours along the width, and keeps the two last sums over depth and height for the next of them.
 #include "ops/resample_taps.h"
 
 #include "core/dtype.h"
 #include "cuda/kernels.h"
-#include "cuda/reduce.cuh"
+#include "cuda/map.cuh"
 #include "cuda/vector.cuh"
 
 namespace voxgrad::cuda {
 namespace {
 
+template <class C>
+struct alignas(2 * sizeof(C)) Term {
+  C weight;
+  int place;  // along the axis of the input
+};
+
+/// The terms of the positions of one axis: number k of position o is terms[k * size + o].
+template <class C>
+struct AxisTerms {
+  int size;  // of this part of the result
+  int* count;
+  Term<C>* terms;
+
+  __device__ Term<C> get(int o, int k) const {
+    constexpr int words = sizeof(C) == 8 ? 16 : 8;
+    return std::bit_cast<Term<C>>(*(reinterpret_cast<const Word<words>*>(terms) + (int64_t{k} * size + o)));
+  }
+};
+
+/// What the terms are made from.
+struct AxisMap {
+  Resample map;
+  bool transposed;
+  int64_t first, inputs, outputs;  // the part's first position; sizes of the map's sides
+};
+
+template <class C>
+struct AllTerms {
+  AxisTerms<C> axis[3];
+  AxisMap map[3];
+};
+
+template <class C>
+__global__ void __launch_bounds__(kBlock) write_terms(const __grid_constant__ AllTerms<C> all) {
+  for (int axis = 0; axis < 3; ++axis) {
+    const AxisTerms<C>& to = all.axis[axis];
+    const AxisMap& m = all.map[axis];
+    for (int64_t o = thread_index(); o < to.size; o += thread_count()) {
+      int count = 0;
+      for_terms(m.map, m.transposed, m.first + o, m.inputs, m.outputs, [&](int64_t place, double weight) {
+        to.terms[int64_t{count++} * to.size + o] = {static_cast<C>(weight), static_cast<int>(place)};
+      });
+      to.count[o] = count;
+    }
+  }
+}
+
+/// The sum of vectors that begin at `in`, over depth and height with the weights of position (od, oh). `kAtOnce` rows
+/// are on their way at a time.
+template <int kAtOnce, class T, int width, class C = compute_t<T>>
+__device__ void sum_column(const AxisTerms<C>& depth, const AxisTerms<C>& height, int od, int oh, const T* in,
+                           const int64_t (&stride)[5], C (&sum)[width]) {
+#pragma unroll
+  for (int j = 0; j < width; ++j) sum[j] = 0;
+  const int planes = depth.count[od], rows = height.count[oh];
+  for (int kd = 0; kd < planes; ++kd) {
+    const Term<C> plane = depth.get(od, kd);
+    const T* from = in + plane.place * stride[2];
+    for (int kh = 0; kh < rows; kh += kAtOnce) {
+      Vector<T, width> loaded[kAtOnce];
+      C weight[kAtOnce];
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k) {
+        const Term<C> row = height.get(oh, min(kh + k, rows - 1));
+        weight[k] = plane.weight * row.weight;
+        if (kh + k < rows) loaded[k] = load_vector<T, width>(from + row.place * stride[3]);
+      }
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k)
+        if (kh + k < rows)
+#pragma unroll
+          for (int j = 0; j < width; ++j) sum[j] += weight[k] * static_cast<C>(loaded[k].v[j]);
+    }
+  }
+}
+
+/// A part of the result, of fewer than 2^31 elements.
+template <class C>
 struct ResampleProblem {
   void* out;
   const void* in;
-  Axes lines;  // all axes but one; a: strides in out, b: in in
-  int64_t line_count, out_size, in_size, out_stride, in_stride;
-  bool lines_adjacent;  // rather than the elements of a line
-  Resample map;
+  int64_t out_stride[5], in_stride[5];
+  AxisTerms<C> terms[3];
+  Divider channels, height, depth;
+  // one kernel: runs of neighbours along the width
+  uint32_t length;  // of a run
+  Divider runs;     // in a row
+  bool channels_inner;
+  uint32_t items;
+  // the other: tiles of rows
+  uint32_t rows, tile_rows, pitch;  // pitch: elements of a row of sums
+  Divider row_vectors, out_vectors;
 };
 
-/// Calls f(position in a line of the input, its weight) for what makes element `place` of a line of the result.
-template <bool transposed, class F>
-__device__ void for_terms(const ResampleProblem& problem, int64_t place, const F& f) {
-  const Resample& map = problem.map;
-  if constexpr (!transposed) {
-    const Taps taps = resample_taps(map, place, problem.in_size);
-    for (int64_t i = taps.first; i < taps.first + taps.count; ++i)
-      f(i, resample_weight(map, place, i, problem.in_size));
-  } else {
-    const int64_t n = problem.out_size;
-    const Taps readers = resample_readers(map, place, n, problem.in_size);
-    for (int64_t o = readers.first; o < readers.first + readers.count; ++o) {
-      const Taps taps = resample_taps(map, o, n);
-      if (place >= taps.first && place < taps.first + taps.count) f(o, resample_weight(map, o, place, n));
-    }
-  }
-}
-
-/// A thread makes one element of each of 16 bytes' worth of lines, which share their weights: neighbours in memory,
-/// read as vectors, or any lines.
-template <class T, bool transposed, bool vectors>
-__global__ void __launch_bounds__(kBlock) resample_kernel(const __grid_constant__ ResampleProblem problem) {
+template <class T, int width, int kAtOnce>
+__global__ void __launch_bounds__(kBlock) resample_runs(const __grid_constant__ ResampleProblem<compute_t<T>> p) {
   using C = compute_t<T>;
-  constexpr int width = kVectorWidth<T>;
-  const int64_t groups = (problem.line_count + width - 1) / width, count = groups * problem.out_size;
-  for (int64_t number = thread_index(); number < count; number += thread_count()) {
-    const int64_t inner = problem.lines_adjacent ? groups : problem.out_size;
-    const int64_t outer = quotient(number, inner), rest = number - outer * inner;
-    const int64_t group = problem.lines_adjacent ? rest : outer, place = problem.lines_adjacent ? outer : rest;
-    // Lines of other groups than vectors lie apart, so that neighbouring threads read neighbours.
-    const int64_t first = vectors ? group * width : group, step = vectors ? 1 : groups;
-    const T* in[vectors ? 1 : width];
+  for (uint32_t item = blockIdx.x * kBlock + threadIdx.x; item < p.items; item += gridDim.x * kBlock) {
+    uint32_t number = item;
+    const auto take = [&number](const Divider& size) {
+      const uint32_t rest = size.divide(number), digit = number - rest * size.divisor;
+      number = rest;
+      return static_cast<int>(digit);
+    };
+    int channel = p.channels_inner ? take(p.channels) : 0;
+    const int begin = take(p.runs) * static_cast<int>(p.length);
+    const int oh = take(p.height), od = take(p.depth);
+    if (!p.channels_inner) channel = take(p.channels);
+    const T* in = static_cast<const T*>(p.in) + number * p.in_stride[0] + int64_t{channel} * width * p.in_stride[1];
+    T* out = static_cast<T*>(p.out) + number * p.out_stride[0] + int64_t{channel} * width * p.out_stride[1] +
+             od * p.out_stride[2] + oh * p.out_stride[3];
+    int places[2] = {-1, -1};
+    C columns[2][width];  // of these places, the newer one first
+    const int end = min(begin + static_cast<int>(p.length), p.terms[2].size);
+    for (int ow = begin; ow < end; ++ow) {
+      C sum[width] = {};
+      const int count = p.terms[2].count[ow];
+      for (int k = 0; k < count; ++k) {
+        const Term<C> term = p.terms[2].get(ow, k);
+        if (term.place != places[0] && term.place != places[1]) {
+          places[1] = places[0];
+          places[0] = term.place;
 #pragma unroll
-    for (int j = 0; j < (vectors ? 1 : width); ++j)
-      in[j] = static_cast<const T*>(problem.in) +
-              problem.lines.offset(min(first + j * step, problem.line_count - 1), problem.lines.b);
-    C sum[width] = {};
-    for_terms<transposed>(problem, place, [&](int64_t i, double weight) {
-      Vector<T, width> loaded;
-      if constexpr (vectors) {
-        loaded = load_vector<T, width>(in[0] + i * problem.in_stride);
-      } else {
+          for (int j = 0; j < width; ++j) columns[1][j] = columns[0][j];
+          sum_column<kAtOnce, T, width>(p.terms[0], p.terms[1], od, oh, in + term.place * p.in_stride[4], p.in_stride,
+                                        columns[0]);
+        }
+        const bool newer = term.place == places[0];
 #pragma unroll
-        for (int j = 0; j < width; ++j) loaded.v[j] = in[j][i * problem.in_stride];
+        for (int j = 0; j < width; ++j) sum[j] += term.weight * (newer ? columns[0][j] : columns[1][j]);
       }
+      Vector<T, width> result;
 #pragma unroll
-      for (int j = 0; j < width; ++j) sum[j] += static_cast<C>(weight) * static_cast<C>(loaded.v[j]);
-    });
-    Vector<T, width> result;
-#pragma unroll
-    for (int j = 0; j < width; ++j) result.v[j] = convert<T>(sum[j]);
-    T* out = static_cast<T*>(problem.out) + place * problem.out_stride;
-    if constexpr (vectors) {
-      store_vector(out + problem.lines.offset(first, problem.lines.a), result);
-    } else {
-#pragma unroll
-      for (int j = 0; j < width; ++j)
-        if (first + j * step < problem.line_count)
-          out[problem.lines.offset(first + j * step, problem.lines.a)] = result.v[j];
+      for (int j = 0; j < width; ++j) result.v[j] = convert<T>(sum[j]);
+      store_vector(out + ow * p.out_stride[4], result);
     }
   }
 }
 
-/// Whether `width` neighbouring lines are aligned vectors everywhere.
-bool has_vector_lines(const ResampleProblem& p, int width) {
-  const auto divides = [width](int64_t n) { return n % width == 0; };
-  const Axes& lines = p.lines;
-  return p.lines_adjacent && lines.a[0] == 1 && lines.b[0] == 1 && divides(lines.size[0]) && divides(p.out_stride) &&
-         divides(p.in_stride) && std::all_of(lines.a + 1, lines.a + lines.rank, divides) &&
-         std::all_of(lines.b + 1, lines.b + lines.rank, divides) &&
-         (reinterpret_cast<uintptr_t>(p.out) | reinterpret_cast<uintptr_t>(p.in)) % 16 == 0;
+/// Rows that a thread makes side by side, and that a tile has at most.
+constexpr int kRows = 8, kTileRows = 128;
+constexpr int kSumBytes = 32 << 10;
+
+/// Input and output are dense rows; `out_width` neighbours of the result are stored at a time.
+template <class T, int width, int out_width, int kAtOnce>
+__global__ void __launch_bounds__(kBlock) resample_rows(const __grid_constant__ ResampleProblem<compute_t<T>> p) {
+  using C = compute_t<T>;
+  extern __shared__ double shared[];
+  C* const sums = reinterpret_cast<C*>(shared);
+  __shared__ const T* volume[kTileRows];
+  __shared__ int2 place[kTileRows];  // depth, row
+  const AxisTerms<C>& along = p.terms[2];
+  for (uint32_t first = blockIdx.x * p.tile_rows; first < p.rows; first += gridDim.x * p.tile_rows) {
+    const uint32_t rows = min(p.tile_rows, p.rows - first);
+    __syncthreads();  // the last tile was read
+    for (uint32_t r = threadIdx.x; r < rows; r += kBlock) {
+      const uint32_t slice = p.height.divide(first + r), number = p.depth.divide(slice), n = p.channels.divide(number);
+      place[r] = {static_cast<int>(slice - number * p.depth.divisor),
+                  static_cast<int>(first + r - slice * p.height.divisor)};
+      volume[r] = static_cast<const T*>(p.in) + n * p.in_stride[0] + (number - n * p.channels.divisor) * p.in_stride[1];
+    }
+    __syncthreads();
+    for (uint32_t item = threadIdx.x; item < rows * p.row_vectors.divisor; item += kBlock) {
+      const uint32_t r = p.row_vectors.divide(item), w = (item - r * p.row_vectors.divisor) * width;
+      C sum[width];
+      sum_column<kAtOnce, T, width>(p.terms[0], p.terms[1], place[r].x, place[r].y, volume[r] + w, p.in_stride, sum);
+#pragma unroll
+      for (int j = 0; j < width; ++j) sums[r * p.pitch + w + j] = sum[j];
+    }
+    __syncthreads();
+    const uint32_t groups = (rows + kRows - 1) / kRows;
+    for (uint32_t item = threadIdx.x; item < groups * p.out_vectors.divisor; item += kBlock) {
+      const uint32_t group = p.out_vectors.divide(item);
+      const int ow = static_cast<int>(item - group * p.out_vectors.divisor) * out_width;
+      const C* from = sums + group * kRows * p.pitch;
+      C result[kRows][out_width] = {};
+#pragma unroll
+      for (int j = 0; j < out_width; ++j) {
+        const int count = along.count[ow + j];
+        for (int k = 0; k < count; ++k) {
+          const Term<C> term = along.get(ow + j, k);
+#pragma unroll
+          for (int r = 0; r < kRows; ++r) result[r][j] += term.weight * from[r * p.pitch + term.place];
+        }
+      }
+      T* out = static_cast<T*>(p.out) + (first + group * kRows) * p.out_stride[3] + ow;
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        Vector<T, out_width> stored;
+#pragma unroll
+        for (int j = 0; j < out_width; ++j) stored.v[j] = convert<T>(result[r][j]);
+        if (group * kRows + r < rows) store_vector(out + r * p.out_stride[3], stored);
+      }
+    }
+  }
+}
+
+/// A call, or a part of one: `first` is where its result begins along each spatial axis.
+struct ResampleCall {
+  View out, in;
+  AxisMap map[3];
+  int64_t most[3];  // terms of a position
+
+  int64_t term_count(int i) const { return out.size[i + 2] * most[i]; }
+  void cut(int axis, int64_t begin, int64_t length) {
+    out.data = static_cast<char*>(out.data) + begin * out.stride[axis] * item_size(out.dtype);
+    out.size[axis] = length;
+    if (axis >= 2) {
+      map[axis - 2].first += begin;
+    } else {
+      in.data = static_cast<char*>(in.data) + begin * in.stride[axis] * item_size(in.dtype);
+      in.size[axis] = length;
+    }
+  }
+};
+
+/// Calls f for parts of fewer than 2^31 elements, whose terms take little memory.
+template <class F>
+void for_each_resample_part(const ResampleCall& call, const F& f) {
+  int axis = -1;
+  for (int i = 0; i < 3; ++i)
+    if (call.term_count(i) > int64_t{1} << 22 && call.out.size[i + 2] > 1) axis = i + 2;
+  if (axis < 0 && call.out.numel() >= int64_t{1} << 31) {
+    const auto outer = [&](int a) { return call.out.size[a] > 1 ? std::abs(call.out.stride[a]) : 0; };
+    axis = 0;
+    for (int other = 1; other < 5; ++other)
+      if (outer(other) > outer(axis)) axis = other;
+  }
+  if (axis < 0) return f(call);
+  const int64_t size = call.out.size[axis], half = size / 2;
+  for (const bool second : {false, true}) {
+    ResampleCall part = call;
+    part.cut(axis, second ? half : 0, second ? size - half : half);
+    for_each_resample_part(part, f);
+  }
+}
+
+template <class T>
+void launch_runs(const ResampleCall& call, ResampleProblem<compute_t<T>> p, bool few, cudaStream_t stream) {
+  constexpr int width = kVectorWidth<T>;
+  const bool vectors = has_vectors(call.out, 1, width) && has_vectors(call.in, 1, width);
+  const int64_t* size = call.out.size;
+  p.channels = Divider(size[1] / (vectors ? width : 1));
+  p.channels_inner = vectors || std::abs(call.out.stride[1]) < std::abs(call.out.stride[4]);
+  const int64_t items = call.out.numel() / (vectors ? width : 1), enough = int64_t{1} << 19;
+  p.length = 1;  // threads that lie side by side along the width make one element each
+  while (p.channels_inner && p.length < 8 && p.length < size[4] && items / p.length > enough) p.length *= 2;
+  const int64_t runs = (size[4] + p.length - 1) / p.length;
+  p.runs = Divider(runs);
+  p.items = static_cast<uint32_t>(items / size[4] * runs);
+  const auto kernel = vectors ? few ? resample_runs<T, width, 2> : resample_runs<T, width, 4> : resample_runs<T, 1, 2>;
+  kernel<<<grid_size(p.items), kBlock, 0, stream>>>(p);
+}
+
+/// Whether a row of sums fits into shared memory eight times, and rows lie as resample_rows has them.
+template <class C>
+bool fits_rows(const ResampleCall& call) {
+  const View &out = call.out, &in = call.in;
+  bool dense = in.stride[4] == 1;
+  int64_t step = 1;
+  for (int axis = 4; axis >= 0; step *= out.size[axis--]) dense &= out.size[axis] == 1 || out.stride[axis] == step;
+  return dense && (in.size[4] + 8) * kRows * static_cast<int64_t>(sizeof(C)) <= kSumBytes;
+}
+
+template <class T>
+void launch_rows(const ResampleCall& call, ResampleProblem<compute_t<T>> p, bool few, cudaStream_t stream) {
+  using C = compute_t<T>;
+  constexpr int width = kVectorWidth<T>, pair = 2;
+  const int64_t in_width = call.in.size[4], out_width = call.out.size[4];
+  const bool vectors = has_vectors(call.in, 4, width), pairs = vectors && has_vectors(call.out, 4, pair);
+  p.rows = static_cast<uint32_t>(call.out.numel() / out_width);
+  p.out_stride[3] = out_width;  // also where the height is 1 and its stride anything
+  p.row_vectors = Divider(in_width / (vectors ? width : 1));
+  p.out_vectors = Divider(out_width / (pairs ? pair : 1));
+  p.pitch = static_cast<uint32_t>(in_width);
+  const int64_t fitting = kSumBytes / (in_width * static_cast<int64_t>(sizeof(C)));
+  const int64_t busy = (kBlock * kRows + p.out_vectors.divisor - 1) / p.out_vectors.divisor;
+  const int64_t wanted = std::min({fitting, busy, int64_t{kTileRows}}) / kRows * kRows;
+  p.tile_rows = static_cast<uint32_t>(std::max<int64_t>(wanted, kRows));
+  const auto kernel = vectors ? pairs ? few ? resample_rows<T, width, pair, 2> : resample_rows<T, width, pair, 4>
+                                      : resample_rows<T, width, 1, 4>
+                              : resample_rows<T, 1, 1, 4>;
+  const size_t bytes = p.tile_rows * in_width * sizeof(C);
+  kernel<<<grid_size(p.rows, static_cast<int>(p.tile_rows)), kBlock, bytes, stream>>>(p);
+}
+
+template <class T>
+void resample_part(const Launch& launch, const ResampleCall& call) {
+  using C = compute_t<T>;
+  ResampleProblem<C> p{};
+  AllTerms<C> all;
+  int64_t terms = 0, positions = 0;
+  for (int i = 0; i < 3; ++i) {
+    terms += call.term_count(i);
+    positions += call.out.size[i + 2];
+  }
+  const Workspace workspace(launch, terms * sizeof(Term<C>) + positions * sizeof(int));
+  auto* term = workspace.as<Term<C>>();
+  auto* count = reinterpret_cast<int*>(term + terms);
+  for (int i = 0; i < 3; ++i) {
+    p.terms[i] = {static_cast<int>(call.out.size[i + 2]), count, term};
+    term += call.term_count(i);
+    count += call.out.size[i + 2];
+    all.axis[i] = p.terms[i];
+    all.map[i] = call.map[i];
+  }
+  write_terms<C><<<grid_size(*std::max_element(call.out.size + 2, call.out.size + 5)), kBlock, 0, launch.stream>>>(all);
+  check_launch("resample");
+  p.out = call.out.data;
+  p.in = call.in.data;
+  std::copy_n(call.out.stride, 5, p.out_stride);
+  std::copy_n(call.in.stride, 5, p.in_stride);
+  p.channels = Divider(call.out.size[1]);
+  p.depth = Divider(call.out.size[2]);
+  p.height = Divider(call.out.size[3]);
+  const bool few = call.most[1] <= 2;
+  if (fits_rows<C>(call))
+    launch_rows<T>(call, p, few, launch.stream);
+  else
+    launch_runs<T>(call, p, few, launch.stream);
+  check_launch("resample");
 }
 
 }  // namespace
 
 namespace kernel {
 
-void resample(const View& out, const View& in, int axis, const Resample& map, bool transposed) {
-  const int64_t count = out.numel();
-  if (count == 0) return;
-  ResampleProblem problem{};
-  problem.out = out.data;
-  problem.in = in.data;
-  for (int other = out.rank - 1; other >= 0; --other)
-    if (other != axis) problem.lines.add(out.size[other], out.stride[other], in.stride[other]);
-  problem.lines.finish();
-  problem.out_size = out.size[axis];
-  problem.in_size = in.size[axis];
-  problem.line_count = count / problem.out_size;
-  problem.out_stride = out.stride[axis];
-  problem.in_stride = in.stride[axis];
-  problem.lines_adjacent = problem.line_count > 1 && std::abs(problem.lines.a[0]) < std::abs(problem.out_stride);
-  problem.map = map;
-
+void resample(const View& out, const View& in, const ResampleMaps& maps, bool transposed) {
+  if (out.numel() == 0) return;
+  ResampleCall call{out, in, {}, {}};
+  for (int i = 0; i < 3; ++i) {
+    const int64_t inputs = transposed ? out.size[i + 2] : in.size[i + 2];
+    const int64_t outputs = transposed ? in.size[i + 2] : out.size[i + 2];
+    check(std::max(inputs, outputs) < int64_t{1} << 31, "resample", "CUDA takes axes of fewer than 2^31 elements, got ",
+          std::max(inputs, outputs));
+    call.map[i] = {maps[static_cast<size_t>(i)], transposed, 0, inputs, outputs};
+    call.most[i] = most_terms(call.map[i].map, transposed, inputs, outputs);
+  }
   const Launch launch(out);
-  dispatch(Floats(), out.dtype, "resample", "CUDA", [&]<class T>() {
-    constexpr int width = kVectorWidth<T>;
-    const bool vectors = has_vector_lines(problem, width);
-    const auto kernel = transposed ? vectors ? resample_kernel<T, true, true> : resample_kernel<T, true, false>
-                        : vectors ? resample_kernel<T, false, true>
-                                   : resample_kernel<T, false, false>;
-    const int64_t groups = (problem.line_count + width - 1) / width;
-    kernel<<<grid_size(groups * problem.out_size), kBlock, 0, launch.stream>>>(problem);
+  dispatch_cuda(Floats(), out.dtype, "resample", [&]<class T>() {
+    for_each_resample_part(call, [&](const ResampleCall& part) { resample_part<T>(launch, part); });
   });
-  check_launch("resample");
 }
 
 }  // namespace kernel

@@ -34,6 +34,8 @@ const Kernels& cuda_kernels() {
       .max_pool = kernel::max_pool,
       .max_pool_backward = kernel::max_pool_backward,
       .resample = kernel::resample,
+      .grid_sample = kernel::grid_sample,
+      .grid_sample_backward = kernel::grid_sample_backward,
       .gather = kernel::gather,
       .scatter_add = kernel::scatter_add,
       .step = kernel::step,

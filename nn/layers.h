@@ -1,13 +1,13 @@
-// All layers. Those here are the small ones: linear, activations, pooling, resampling.
+// All layers. Those here are the small ones: linear, activations.
 #pragma once
 
 #include "nn/conv_layers.h"
 #include "nn/module.h"
 #include "nn/norm_layers.h"
+#include "nn/pool_layers.h"
 #include "nn/sequential.h"
 #include "nn/weight_norm.h"
 #include "ops/elementwise.h"
-#include "ops/pool.h"
 #include "ops/reduce.h"
 
 namespace voxgrad::nn {
@@ -104,34 +104,6 @@ class Dropout : public Layer {
 
  private:
   double p_;
-};
-
-class MaxPool3d : public Layer {
- public:
-  explicit MaxPool3d(const MaxPoolOptions& given) : options_(given) { given.validate("MaxPool3d"); }
-  Tensor forward(const Tensor& x) const override { return max_pool3d(x, options_); }
-
- private:
-  MaxPoolOptions options_;
-};
-
-class AvgPool3d : public Layer {
- public:
-  explicit AvgPool3d(const AvgPoolOptions& given) : options_(given) { given.validate("AvgPool3d"); }
-  Tensor forward(const Tensor& x) const override { return avg_pool3d(x, options_); }
-
- private:
-  AvgPoolOptions options_;
-};
-
-/// Upsample{{.scale_factor = 2, .mode = InterpolateMode::trilinear}}
-class Upsample : public Layer {
- public:
-  explicit Upsample(const InterpolateOptions& given) : options_(given) { given.validate("Upsample"); }
-  Tensor forward(const Tensor& x) const override { return interpolate(x, options_); }
-
- private:
-  InterpolateOptions options_;
 };
 
 /// Makes the axes start .. end one; by default all but the batch.

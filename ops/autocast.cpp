@@ -46,8 +46,8 @@ constexpr std::string_view kFloat32[] = {
 //
 // In the dtype of the input, because the kernels compute in float32 or double and round once: normalisation (its
 // parameters stay float32 beside halves; its statistics are never halves), activations, softplus among them, pooling,
-// resampling, dropout, mean and var; PyTorch has the norms, softplus and resampling in float32. cross_entropy and
-// dice_loss read halves and give float32.
+// resampling, sampling (of halves by an f32 grid), dropout, mean and var; PyTorch has the norms, softplus and
+// resampling in float32. cross_entropy and dice_loss read halves and give float32.
 
 enum class Cast : uint8_t { low, float32 };
 

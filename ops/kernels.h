@@ -12,6 +12,7 @@
 // - Unless noted: f32, f64, bf16 and f16; halves are computed in float32 or double and rounded once.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -71,22 +72,39 @@ inline constexpr int kClassSums = 5;
 struct PoolGeometry {
   Triple kernel_size{1};
   Triple stride{1};
-  Triple padding{0};
+  Triple padding{0};  // in front; behind, the result's size tells it
   Triple dilation{1};
 };
 
-/// A linear map along one axis: resampling and box averaging. Output o reads
-///   nearest: the input at min(floor(o * scale), n - 1);
-///   linear:  the two inputs about s = align_corners ? o * scale : max((o + 0.5) * scale - 0.5, 0);
-///   box:     the inputs o * stride - padding + [0, kernel), those inside summed and divided by kernel, or
-///            by the number inside the padded input, or (count_include_pad = false) by the number inside.
-/// The weights are worked out by Resample's functions in ops/resample_taps.h, which both devices use.
+/// A linear map along one axis, from n inputs. Output o reads
+///   nearest, nearest_exact: the input at min(floor(s), n - 1), with s = o * scale, (o + 0.5) * scale;
+///   linear:   the two inputs about s = align_corners ? o * scale : max((o + 0.5) * scale - 0.5, 0);
+///   cubic:    the four about s = align_corners ? o * scale : (o + 0.5) * scale - 0.5, those outside being the
+///   border's; box:      the inputs o * stride - padding + [0, kernel), those inside summed and divided by kernel, or
+///   by the
+///             number inside the padded input, or (count_include_pad = false) by the number inside, or times weight;
+///   adaptive: the mean of the inputs floor(o * n / outputs) up to ceil((o + 1) * n / outputs);
+///   reflect, replicate, circular: input o - padding; outside, one inside in the way that the name says.
+/// The terms are worked out by the functions in ops/resample_taps.h, which both devices use.
 struct Resample {
-  enum class Mode : uint8_t { nearest, linear, box } mode = Mode::nearest;
+  enum class Mode : uint8_t { nearest, nearest_exact, linear, cubic, box, adaptive, reflect, replicate, circular };
+  Mode mode = Mode::nearest;
   bool align_corners = false;
   bool count_include_pad = true;
   double scale = 1;  // input positions to an output step
-  int64_t kernel = 1, stride = 1, padding = 0;
+  int64_t kernel = 1, stride = 1, padding = 0, padding_end = 0, outputs = 1;
+  double weight = 0;  // 0: none is given
+};
+
+/// Along D, H and W. A default Resample leaves its axis as it is.
+using ResampleMaps = std::array<Resample, 3>;
+
+/// How grid_sample reads between voxels and outside of them.
+struct GridSample {
+  enum class Padding : uint8_t { zeros, border, reflection };
+  bool linear = true;  // rather than the nearest voxel
+  Padding padding = Padding::zeros;
+  bool align_corners = false;
 };
 
 /// A parameter, its gradient and its optimizer's state, of compute_t of its type: contiguous, of one shape.
@@ -188,8 +206,14 @@ struct Kernels {
   /// wins.
   void (*max_pool)(const View& y, const View* indices, const View& x, const PoolGeometry& geometry);
   void (*max_pool_backward)(const View& dx, const View& dy, const View& indices, const PoolGeometry& geometry);
-  /// out and in differ in the size of `axis` only. transposed: the transposed map (out has the map's input size).
-  void (*resample)(const View& out, const View& in, int axis, const Resample& map, bool transposed);
+  /// out (N, C, D', H', W') = the maps applied to in (N, C, D, H, W). transposed: the transposed maps, whose outputs
+  /// are in. An axis holds fewer than 2^31 elements.
+  void (*resample)(const View& out, const View& in, const ResampleMaps& maps, bool transposed);
+  /// y (N, C, D', H', W') = x (N, C, D, H, W) at the positions grid (N, D', H', W', 3) of compute_t of x's dtype.
+  void (*grid_sample)(const View& y, const View& x, const View& grid, const GridSample& how);
+  /// dx and dgrid, which is contiguous, may be null.
+  void (*grid_sample_backward)(const View* dx, const View* dgrid, const View& dy, const View& x, const View& grid,
+                               const GridSample& how);
 
   // ---- indexing
   // An index out of range is an error of `op`, a string literal: on the CPU at once, on CUDA at the next wait for the

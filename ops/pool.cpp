@@ -1,96 +1,79 @@
-// Pooling and resampling of volumes.
+// Pooling of volumes; signals and images are volumes of size 1 along the axes that they lack.
 //
-// Averages and interpolation are linear and separate into axes: each is `resample` along one axis after the
-// other, whose gradient is the transposed map. A maximum is a choice: its gradient puts values back where the
-// indices point, and the gradient of that picks them from there.
+// An average is a linear map along each axis, all of them in one pass, whose gradient is the transposed map. A maximum
+// is a choice: its gradient puts values back where the indices point, and the gradient of that picks them from there.
 #include "ops/pool.h"
 
 #include "core/autograd.h"
 #include "ops/checks.h"
 #include "ops/conv_geometry.h"
 #include "ops/create.h"
-#include "ops/elementwise.h"
-#include "ops/kernels.h"
-#include "ops/shape.h"
 #include "ops/volume.h"
 
 namespace voxgrad {
 namespace {
 
-constexpr int kFirstSpatial = 2;
-
-void check_axes(const char* op, const Tensor& x) {
-  for (int64_t i = x.dim() - 4; i < x.dim(); ++i) {
+void check_input(const char* op, const Tensor& x, int64_t axes) {
+  constexpr const char* kForms[] = {"(N, C, L) or (C, L)", "(N, C, H, W) or (C, H, W)",
+                                    "(N, C, D, H, W) or (C, D, H, W)"};
+  check_defined(op, "input", x);
+  check_floating(op, x);
+  check(x.dim() == axes + 2 || x.dim() == axes + 1, op, "input must be ", kForms[axes - 1], ", got ", describe(x));
+  for (int64_t i = x.dim() - axes - 1; i < x.dim(); ++i) {
     check(x.size(i) > 0, op, "input has an empty axis other than the batch: ", x.shape());
     check(x.size(i) <= int64_t{1} << 62, op, "input has an axis of more than 2^62: ", x.shape());
   }
 }
 
-/// The linear map along `axis` to `size` outputs, or its transpose (where `size` is that of the map's input).
-Tensor resample(const Tensor& x, int64_t axis, const Resample& map, int64_t size, bool transposed = false) {
-  Triple sizes = spatial_size(x);
-  sizes[static_cast<int>(axis) - kFirstSpatial] = size;
-  const Tensor y = empty_volume(x, x.size(1), sizes, x.dtype());
-  kernels(x.device()).resample(y.view_out(), x.view_in(), static_cast<int>(axis), map, transposed);
-  return record("resample", y, {x}, [=, n = x.size(axis)](const Tensor& grad) {
-    return Tensors{resample(grad, axis, map, n, !transposed)};
-  });
-}
-
-// ---- pooling
-
+/// What a caller asked for, for any number of axes.
 struct Windows {
-  Triple kernel_size, stride, padding, dilation;
+  Dims kernel_size, stride, padding, padding_end, dilation;
   bool ceil_mode;
+
+  int64_t axes() const { return stride.size(); }
 };
 
 void check_windows(const char* op, const Windows& w) {
-  check_extent(op, "kernel_size", Dims(w.kernel_size.values), 1);
-  check_extent(op, "stride", Dims(w.stride.values), 1);
-  check_extent(op, "dilation", Dims(w.dilation.values), 1);
-  for (int i = 0; i < 3; ++i)
-    check(w.padding[i] >= 0 && w.padding[i] <= w.kernel_size[i] / 2, op,
-          "padding must lie between 0 and half of kernel_size ", w.kernel_size, ", got ", w.padding);
+  check_extent(op, "kernel_size", w.kernel_size, 1);
+  check_extent(op, "stride", w.stride, 1);
+  check_extent(op, "dilation", w.dilation, 1);
+  for (const Dims& padding : {w.padding, w.padding_end})
+    for (int64_t i = 0; i < w.axes(); ++i)
+      check(padding[i] >= 0 && padding[i] <= w.kernel_size[i] / 2, op,
+            "padding must lie between 0 and half of kernel_size ", w.kernel_size, ", got ", padding);
 }
 
 /// Dilated windows can step over a small input altogether and would have no maximum.
-void check_not_empty(const char* op, const Windows& w, const Tensor& x, int axis, int64_t out) {
-  const int64_t k = w.kernel_size[axis], d = w.dilation[axis], p = w.padding[axis], in = x.size(x.dim() - 3 + axis);
-  if (d == 1 || p == 0) return;
+void check_not_empty(const char* op, const Windows& w, int64_t i, int64_t axis, int64_t in, int64_t out) {
+  const int64_t k = w.kernel_size[i], d = w.dilation[i], p = w.padding[i];
+  if (d == 1 || (p == 0 && w.padding_end[i] == 0)) return;
   for (int64_t o = 0; o < out; ++o) {
-    const int64_t start = o * w.stride[axis] - p;
+    const int64_t start = o * w.stride[i] - p;
     const int64_t first = start < 0 ? start + (-start + d - 1) / d * d : start;
-    check(first <= start + (k - 1) * d && first < in, op, "a window along axis ", x.dim() - 3 + axis,
-          " holds padding only (size ", in, ", kernel_size ", k, ", padding ", p, ", dilation ", d, ')');
+    check(first <= start + (k - 1) * d && first < in, op, "a window along axis ", axis, " holds padding only (size ",
+          in, ", kernel_size ", k, ", padding ", p, ", dilation ", d, ')');
     if (start >= 0) o = std::max(o, out - 2);  // of the windows that begin inside, the last is the one to look at
   }
 }
 
 /// Checks x, which may lack its batch.
 Triple pooled_size(const char* op, const Windows& w, const Tensor& x) {
-  check_defined(op, "input", x);
-  check_floating(op, x);
-  check(x.dim() == 5 || x.dim() == 4, op, "input must be (N, C, D, H, W) or (C, D, H, W), got ", describe(x));
-  check_axes(op, x);
-  Triple size(0);
-  for (int i = 0; i < 3; ++i) {
-    const int64_t axis = x.dim() - 3 + i, in = x.size(axis), stride = w.stride[i];
-    size[i] =
-        conv_output_size(in + (w.ceil_mode ? stride - 1 : 0), w.kernel_size[i], stride, w.padding[i], w.dilation[i]);
+  check_windows(op, w);
+  check_input(op, x, w.axes());
+  Dims size;
+  for (int64_t i = 0; i < w.axes(); ++i) {
+    const int64_t axis = x.dim() - w.axes() + i, in = x.size(axis), stride = w.stride[i];
+    const int64_t padded = in + w.padding[i] + w.padding_end[i];
+    size.push_back(
+        conv_output_size(padded + (w.ceil_mode ? stride - 1 : 0), w.kernel_size[i], stride, 0, w.dilation[i]));
     check(size[i] > 0, op, "the window is larger than the padded input ", x.shape(), ": the result would have ",
           size[i], " elements along axis ", axis, " with kernel_size ", w.kernel_size, ", stride ", w.stride,
           ", padding ", w.padding, ", dilation ", w.dilation);
     // A last window that would begin in the padding behind the input is left out.
     if (w.ceil_mode && (size[i] - 1) * stride >= in + w.padding[i]) --size[i];
-    check_not_empty(op, w, x, i, size[i]);
+    check_not_empty(op, w, i, axis, in, size[i]);
   }
-  return size;
-}
-
-/// Runs `map` on x with a batch axis, which an unbatched (C, D, H, W) is given for the time.
-template <class Map>
-Tensor batched(const Tensor& x, Map map) {
-  return x.dim() == 5 ? map(x) : squeeze(map(unsqueeze(x, 0)), 0);
+  return lifted(size, 1);
 }
 
 /// Zeros of `size`, with the values of `y` added at `indices`.
@@ -103,9 +86,8 @@ Tensor max_unpool(const Tensor& y, const Tensor& indices, const Triple& size, co
 }
 
 /// The indices are i32 where the volume allows it, and undefined if neither the caller nor the gradient wants them.
-MaxPoolResult max_pool(const Tensor& x, const Windows& w, const Triple& pooled, bool want_indices) {
+MaxPoolResult max_pool(const Tensor& x, const PoolGeometry& geometry, const Triple& pooled, bool want_indices) {
   const Tensor y = empty_volume(x, x.size(1), pooled, x.dtype());
-  const PoolGeometry geometry{w.kernel_size, w.stride, w.padding, w.dilation};
   const Triple size = spatial_size(x);
   Tensor indices;
   View view;
@@ -115,145 +97,157 @@ MaxPoolResult max_pool(const Tensor& x, const Windows& w, const Triple& pooled, 
     view = indices.view_out();
   }
   kernels(x.device()).max_pool(y.view_out(), indices.defined() ? &view : nullptr, x.view_in(), geometry);
-  record("max_pool3d", y, {x},
+  record("max_pool", y, {x},
          [indices = indices.defined() ? Saved(indices) : Saved(), size, geometry](const Tensor& grad) {
            return Tensors{max_unpool(grad, indices(), size, geometry)};
          });
   return {y, indices};
 }
 
-/// How many inputs each window along one axis holds, times `scale`, shaped to broadcast over a volume.
-Tensor window_counts(const Windows& w, int axis, int64_t in, int64_t out, double scale, TensorOptions options) {
-  std::vector<double> counts;
-  for (int64_t o = 0; o < out; ++o) {
-    const int64_t start = o * w.stride[axis] - w.padding[axis];
-    const int64_t end = std::min(start + w.kernel_size[axis], in);
-    counts.push_back(scale * static_cast<double>(end - std::max<int64_t>(start, 0)));
-  }
-  Shape shape{1, 1, 1, 1, 1};
-  shape[axis + kFirstSpatial] = out;
-  return from_span<double>(counts, shape).to(options.device, options.dtype);
+MaxPoolResult max_pool(const char* op, const Windows& w, const Tensor& x, bool want_indices) {
+  const Triple size = pooled_size(op, w, x);
+  const PoolGeometry geometry{lifted(w.kernel_size, 1), lifted(w.stride, 1), lifted(w.padding, 0),
+                              lifted(w.dilation, 1)};
+  const MaxPoolResult result = max_pool(lifted(x, w.axes()), geometry, size, want_indices);
+  const bool batched = x.dim() == w.axes() + 2;
+  return {lowered(result.output, w.axes(), batched),
+          want_indices ? lowered(result.indices.to(i64), w.axes(), batched) : Tensor()};
 }
 
-Tensor average(const Tensor& x, const Windows& w, const Triple& size, bool count_include_pad,
-               std::optional<int64_t> divisor) {
-  Tensor y = x;
-  for (int i = 0; i < 3; ++i) {
-    Resample box{.mode = Resample::Mode::box, .count_include_pad = count_include_pad && !divisor};
+Tensor avg_pool(const char* op, const Windows& w, const Tensor& x, bool count_include_pad,
+                std::optional<int64_t> divisor) {
+  check(!divisor || *divisor != 0, op, "divisor_override must not be zero");
+  const Triple size = pooled_size(op, w, x);
+  ResampleMaps maps;
+  for (int64_t i = 0; i < w.axes(); ++i) {
+    Resample& box = maps[static_cast<size_t>(i + 3 - w.axes())];
+    box = {.mode = Resample::Mode::box, .count_include_pad = count_include_pad};
     box.kernel = w.kernel_size[i];
     box.stride = w.stride[i];
     box.padding = w.padding[i];
-    y = resample(y, i + kFirstSpatial, box, size[i]);
-    if (!divisor) continue;
-    // Divided first, so that no product is larger than the result.
-    const double scale = i == 0 ? 1 / static_cast<double>(*divisor) : 1;
-    y = y * window_counts(w, i, x.size(i + kFirstSpatial), size[i], scale, x.options());
+    box.padding_end = w.padding_end[i];
+    if (divisor) box.weight = i == 0 ? 1 / static_cast<double>(*divisor) : 1;
   }
-  return y;
+  return lowered(resample(lifted(x, w.axes()), maps, size), w.axes(), x.dim() == w.axes() + 2);
 }
 
-// ---- interpolation
+// ---- to any size
 
-Triple interpolated_size(const Tensor& x, const InterpolateOptions& options) {
-  if (options.size) return *options.size;
-  Triple size(0);
-  for (int i = 0; i < 3; ++i) {
-    const double exact = std::floor(static_cast<double>(x.size(i + kFirstSpatial)) * (*options.scale_factor)[i]);
-    check(exact < 9e18, "interpolate", "scale_factor ", *options.scale_factor, " makes input ", x.shape(),
-          " too large");
-    size[i] = static_cast<int64_t>(exact);
+void check_adaptive(const char* op, const Tensor& x, const Dims& size) {
+  check_extent(op, "output_size", size, 1);
+  check_input(op, x, size.size());
+  for (int64_t i = x.dim() - size.size(); i < x.dim(); ++i)
+    check(x.size(i) < int64_t{1} << 31, op, "input has an axis of 2^31 or more: ", x.shape());
+}
+
+Tensor adaptive_avg_pool(const char* op, const Tensor& x, const Dims& size) {
+  check_adaptive(op, x, size);
+  ResampleMaps maps;
+  for (int64_t i = 0; i < size.size(); ++i) {
+    maps[static_cast<size_t>(i + 3 - size.size())] = {.mode = Resample::Mode::adaptive, .count_include_pad = false};
+    maps[static_cast<size_t>(i + 3 - size.size())].outputs = size[i];
   }
-  return size;
+  return lowered(resample(lifted(x, size.size()), maps, lifted(size, 1)), size.size(), x.dim() == size.size() + 2);
 }
 
-/// Input positions to an output step, as PyTorch has it.
-double step_of(const InterpolateOptions& options, int axis, int64_t in, int64_t out) {
-  if (options.align_corners) return out > 1 ? static_cast<double>(in - 1) / static_cast<double>(out - 1) : 0;
-  return options.scale_factor ? 1 / (*options.scale_factor)[axis] : static_cast<double>(in) / static_cast<double>(out);
+/// Windows of different lengths become windows of one: the shorter ones repeat their last input.
+Tensor adaptive_max_pool(const char* op, const Tensor& x, const Dims& size) {
+  check_adaptive(op, x, size);
+  Tensor even = x;
+  Dims kernel;
+  for (int64_t i = 0; i < size.size(); ++i) {
+    const int64_t axis = x.dim() - size.size() + i, in = x.size(axis), out = size[i];
+    const auto begin = [&](int64_t o) { return o * in / out; };
+    const auto end = [&](int64_t o) { return ((o + 1) * in + out - 1) / out; };
+    kernel.push_back(in / out);
+    if (in % out == 0) continue;
+    for (int64_t o = 0; o < out; ++o) kernel[i] = std::max(kernel[i], end(o) - begin(o));
+    std::vector<int64_t> taken;
+    for (int64_t o = 0; o < out; ++o)
+      for (int64_t k = 0; k < kernel[i]; ++k) taken.push_back(std::min(begin(o) + k, end(o) - 1));
+    even = index_select(even, axis, from_span<int64_t>(taken, {static_cast<int64_t>(taken.size())}, x.device()));
+  }
+  const Dims none = Dims::filled(size.size(), 0), ones = Dims::filled(size.size(), 1);
+  return max_pool(op, {kernel, kernel, none, none, ones, false}, even, false).output;
 }
 
-Windows windows_of(const MaxPoolOptions& o) {
-  return {o.kernel_size, o.stride.value_or(o.kernel_size), o.padding, o.dilation, o.ceil_mode};
+template <int N>
+Windows windows_of(const MaxPoolOptions<N>& o) {
+  return {Dims(o.kernel_size.values),   Dims(o.stride.value_or(o.kernel_size).values),
+          Dims(o.padding.begin.values), Dims(o.padding.end.values),
+          Dims(o.dilation.values),      o.ceil_mode};
 }
-
-Windows windows_of(const AvgPoolOptions& o) {
-  return {o.kernel_size, o.stride.value_or(o.kernel_size), o.padding, Triple(1), o.ceil_mode};
+template <int N>
+Windows windows_of(const AvgPoolOptions<N>& o) {
+  return {Dims(o.kernel_size.values),   Dims(o.stride.value_or(o.kernel_size).values),
+          Dims(o.padding.begin.values), Dims(o.padding.end.values),
+          Dims::filled(N, 1),           o.ceil_mode};
 }
 
 }  // namespace
 
-void MaxPoolOptions::validate(const char* op) const { check_windows(op, windows_of(*this)); }
-
-void AvgPoolOptions::validate(const char* op) const {
+template <int N>
+void MaxPoolOptions<N>::validate(const char* op) const {
+  check_windows(op, windows_of(*this));
+}
+template <int N>
+void AvgPoolOptions<N>::validate(const char* op) const {
   check_windows(op, windows_of(*this));
   check(!divisor_override || *divisor_override != 0, op, "divisor_override must not be zero");
 }
+template struct MaxPoolOptions<1>;
+template struct MaxPoolOptions<2>;
+template struct MaxPoolOptions<3>;
+template struct AvgPoolOptions<1>;
+template struct AvgPoolOptions<2>;
+template struct AvgPoolOptions<3>;
 
-void InterpolateOptions::validate(const char* op) const {
-  check(size.has_value() != scale_factor.has_value(), op, "exactly one of size and scale_factor must be given");
-  check(mode == InterpolateMode::trilinear || !align_corners, op, "align_corners is for trilinear mode only");
-  for (int i = 0; i < 3; ++i) {
-    check(!size || (*size)[i] > 0, op, "size must be positive, got ", size.value_or(0));
-    check(!scale_factor || (std::isfinite((*scale_factor)[i]) && (*scale_factor)[i] > 0), op,
-          "scale_factor must be finite and positive, got ", scale_factor.value_or(0));
-  }
+Tensor max_pool3d(const Tensor& x, const MaxPoolOptions<3>& options) {
+  return max_pool("max_pool3d", windows_of(options), x, false).output;
+}
+MaxPoolResult max_pool3d_with_indices(const Tensor& x, const MaxPoolOptions<3>& options) {
+  return max_pool("max_pool3d", windows_of(options), x, true);
+}
+Tensor avg_pool3d(const Tensor& x, const AvgPoolOptions<3>& o) {
+  return avg_pool("avg_pool3d", windows_of(o), x, o.count_include_pad, o.divisor_override);
+}
+Tensor adaptive_avg_pool3d(const Tensor& x, const Extent<3>& output_size) {
+  return adaptive_avg_pool("adaptive_avg_pool3d", x, Dims(output_size.values));
+}
+Tensor adaptive_max_pool3d(const Tensor& x, const Extent<3>& output_size) {
+  return adaptive_max_pool("adaptive_max_pool3d", x, Dims(output_size.values));
 }
 
-std::ostream& operator<<(std::ostream& out, const ScaleFactor& s) {
-  if (s[0] == s[1] && s[1] == s[2]) return out << s[0];
-  return out << '[' << s[0] << ", " << s[1] << ", " << s[2] << ']';
+Tensor max_pool2d(const Tensor& x, const MaxPoolOptions<2>& options) {
+  return max_pool("max_pool2d", windows_of(options), x, false).output;
+}
+MaxPoolResult max_pool2d_with_indices(const Tensor& x, const MaxPoolOptions<2>& options) {
+  return max_pool("max_pool2d", windows_of(options), x, true);
+}
+Tensor avg_pool2d(const Tensor& x, const AvgPoolOptions<2>& o) {
+  return avg_pool("avg_pool2d", windows_of(o), x, o.count_include_pad, o.divisor_override);
+}
+Tensor adaptive_avg_pool2d(const Tensor& x, const Extent<2>& output_size) {
+  return adaptive_avg_pool("adaptive_avg_pool2d", x, Dims(output_size.values));
+}
+Tensor adaptive_max_pool2d(const Tensor& x, const Extent<2>& output_size) {
+  return adaptive_max_pool("adaptive_max_pool2d", x, Dims(output_size.values));
 }
 
-MaxPoolResult max_pool3d_with_indices(const Tensor& x, const MaxPoolOptions& options) {
-  options.validate("max_pool3d");
-  const Windows windows = windows_of(options);
-  const Triple size = pooled_size("max_pool3d", windows, x);
-  Tensor indices;
-  const Tensor output = batched(x, [&](const Tensor& volume) {
-    MaxPoolResult result = max_pool(volume, windows, size, true);
-    indices = result.indices.to(i64);
-    return result.output;
-  });
-  return {output, x.dim() == 5 ? indices : squeeze(indices, 0)};
+Tensor max_pool1d(const Tensor& x, const MaxPoolOptions<1>& options) {
+  return max_pool("max_pool1d", windows_of(options), x, false).output;
 }
-
-Tensor max_pool3d(const Tensor& x, const MaxPoolOptions& options) {
-  options.validate("max_pool3d");
-  const Windows windows = windows_of(options);
-  const Triple size = pooled_size("max_pool3d", windows, x);
-  return batched(x, [&](const Tensor& volume) { return max_pool(volume, windows, size, false).output; });
+MaxPoolResult max_pool1d_with_indices(const Tensor& x, const MaxPoolOptions<1>& options) {
+  return max_pool("max_pool1d", windows_of(options), x, true);
 }
-
-Tensor avg_pool3d(const Tensor& x, const AvgPoolOptions& o) {
-  o.validate("avg_pool3d");
-  const Windows windows = windows_of(o);
-  const Triple size = pooled_size("avg_pool3d", windows, x);
-  return batched(
-      x, [&](const Tensor& volume) { return average(volume, windows, size, o.count_include_pad, o.divisor_override); });
+Tensor avg_pool1d(const Tensor& x, const AvgPoolOptions<1>& o) {
+  return avg_pool("avg_pool1d", windows_of(o), x, o.count_include_pad, o.divisor_override);
 }
-
-Tensor interpolate(const Tensor& x, const InterpolateOptions& options) {
-  constexpr const char* kOp = "interpolate";
-  options.validate(kOp);
-  check_defined(kOp, "input", x);
-  check_floating(kOp, x);
-  check(x.dim() == 5, kOp, "input must be (N, C, D, H, W), got ", describe(x),
-        "; unsqueeze(2) gives images (N, C, H, W) a depth of 1, unsqueeze(0) a volume (C, D, H, W) its batch");
-  check_axes(kOp, x);
-  const bool linear = options.mode == InterpolateMode::trilinear;
-  const Triple size = interpolated_size(x, options);
-  for (int i = 0; i < 3; ++i)
-    check(size[i] > 0, kOp, "the result must have at least one voxel along each axis, size is ", size, " for input ",
-          x.shape());
-  Tensor y = x;
-  for (int i = 0; i < 3; ++i) {
-    const int64_t axis = i + kFirstSpatial, in = x.size(axis);
-    const Resample map{.mode = linear ? Resample::Mode::linear : Resample::Mode::nearest,
-                       .align_corners = options.align_corners,
-                       .scale = step_of(options, i, in, size[i])};
-    if (in != size[i]) y = resample(y, axis, map, size[i]);
-  }
-  return y.is_same(x) ? x.clone() : y;
+Tensor adaptive_avg_pool1d(const Tensor& x, const Extent<1>& output_size) {
+  return adaptive_avg_pool("adaptive_avg_pool1d", x, Dims(output_size.values));
+}
+Tensor adaptive_max_pool1d(const Tensor& x, const Extent<1>& output_size) {
+  return adaptive_max_pool("adaptive_max_pool1d", x, Dims(output_size.values));
 }
 
 }  // namespace voxgrad

@@ -1,28 +1,51 @@
-// Pooling and resampling of (N, C, D, H, W). The functions throw Error for an empty axis other than the batch, for
-// options that fit no input, and for a result without voxels.
+// Pooling of signals, images and volumes.
+//
+// x is (N, C, D, H, W), or (C, D, H, W) without a batch; for the 2-D forms without D, for the 1-D forms without D and
+// H. The result has the same axes. All functions throw Error for an empty axis other than the batch, for options that
+// fit no input, and for a result without voxels.
 #pragma once
 
-#include <array>
 #include <optional>
 
 #include "core/tensor.h"
+#include "ops/interpolate.h"
 
 namespace voxgrad {
 
+/// In front of the axes and behind them. One number, or one for each axis, is for both: 1, {1, 1, 0}, or
+/// {Triple(0), Triple(1)} where they differ.
+template <int N>
+struct Padding {
+  constexpr Padding(int64_t all) : begin(all), end(all) {}
+  constexpr Padding(int all) : begin(all), end(all) {}
+  constexpr Padding(const Extent<N>& both) : begin(both), end(both) {}
+  constexpr Padding(const Extent<N>& in_front, const Extent<N>& behind) : begin(in_front), end(behind) {}
+  template <class... Ints>
+  requires(N > 1 && sizeof...(Ints) == N && (std::is_integral_v<Ints> && ...)) constexpr Padding(Ints... both)
+      : begin(both...), end(both...) {}
+  friend std::ostream& operator<<(std::ostream& out, const Padding& p) {
+    return p.begin == p.end ? out << p.begin : out << p.begin << " and " << p.end;
+  }
+
+  Extent<N> begin, end;
+};
+
+template <int N>
 struct MaxPoolOptions {
-  Triple kernel_size;
-  std::optional<Triple> stride{};  ///< kernel_size if not given
-  Triple padding{0};               ///< at most half of kernel_size
-  Triple dilation{1};
+  Extent<N> kernel_size{1};
+  std::optional<Extent<N>> stride{};  ///< kernel_size if not given
+  Padding<N> padding{0};              ///< at most half of kernel_size
+  Extent<N> dilation{1};
   bool ceil_mode = false;
 
   /// Throws Error, with `op` in front, for what fits no input. The functions below do this first.
   void validate(const char* op) const;
 };
+template <int N>
 struct AvgPoolOptions {
-  Triple kernel_size;
-  std::optional<Triple> stride{};
-  Triple padding{0};
+  Extent<N> kernel_size{1};
+  std::optional<Extent<N>> stride{};
+  Padding<N> padding{0};
   bool ceil_mode = false;
   bool count_include_pad = true;
   std::optional<int64_t> divisor_override{};
@@ -30,39 +53,29 @@ struct AvgPoolOptions {
   void validate(const char* op) const;
 };
 
-/// x (N, C, D, H, W), or (C, D, H, W) without a batch, as in PyTorch; the result has the same axes, with
-/// D' = (D + 2 padding - dilation (kernel_size - 1) - 1) / stride + 1, rounded down, or up in ceil_mode. avg_pool3d:
-/// the same.
-Tensor max_pool3d(const Tensor& x, const MaxPoolOptions& options);
+/// D' = (D + padding in front and behind - dilation (kernel_size - 1) - 1) / stride + 1, rounded down, or up in
+/// ceil_mode. avg_pool3d: the same.
+Tensor max_pool3d(const Tensor& x, const MaxPoolOptions<3>& options);
+Tensor max_pool2d(const Tensor& x, const MaxPoolOptions<2>& options);
+Tensor max_pool1d(const Tensor& x, const MaxPoolOptions<1>& options);
 struct MaxPoolResult {
   Tensor output;
   Tensor indices;  ///< i64, positions in D * H * W
 };
-MaxPoolResult max_pool3d_with_indices(const Tensor& x, const MaxPoolOptions& options);
-Tensor avg_pool3d(const Tensor& x, const AvgPoolOptions& options);
+MaxPoolResult max_pool3d_with_indices(const Tensor& x, const MaxPoolOptions<3>& options);
+MaxPoolResult max_pool2d_with_indices(const Tensor& x, const MaxPoolOptions<2>& options);
+MaxPoolResult max_pool1d_with_indices(const Tensor& x, const MaxPoolOptions<1>& options);
+Tensor avg_pool3d(const Tensor& x, const AvgPoolOptions<3>& options);
+Tensor avg_pool2d(const Tensor& x, const AvgPoolOptions<2>& options);
+Tensor avg_pool1d(const Tensor& x, const AvgPoolOptions<1>& options);
 
-enum class InterpolateMode : uint8_t { nearest, trilinear };
-/// Factors along D, H and W; one number stands for three equal ones.
-struct ScaleFactor {
-  constexpr ScaleFactor(double all) : values{all, all, all} {}
-  constexpr ScaleFactor(double d, double h, double w) : values{d, h, w} {}
-  constexpr double operator[](int axis) const { return values[static_cast<size_t>(axis)]; }
-  std::array<double, 3> values;
-};
-std::ostream& operator<<(std::ostream& out, const ScaleFactor& scale);
-
-struct InterpolateOptions {
-  std::optional<Triple> size{};  ///< exactly one of size and scale_factor
-  std::optional<ScaleFactor> scale_factor{};
-  InterpolateMode mode = InterpolateMode::nearest;
-  bool align_corners = false;  ///< trilinear only
-
-  void validate(const char* op) const;
-};
-/// PyTorch's interpolate, with recompute_scale_factor left at its default: a given scale_factor is used as it is.
-/// An axis whose size stays is left as it is, whatever the scale_factor (PyTorch's trilinear mode on the CPU).
-/// x is (N, C, D, H, W). Fewer axes throw: PyTorch takes (N, C, H, W) for images, whose depth here is an axis of size 1
-/// with scale_factor 1.
-Tensor interpolate(const Tensor& x, const InterpolateOptions& options);
+/// To any size: along an axis output o is the mean, or the maximum, of the inputs floor(o * D / D') up to
+/// ceil((o + 1) * D / D').
+Tensor adaptive_avg_pool3d(const Tensor& x, const Extent<3>& output_size);
+Tensor adaptive_avg_pool2d(const Tensor& x, const Extent<2>& output_size);
+Tensor adaptive_avg_pool1d(const Tensor& x, const Extent<1>& output_size);
+Tensor adaptive_max_pool3d(const Tensor& x, const Extent<3>& output_size);
+Tensor adaptive_max_pool2d(const Tensor& x, const Extent<2>& output_size);
+Tensor adaptive_max_pool1d(const Tensor& x, const Extent<1>& output_size);
 
 }  // namespace voxgrad

@@ -5,6 +5,8 @@
 #include <optional>
 
 #include "core/tensor.h"
+#include "ops/kernels.h"
+#include "ops/shape.h"
 
 namespace voxgrad {
 
@@ -16,6 +18,25 @@ inline Tensor empty_volume(const Tensor& like, int64_t channels, const Triple& s
   const Shape shape{like.size(0), channels, size[0], size[1], size[2]};
   const bool last = like.suggest_memory_format() == MemoryFormat::channels_last;
   return empty_strided(shape, last ? channels_last_strides(shape) : contiguous_strides(shape), {dtype, like.device()});
+}
+
+/// (N, C, spatial...) with one to three spatial axes, or (C, spatial...), as (N, C, D, H, W): the axes that it lacks
+/// have size 1. Back: lowered(result, axes, whether x had a batch).
+inline Tensor lifted(Tensor x, int64_t axes) {
+  if (x.dim() == axes + 1) x = unsqueeze(x, 0);
+  while (x.dim() < 5) x = unsqueeze(x, 2);
+  return x;
+}
+inline Tensor lowered(Tensor y, int64_t axes, bool batched) {
+  for (; axes < 3; ++axes) y = squeeze(y, 2);
+  return batched ? y : squeeze(y, 0);
+}
+/// The values of the axes that there are behind `fill` for those that are lacking.
+inline Triple lifted(const Dims& values, int64_t fill) {
+  Triple all(fill);
+  for (int64_t i = 0, missing = 3 - values.size(); i < values.size(); ++i)
+    all[static_cast<int>(i + missing)] = values[i];
+  return all;
 }
 
 /// Whether `x` (N, C, spatial...) lies dense in one of the two memory formats.
@@ -38,6 +59,10 @@ inline View as_rows(const Tensor& x, View view) {
   }
   return view;
 }
+
+/// x (N, C, D, H, W) through linear maps along its spatial axes, to `size`. transposed: through the transposed maps.
+/// Differentiable.
+Tensor resample(const Tensor& x, const ResampleMaps& maps, const Triple& size, bool transposed = false);
 
 inline bool wants_grad(const Tensor& t) { return t.defined() && t.requires_grad(); }
 

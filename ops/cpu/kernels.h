@@ -57,7 +57,12 @@ void relu_bias_backward(const View& dz, const View& dbias, const View& dy, const
 // pool.cpp, resample.cpp
 void max_pool(const View& y, const View* indices, const View& x, const PoolGeometry& geometry);
 void max_pool_backward(const View& dx, const View& dy, const View& indices, const PoolGeometry& geometry);
-void resample(const View& out, const View& in, int axis, const Resample& map, bool transposed);
+void resample(const View& out, const View& in, const ResampleMaps& maps, bool transposed);
+
+// grid_sample.cpp
+void grid_sample(const View& y, const View& x, const View& grid, const GridSample& how);
+void grid_sample_backward(const View* dx, const View* dgrid, const View& dy, const View& x, const View& grid,
+                          const GridSample& how);
 
 // gather.cpp
 void gather(const char* op, const View& out, const View& in, const View& index, int axis);

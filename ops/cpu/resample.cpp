@@ -1,5 +1,6 @@
-// Resampling along one axis: a sparse matrix, made of the taps of ops/resample_taps.h, applied to every line.
-// The transposed map is the transposed matrix.
+// Resampling along three axes at once: for each row of the result the rows of the input that it takes are summed, with
+// the weights of depth and height, and the sum is resampled along the width. An axis' map is a sparse matrix, made by
+// ops/resample_taps.h. Sums are of doubles, and rounded once.
 #include <vector>
 
 #include "core/dtype.h"
@@ -19,88 +20,90 @@ struct SparseMatrix {
   std::vector<size_t> begin{0};
   std::vector<Entry> entries;
 
-  size_t rows() const { return begin.size() - 1; }
+  SparseMatrix(const Resample& map, bool transposed, int64_t rows, int64_t columns) {
+    const int64_t n = transposed ? rows : columns, outputs = transposed ? columns : rows;
+    for (int64_t r = 0; r < rows; ++r) {
+      for_terms(map, transposed, r, n, outputs, [&](int64_t c, double weight) { entries.push_back({c, weight}); });
+      begin.push_back(entries.size());
+    }
+  }
+  std::span<const Entry> row(int64_t r) const {
+    const auto i = static_cast<size_t>(r);
+    return std::span(entries).subspan(begin[i], begin[i + 1] - begin[i]);
+  }
 };
 
-SparseMatrix matrix_of(const Resample& map, int64_t outputs, int64_t inputs) {
-  SparseMatrix matrix;
-  for (int64_t o = 0; o < outputs; ++o) {
-    const Taps taps = resample_taps(map, o, inputs);
-    for (int64_t i = taps.first; i < taps.first + taps.count; ++i)
-      matrix.entries.push_back({i, resample_weight(map, o, i, inputs)});
-    matrix.begin.push_back(matrix.entries.size());
+/// Channels that are summed side by side.
+constexpr int64_t kLanes = 64;
+
+struct ResampleProblem {
+  View out, in;
+  SparseMatrix axes[3];
+  bool lanes;  // channels are the inner axis
+
+  ResampleProblem(const View& to, const View& from, const ResampleMaps& maps, bool transposed)
+      : out(to), in(from), axes{matrix(maps, transposed, 0), matrix(maps, transposed, 1), matrix(maps, transposed, 2)} {
+    lanes = in.size[1] > 1 && std::abs(in.stride[1]) < std::abs(in.stride[4]);
   }
-  return matrix;
-}
-
-/// Entries of a row in ascending order of their columns.
-SparseMatrix transpose(const SparseMatrix& matrix, int64_t columns) {
-  SparseMatrix result;
-  result.begin.assign(static_cast<size_t>(columns) + 1, 0);
-  for (const auto& entry : matrix.entries) ++result.begin[static_cast<size_t>(entry.column) + 1];
-  for (size_t c = 0; c < static_cast<size_t>(columns); ++c) result.begin[c + 1] += result.begin[c];
-  result.entries.resize(matrix.entries.size());
-  std::vector<size_t> next(result.begin);
-  for (size_t r = 0; r < matrix.rows(); ++r)
-    for (size_t e = matrix.begin[r]; e < matrix.begin[r + 1]; ++e)
-      result.entries[next[static_cast<size_t>(matrix.entries[e].column)]++] = {static_cast<int64_t>(r),
-                                                                               matrix.entries[e].weight};
-  return result;
-}
-
-/// Lines that are summed side by side.
-constexpr int64_t kLines = 256;
-
-/// Applies the matrix along one line.
-template <class T>
-void apply_to_line(const SparseMatrix& matrix, const Offsets<2>& along, T* y, const T* x) {
-  for (size_t r = 0; r < matrix.rows(); ++r) {
-    double sum = 0;
-    for (size_t e = matrix.begin[r]; e < matrix.begin[r + 1]; ++e)
-      sum += matrix.entries[e].weight * static_cast<double>(x[matrix.entries[e].column * along[1]]);
-    y[static_cast<int64_t>(r) * along[0]] = convert<T>(sum);
+  SparseMatrix matrix(const ResampleMaps& maps, bool transposed, size_t axis) const {
+    return {maps[axis], transposed, out.size[axis + 2], in.size[axis + 2]};
   }
+};
+
+/// sums[i] += weight * x[i * step]
+template <class T>
+void add_row(double* sums, const T* x, int64_t step, int64_t count, double weight) {
+  if (step == 1)
+    for (int64_t i = 0; i < count; ++i) sums[i] += weight * static_cast<double>(x[i]);
+  else
+    for (int64_t i = 0; i < count; ++i) sums[i] += weight * static_cast<double>(x[i * step]);
 }
 
-/// The same along `count` lines, at most kLines, that lie `across` apart.
+/// The row (d, h) of `lanes` channels, which begin at x and y; `columns` has room for a row of the input.
 template <class T>
-void apply_to_lines(const SparseMatrix& matrix, const Offsets<2>& along, const Offsets<2>& across, int64_t count, T* y,
-                    const T* x) {
-  RowBuffer<T> buffer;
-  for (size_t r = 0; r < matrix.rows(); ++r) {
-    double sums[kLines] = {};
-    for (size_t e = matrix.begin[r]; e < matrix.begin[r + 1]; ++e) {
-      const double weight = matrix.entries[e].weight;
-      const T* in = packed(x + matrix.entries[e].column * along[1], across[1], count, buffer.data());
-      for (int64_t j = 0; j < count; ++j) sums[j] += weight * static_cast<double>(in[j]);
+void resample_row(const ResampleProblem& p, int64_t d, int64_t h, int64_t lanes, T* y, const T* x,
+                  std::vector<double>& columns) {
+  const int64_t width = p.in.size[4];
+  std::fill(columns.begin(), columns.end(), 0.0);
+  for (const auto& plane : p.axes[0].row(d))
+    for (const auto& row : p.axes[1].row(h)) {
+      const T* from = x + plane.column * p.in.stride[2] + row.column * p.in.stride[3];
+      const double weight = plane.weight * row.weight;
+      if (lanes == 1) {
+        add_row(columns.data(), from, p.in.stride[4], width, weight);
+        continue;
+      }
+      for (int64_t w = 0; w < width; ++w)
+        add_row(columns.data() + w * lanes, from + w * p.in.stride[4], p.in.stride[1], lanes, weight);
     }
-    T* out = y + static_cast<int64_t>(r) * along[0];
-    for (int64_t j = 0; j < count; ++j) out[j * across[0]] = convert<T>(sums[j]);
+  for (int64_t w = 0; w < p.out.size[4]; ++w) {
+    double sums[kLanes] = {};
+    for (const auto& entry : p.axes[2].row(w))
+      add_row(sums, columns.data() + entry.column * lanes, 1, lanes, entry.weight);
+    for (int64_t c = 0; c < lanes; ++c) y[w * p.out.stride[4] + c * p.out.stride[1]] = convert<T>(sums[c]);
   }
 }
 
 }  // namespace
 
-void resample(const View& out, const View& in, int axis, const Resample& map, bool transposed) {
-  const int64_t outputs = out.size[axis], inputs = in.size[axis];
+void resample(const View& out, const View& in, const ResampleMaps& maps, bool transposed) {
   if (out.numel() == 0) return;
-  SparseMatrix matrix = transposed ? matrix_of(map, inputs, outputs) : matrix_of(map, outputs, inputs);
-  if (transposed) matrix = transpose(matrix, outputs);
-  const auto nest = make_nest(axis, out, in);
-  const Offsets<2> along{out.stride[axis], in.stride[axis]}, across = nest.inner_stride();
-  const int64_t work = static_cast<int64_t>(matrix.entries.size()) + outputs;
+  const ResampleProblem p(out, in, maps, transposed);
+  const int64_t most = p.lanes ? kLanes : 1, parts = (out.size[1] + most - 1) / most, depth = out.size[2];
+  const int64_t terms = static_cast<int64_t>(p.axes[1].entries.size() * p.axes[0].entries.size()) / depth;
   dispatch(Floats(), in.dtype, "resample", "CPU", [&]<class T>() {
-    for_each_row(
-        nest,
-        [&](const Offsets<2>& offset, int64_t count) {
-          T* y = out.as<T>() + offset[0];
-          const T* x = in.as<const T>() + offset[1];
-          if (count > 1 && std::abs(across[0]) < std::abs(along[0]))
-            apply_to_lines(matrix, along, across, count, y, x);
-          else
-            for (int64_t j = 0; j < count; ++j) apply_to_line(matrix, along, y + j * across[0], x + j * across[1]);
-        },
-        kLines, work);
+    const int64_t work = (terms * in.size[4] + out.size[3] * out.size[4]) * std::min(most, out.size[1]);
+    parallel_for(out.size[0] * parts * depth, grain_of(work), [&](int64_t begin, int64_t end) {
+      std::vector<double> columns;
+      for (int64_t i = begin; i < end; ++i) {
+        const int64_t d = i % depth, channel = i / depth % parts * most, n = i / depth / parts;
+        const int64_t lanes = std::min(most, out.size[1] - channel);
+        columns.resize(static_cast<size_t>(lanes * in.size[4]));
+        T* y = out.as<T>() + n * out.stride[0] + channel * out.stride[1] + d * out.stride[2];
+        const T* x = in.as<const T>() + n * in.stride[0] + channel * in.stride[1];
+        for (int64_t h = 0; h < out.size[3]; ++h) resample_row(p, d, h, lanes, y + h * out.stride[3], x, columns);
+      }
+    });
   });
 }
 

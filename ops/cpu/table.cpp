@@ -33,6 +33,8 @@ const Kernels& cpu_kernels() {
       .max_pool = cpu::max_pool,
       .max_pool_backward = cpu::max_pool_backward,
       .resample = cpu::resample,
+      .grid_sample = cpu::grid_sample,
+      .grid_sample_backward = cpu::grid_sample_backward,
       .gather = cpu::gather,
       .scatter_add = cpu::scatter_add,
       .step = cpu::step,

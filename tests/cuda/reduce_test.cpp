@@ -1,4 +1,4 @@
-// The CUDA kernels that reduce, pool and resample against the CPU's, through the kernel table: random
+// The CUDA kernels that reduce and pool against the CPU's, through the kernel table: random
 // shapes and strides, poisoned results between guard bands.
 #include <functional>
 
@@ -257,39 +257,6 @@ TEST_F(CudaReduce, MaxPoolAgrees) {
       kernels(device).max_pool_backward(dx.on(device), dy.on(device), named, g);
     }
     for (const RandomView* result : {&y, &indices, &dx}) EXPECT_TRUE(result->same(0));
-  });
-}
-
-TEST_F(CudaReduce, ResampleAgrees) {
-  with_all_floats(100, [](Random& random, DType dtype) {
-    Resample map;
-    map.mode = static_cast<Resample::Mode>(random.integer(0, 2));
-    const int64_t rank = random.integer(1, 5), n = random.integer(4, 20);
-    int64_t outputs = random.integer(1, 30);
-    if (map.mode == Resample::Mode::box) {
-      map.kernel = random.integer(1, 4);
-      map.stride = random.integer(1, 4);
-      map.padding = random.integer(0, map.kernel / 2);
-      map.count_include_pad = random.chance(0.5);
-      outputs = (n + 2 * map.padding - map.kernel) / map.stride + 1;
-    } else {
-      map.align_corners = map.mode == Resample::Mode::linear && outputs > 1 && random.chance(0.5);
-      map.scale = map.align_corners ? static_cast<double>(n - 1) / static_cast<double>(outputs - 1)
-                                    : static_cast<double>(n) / static_cast<double>(outputs);
-    }
-    const int axis = static_cast<int>(random.integer(0, rank - 1));
-    Shape shape = random_shape(random, rank, 7), small = shape, large = shape;
-    small[axis] = n;
-    large[axis] = outputs;
-    for (const bool transposed : {false, true}) {
-      RandomView in(dtype, transposed ? large : small, any_layout(random, true), random);
-      RandomView out(dtype, transposed ? small : large, any_layout(random, false), random);
-      in.fill(random, -5, 5, false);
-      out.poison();
-      SCOPED_TRACE(concat(small, " to ", large, " along ", axis, transposed ? ", transposed" : ""));
-      for (const Device device : kBoth) kernels(device).resample(out.on(device), in.on(device), axis, map, transposed);
-      EXPECT_TRUE(out.same(rounding(dtype)));
-    }
   });
 }
 

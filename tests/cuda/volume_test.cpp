@@ -80,29 +80,114 @@ TEST_F(CudaVolume, Resample) {
   const struct {
     Resample map;
     int64_t inputs, outputs;
-  } cases[] = {{{.mode = nearest, .scale = 0.5}, 7, 14},
-               {{.mode = linear, .scale = 0.5}, 7, 14},
+  } cases[] = {{{}, 4, 4},
+               {{.mode = nearest, .scale = 0.5}, 8, 16},
+               {{.mode = nearest_exact, .scale = 7.0 / 5}, 7, 5},
+               {{.mode = linear, .scale = 0.5}, 8, 16},
                {{.mode = linear, .scale = 7.0 / 3}, 7, 3},
-               {{.mode = linear, .align_corners = true, .scale = 0.5}, 7, 13},
-               {{.mode = box, .kernel = 2, .stride = 2}, 8, 4},
-               {{.mode = box, .count_include_pad = false, .kernel = 3, .stride = 2, .padding = 1}, 8, 5}};
+               {{.mode = linear, .align_corners = true, .scale = 0.5}, 5, 9},
+               {{.mode = cubic, .scale = 0.5}, 4, 8},
+               {{.mode = box, .kernel = 2, .stride = 2}, 16, 8},
+               {{.mode = box, .kernel = 3, .stride = 2, .padding = 1, .padding_end = 1}, 8, 4},
+               {{.mode = box, .count_include_pad = false, .kernel = 3, .stride = 2, .padding = 1}, 8, 5},
+               {{.mode = box, .kernel = 7, .stride = 1}, 12, 6},
+               {{.mode = adaptive, .count_include_pad = false, .outputs = 3}, 8, 3},
+               {{.mode = reflect, .padding = 2}, 4, 8},
+               {{.mode = replicate, .padding = 3}, 3, 8},
+               {{.mode = circular, .padding = 1}, 6, 8}};
+  constexpr size_t kCases = std::size(cases);
   for (const DType dtype : kFloats)
-    for (const auto& [map, inputs, outputs] : cases)
+    for (size_t number = 0; number < kCases; ++number)
       for (unsigned seed = kFirstSeed; seed < kFirstSeed + 2 * kSeeds; ++seed) {
         Random random(seed);
-        const int axis = static_cast<int>(random.integer(2, 4));
         const bool transposed = random.chance(0.5);
-        Shape from{2, seed % 2 ? 16 : 3, 4, 5, 8}, to = from;
-        from[axis] = transposed ? outputs : inputs;
-        to[axis] = transposed ? inputs : outputs;
+        Shape from{2, seed % 2 ? 16 : 3, 1, 1, 1}, to = from;
+        ResampleMaps maps;
+        for (int i = 0; i < 3; ++i) {  // each case along the width, with any along the others
+          const auto& c = cases[i == 2 ? number : static_cast<size_t>(random.integer(0, kCases - 1))];
+          maps[static_cast<size_t>(i)] = c.map;
+          from[i + 2] = transposed ? c.outputs : c.inputs;
+          to[i + 2] = transposed ? c.inputs : c.outputs;
+        }
         const Layout layout = kLayouts[random.integer(0, 2)];
         RandomView in(dtype, from, layout, random), out(dtype, to, layout, random);
         in.fill(random, -4, 4, false);
         out.poison();
-        for (const Device device : kBoth)
-          kernels(device).resample(out.on(device), in.on(device), axis, map, transposed);
-        EXPECT_TRUE(out.same(rounding(dtype))) << dtype << " axis " << axis << " seed " << seed;
+        for (const Device device : kBoth) kernels(device).resample(out.on(device), in.on(device), maps, transposed);
+        EXPECT_TRUE(out.same(rounding(dtype))) << dtype << ' ' << from << " to " << to << " seed " << seed;
       }
+}
+
+// Rows that do not fit into shared memory, and tiles whose last one is not full.
+TEST_F(CudaVolume, ResampleOfLongAndOfManyRows) {
+  const Resample up{.mode = Resample::Mode::linear, .scale = 0.5};
+  for (const DType dtype : kFloats)
+    for (const auto& [shape, axis] : {std::pair(Shape{1, 2, 1, 3, 5000}, 4), std::pair(Shape{3, 7, 9, 11, 8}, 2),
+                                      std::pair(Shape{2, 5, 7, 3, 64}, 4), std::pair(Shape{2, 5, 7, 3, 300}, 3)})
+      for (const bool transposed : {false, true}) {
+        Random random(kFirstSeed);
+        ResampleMaps maps;
+        maps[static_cast<size_t>(axis - 2)] = up;
+        Shape to = shape;
+        to[axis] *= 2;
+        RandomView in(dtype, transposed ? to : shape, Layout::contiguous, random);
+        RandomView out(dtype, transposed ? shape : to, Layout::contiguous, random);
+        in.fill(random, -4, 4, false);
+        out.poison();
+        for (const Device device : kBoth) kernels(device).resample(out.on(device), in.on(device), maps, transposed);
+        EXPECT_TRUE(out.same(rounding(dtype))) << dtype << ' ' << shape << (transposed ? " transposed" : "");
+      }
+}
+
+TEST_F(CudaVolume, GridSampleAndItsGradients) {
+  for (const DType dtype : kFloats)
+    for (unsigned seed = kFirstSeed; seed < kFirstSeed + 2 * kSeeds; ++seed) {
+      Random random(seed);
+      const int64_t n = random.integer(1, 3), channels = random.integer(1, 3) * (seed % 2 ? 8 : 1);
+      const Shape size{n, channels, random.integer(1, 6), 5, 7}, to{n, channels, 3, random.integer(1, 9), 11};
+      const Layout layout = kLayouts[random.integer(0, 2)];
+      const DType wide = dtype == f64 ? f64 : f32;
+      const Shape places{n, to[2], to[3], to[4], 3};
+      RandomView x(dtype, size, layout, random), y(dtype, to, layout, random), dx(dtype, size, layout, random);
+      RandomView dy(dtype, to, layout, random), grid(wide, places, Layout::spaced, random);
+      RandomView dgrid(wide, places, Layout::contiguous, random);
+      const GridSample how{random.chance(0.7), static_cast<GridSample::Padding>(random.integer(0, 2)),
+                           random.chance(0.5)};
+      x.fill(random, -4, 4, false);
+      dy.fill(random, -4, 4, false);
+      grid.fill(random, -1.7, 1.7, false);
+      for (RandomView* result : {&y, &dx, &dgrid}) result->poison();
+      for (const Device device : kBoth) {
+        kernels(device).grid_sample(y.on(device), x.on(device), grid.on(device), how);
+        const View to_x = dx.on(device), to_grid = dgrid.on(device);
+        kernels(device).grid_sample_backward(&to_x, &to_grid, dy.on(device), x.on(device), grid.on(device), how);
+      }
+      for (const RandomView* result : {&y, &dx, &dgrid})
+        EXPECT_TRUE(result->same(4 * rounding(result == &dgrid ? wide : dtype)))
+            << dtype << " linear " << how.linear << " padding " << static_cast<int>(how.padding) << " seed " << seed;
+    }
+}
+
+// One voxel that every position reads, and a gradient that is not finite.
+TEST_F(CudaVolume, GridSampleGradientOfManyPositionsAndOfNaN) {
+  Random random(kFirstSeed);
+  for (const double first : {1.0, 1e30, 1e-38, std::numeric_limits<double>::quiet_NaN()}) {
+    RandomView x(f32, {1, 1, 1, 1, 2}, Layout::contiguous, random),
+        dx(f32, {1, 1, 1, 1, 2}, Layout::contiguous, random);
+    RandomView dy(f32, {1, 1, 1, 1, 10000}, Layout::contiguous, random);
+    RandomView grid(f32, {1, 1, 1, 10000, 3}, Layout::contiguous, random);
+    dx.poison();
+    x.fill(random, 0, 0);
+    grid.fill(random, 0, 0);
+    dy.fill(random, 1, 1);
+    dy.cpu.set({dy.start}, first);
+    dy.gpu = dy.cpu.to(Device::cuda());
+    for (const Device device : kBoth) {
+      const View to = dx.on(device);
+      kernels(device).grid_sample_backward(&to, nullptr, dy.on(device), x.on(device), grid.on(device), {});
+    }
+    EXPECT_TRUE(dx.same(1e-6)) << first;
+  }
 }
 
 }  // namespace

@@ -95,9 +95,22 @@ std::map<std::string, MakeLayer> layers() {
              ConvTranspose1d{{.in_channels = 3, .out_channels = 2, .kernel_size = 3}});
        }},
       {"softplus", make<Softplus>(2.0, 1.0)},
-      {"max_pool3d", make<MaxPool3d>(MaxPoolOptions{.kernel_size = 3, .stride = 2, .padding = 1})},
+      {"max_pool3d", make<MaxPool3d>(MaxPoolOptions<3>{.kernel_size = 3, .stride = 2, .padding = 1})},
       {"avg_pool3d",
-       make<AvgPool3d>(AvgPoolOptions{.kernel_size = 2, .stride = 1, .padding = 1, .count_include_pad = false})},
+       make<AvgPool3d>(AvgPoolOptions<3>{.kernel_size = 2, .stride = 1, .padding = 1, .count_include_pad = false})},
+      {"max_pool2d", make<MaxPool2d>(2)},
+      {"max_pool1d", make<MaxPool1d>(3, 2, 1)},
+      {"avg_pool3d_ceil", [] { return std::make_unique<AvgPool3d>(2, AvgPoolOptions<3>{.ceil_mode = true}); }},
+      {"avg_pool2d",
+       [] {
+         return std::make_unique<AvgPool2d>(Extent<2>{2, 3}, 1);
+       }},
+      {"adaptive_avg_pool3d", make<AdaptiveAvgPool3d>(Triple(2, 1, 3))},
+      {"adaptive_max_pool3d", make<AdaptiveMaxPool3d>(2)},
+      {"reflection_pad3d", make<ReflectionPad3d>(std::vector<int64_t>{1, 2, 0, 1, 2, 0})},
+      {"replication_pad3d", make<ReplicationPad3d>(2)},
+      {"constant_pad3d", make<ConstantPad3d>(1, -0.5)},
+      {"upsample_bicubic", make<Upsample>(InterpolateOptions{.scale_factor = 2, .mode = InterpolateMode::bicubic})},
       {"upsample", make<Upsample>(InterpolateOptions{.scale_factor = 2, .mode = InterpolateMode::trilinear})},
       {"flatten", make<Flatten>()},
       {"sequential",
@@ -283,9 +296,20 @@ TEST(Layers, PoolingRefusesBadOptions) {
   EXPECT_ERROR(AvgPool3d({.kernel_size = 3, .padding = 2}), "AvgPool3d: padding must lie between 0 and half");
   EXPECT_ERROR(AvgPool3d({.kernel_size = 1, .divisor_override = 0}), "AvgPool3d: divisor_override must not be zero");
   EXPECT_ERROR(Upsample({}), "Upsample: exactly one of size and scale_factor must be given");
-  EXPECT_ERROR(Upsample({.size = 0}), "Upsample: size must be positive, got [0, 0, 0]");
+  EXPECT_ERROR(Upsample({.size = 0}), "Upsample: size must be positive, got [0]");
   EXPECT_ERROR(Upsample({.scale_factor = -2}), "Upsample: scale_factor must be finite and positive, got -2");
-  EXPECT_ERROR(Upsample({.size = 4, .align_corners = true}), "Upsample: align_corners is for trilinear mode only");
+  EXPECT_ERROR(Upsample({.size = 4, .align_corners = true}), "Upsample: align_corners is not for mode nearest");
+  const Tensor x = ones({1, 8, 4, 4, 6});
+  EXPECT_EQ(MaxPool3d(Triple(2, 2, 3)).forward(x).shape(), (Shape{1, 8, 2, 2, 2}));
+  EXPECT_EQ(AvgPool3d(2, Triple(2, 4, 1)).forward(x).shape(), (Shape{1, 8, 2, 1, 5}));
+  EXPECT_EQ(MaxPool3d(3, 2, 1).forward(x).shape(), (Shape{1, 8, 2, 2, 3}));
+  EXPECT_EQ(MaxPool3d(2, {.stride = 1, .ceil_mode = true}).forward(x).shape(), (Shape{1, 8, 3, 3, 5}));
+  EXPECT_EQ(PixelShuffle3d(2).forward(x).shape(), (Shape{1, 1, 8, 8, 12}));
+  EXPECT_EQ(ZeroPad3d({1, 0, 0, 0, 0, 2}).forward(x).shape(), (Shape{1, 8, 6, 4, 7}));
+  EXPECT_ERROR(MaxPool2d(2, {.stride = 0}), "MaxPool2d: stride must lie in [1, 2^31), got [0, 0]");
+  EXPECT_ERROR(AdaptiveAvgPool3d(0), "AdaptivePool: output_size must be positive, got [0, 0, 0]");
+  EXPECT_ERROR(ReflectionPad3d({1, 1, 1}), "Pad: takes 6 amounts, got 3");
+  EXPECT_ERROR(PixelShuffle3d(0), "PixelShuffle3d: upscale_factor must be positive, got 0");
   EXPECT_ERROR(Flatten(2, 1), "Flatten: start_axis 2 comes after end_axis 1");
   EXPECT_ERROR(Flatten(-1, -2), "Flatten: start_axis -1 comes after end_axis -2");
   EXPECT_ERROR(Flatten(0, 8), "Flatten: axes must lie in [-8, 8), got 0 and 8");

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "core/parallel.h"
+#include "ops/resample_taps.h"
 #include "tests/ops/cpu_kernels_support.h"
 
 namespace voxgrad {
@@ -186,71 +187,166 @@ TEST(CpuKernels, MaxPoolAndItsGradient) {
 /// What output o takes of input i, by the definitions of Resample.
 double resample_entry(const Resample& map, int64_t o, int64_t i, int64_t n) {
   const double at = static_cast<double>(o);
-  if (map.mode == Resample::Mode::nearest)
-    return static_cast<double>(i) == std::min(std::floor(at * map.scale), static_cast<double>(n - 1));
-  if (map.mode == Resample::Mode::linear) {
+  using enum Resample::Mode;
+  if (map.mode == nearest || map.mode == nearest_exact)
+    return static_cast<double>(i) ==
+           std::min(std::floor((at + (map.mode == nearest ? 0 : 0.5)) * map.scale), static_cast<double>(n - 1));
+  if (map.mode >= reflect) {
+    int64_t from = o - map.padding;
+    if (map.mode == circular) from = (from + n) % n;
+    if (map.mode == replicate) from = std::clamp<int64_t>(from, 0, n - 1);
+    if (map.mode == reflect) from = n - 1 - std::abs(n - 1 - std::abs(from));
+    return i == from;
+  }
+  if (map.mode == adaptive) {
+    const int64_t begin = o * n / map.outputs, end = ((o + 1) * n + map.outputs - 1) / map.outputs;
+    return i >= begin && i < end ? 1.0 / static_cast<double>(end - begin) : 0;
+  }
+  if (map.mode == cubic) {  // of all the positions that a border stands for
+    const double s = map.align_corners ? at * map.scale : (at + 0.5) * map.scale - 0.5;
+    double weight = 0;
+    for (int64_t tap = -4; tap < n + 4; ++tap) {
+      const double d = std::abs(s - static_cast<double>(tap)), a = -0.75;
+      if (std::clamp<int64_t>(tap, 0, n - 1) != i || d >= 2) continue;
+      weight += d < 1 ? (a + 2) * d * d * d - (a + 3) * d * d + 1 : a * (d * d * d - 5 * d * d + 8 * d - 4);
+    }
+    return weight;
+  }
+  if (map.mode == linear) {
     double s = map.align_corners ? at * map.scale : std::max((at + 0.5) * map.scale - 0.5, 0.0);
     s = std::min(s, static_cast<double>(n - 1));
     return std::max(0.0, 1 - std::abs(s - static_cast<double>(i)));
   }
   const int64_t start = o * map.stride - map.padding, end = start + map.kernel;
   if (i < start || i >= end) return 0;
-  const int64_t counted =
-      map.count_include_pad ? std::min(end, n + map.padding) - start : std::min(end, n) - std::max<int64_t>(start, 0);
+  if (map.weight != 0) return map.weight;
+  const int64_t counted = map.count_include_pad ? std::min(end, n + map.padding_end) - start
+                                                : std::min(end, n) - std::max<int64_t>(start, 0);
   return 1.0 / static_cast<double>(counted);
 }
 
-TEST(CpuKernels, ResamplingAndItsTranspose) {
+/// A map and the sizes of its sides.
+struct ResampleCase {
+  Resample map;
+  int64_t inputs, outputs;
+};
+
+std::vector<ResampleCase> resample_cases() {
   using enum Resample::Mode;
-  const struct {
-    Resample map;
-    int64_t inputs, outputs;
-  } cases[] = {
-      {{.mode = nearest, .scale = 0.5}, 7, 14},
+  std::vector<ResampleCase> cases = {
+      {{}, 3, 3},
+      {{.mode = nearest, .scale = 0.5}, 4, 8},
       {{.mode = nearest, .scale = 7.0 / 3}, 7, 3},
-      {{.mode = linear, .scale = 0.5}, 7, 14},
+      {{.mode = nearest_exact, .scale = 5.0 / 7}, 5, 7},
+      {{.mode = linear, .scale = 0.5}, 4, 8},
       {{.mode = linear, .scale = 7.0 / 3}, 7, 3},
-      {{.mode = linear, .scale = 1 / 1.7}, 7, 11},
-      {{.mode = linear, .align_corners = true, .scale = 6.0 / 12}, 7, 13},
-      {{.mode = linear, .align_corners = true, .scale = 0}, 7, 1},
+      {{.mode = linear, .scale = 1 / 1.7}, 5, 8},
+      {{.mode = linear, .align_corners = true, .scale = 4.0 / 8}, 5, 9},
+      {{.mode = linear, .align_corners = true, .scale = 0}, 5, 1},
       {{.mode = linear, .scale = 0.25}, 1, 4},
-      {{.mode = box, .kernel = 3, .stride = 2, .padding = 1}, 7, 4},
-      {{.mode = box, .kernel = 3, .stride = 2, .padding = 1}, 8, 5},  // ceil mode: the last box leaves the padding
-      {{.mode = box, .count_include_pad = false, .kernel = 3, .stride = 2, .padding = 1}, 8, 5},
+      {{.mode = cubic, .scale = 0.5}, 4, 8},
+      {{.mode = cubic, .scale = 0.25}, 2, 8},
+      {{.mode = cubic, .scale = 7.0 / 3}, 7, 3},
+      {{.mode = cubic, .align_corners = true, .scale = 5.0 / 3}, 6, 4},
+      {{.mode = cubic, .align_corners = true, .scale = 0}, 3, 1},
+      {{.mode = box, .kernel = 3, .stride = 2, .padding = 1, .padding_end = 1}, 7, 4},
+      {{.mode = box, .kernel = 3, .stride = 1, .padding = 1, .padding_end = 0}, 6, 5},
+      // ceil mode: the last box leaves the padding
+      {{.mode = box, .kernel = 3, .stride = 2, .padding = 1, .padding_end = 1}, 8, 5},
+      {{.mode = box, .count_include_pad = false, .kernel = 3, .stride = 2, .padding = 1, .padding_end = 1}, 8, 5},
+      {{.mode = box, .kernel = 2, .stride = 3, .weight = -0.3}, 8, 3},
+      {{.mode = adaptive, .count_include_pad = false, .outputs = 3}, 7, 3},
+      {{.mode = adaptive, .count_include_pad = false, .outputs = 7}, 3, 7},
+      {{.mode = reflect, .padding = 2}, 3, 7},
+      {{.mode = reflect, .padding = -1}, 6, 7},
+      {{.mode = replicate, .padding = 3}, 2, 7},
+      {{.mode = circular, .padding = 3}, 3, 8},
   };
+  return cases;
+}
+
+TEST(CpuKernels, ResamplingAndItsTranspose) {
+  const std::vector<ResampleCase> cases = resample_cases();
   for_all_floats([&]<class T>() {
-    for (const auto& [map, inputs, outputs] : cases)
-      for (int axis = 0; axis < 3; ++axis)
-        for (Layout layout : kInputs)
-          for (bool transposed : {false, true}) {
-            Shape in_shape{3, 4, 5}, out_shape{3, 4, 5};
-            in_shape[axis] = transposed ? outputs : inputs;
-            out_shape[axis] = transposed ? inputs : outputs;
-            Array<T> in(in_shape, layout), out(out_shape, Layout::stepped);
-            in.random(-1, 1);
-            cpu.resample(out.view, in.view, axis, map, transposed);
-            const auto expected = [&, m = map, n = inputs](Dims i) {
-              double total = 0;
-              const int64_t at = i[axis];
-              for (i[axis] = 0; i[axis] < in_shape[axis]; ++i[axis])
-                total += static_cast<double>(in(i)) *
-                         (transposed ? resample_entry(m, i[axis], at, n) : resample_entry(m, at, i[axis], n));
-              return total;
-            };
-            expect_close<T>(out, expected, tolerance<T>());
+    for (size_t number = 0; number < cases.size(); ++number)
+      for (Layout layout : {Layout::contiguous, Layout::reversed, Layout::flipped})
+        for (bool transposed : {false, true}) {
+          ResampleMaps maps;
+          Shape in_shape{2, 3, 1, 1, 1}, out_shape = in_shape;
+          int64_t n[3];
+          for (size_t i = 0; i < 3; ++i) {
+            const ResampleCase& c = cases[(number + i * 7) % cases.size()];
+            const auto axis = static_cast<int64_t>(i) + 2;
+            maps[i] = c.map;
+            n[i] = c.inputs;
+            in_shape[axis] = transposed ? c.outputs : c.inputs;
+            out_shape[axis] = transposed ? c.inputs : c.outputs;
           }
+          Array<T> in(in_shape, layout), out(out_shape, Layout::stepped);
+          in.random(-1, 1);
+          cpu.resample(out.view, in.view, maps, transposed);
+          const auto entry = [&](int i, int64_t from, int64_t to) {
+            return transposed ? resample_entry(maps[static_cast<size_t>(i)], from, to, n[i])
+                              : resample_entry(maps[static_cast<size_t>(i)], to, from, n[i]);
+          };
+          const auto expected = [&](const Dims& o) {
+            double total = 0;
+            Dims i = o;
+            for (i[2] = 0; i[2] < in_shape[2]; ++i[2])
+              for (i[3] = 0; i[3] < in_shape[3]; ++i[3])
+                for (i[4] = 0; i[4] < in_shape[4]; ++i[4])
+                  total +=
+                      static_cast<double>(in(i)) * entry(0, i[2], o[2]) * entry(1, i[3], o[3]) * entry(2, i[4], o[4]);
+            return total;
+          };
+          expect_close<T>(out, expected, 2 * tolerance<T>());
+        }
   });
+}
+
+// On CUDA they are written into memory taken for so many.
+TEST(Resample, HasNoMoreTermsThanItSays) {
+  std::vector<ResampleCase> cases = resample_cases();
+  for (const auto mode : {Resample::Mode::nearest, Resample::Mode::nearest_exact, Resample::Mode::linear,
+                          Resample::Mode::cubic, Resample::Mode::adaptive, Resample::Mode::box})
+    for (int64_t inputs = 1; inputs < 20; ++inputs)
+      for (int64_t outputs = 1; outputs < 60; ++outputs) {
+        Resample map{.mode = mode, .scale = static_cast<double>(inputs) / static_cast<double>(outputs)};
+        map.outputs = outputs;
+        map.kernel = 1 + outputs % 5;
+        map.stride = 1 + outputs % 3;
+        cases.push_back({map, inputs, mode == Resample::Mode::box ? (inputs - 1) / map.stride + 1 : outputs});
+        map.align_corners = outputs > 1 && mode >= Resample::Mode::linear;
+        if (outputs > 1) map.scale = static_cast<double>(inputs - 1) / static_cast<double>(outputs - 1);
+        if (map.align_corners) cases.push_back({map, inputs, cases.back().outputs});
+      }
+  for (const auto& [map, inputs, outputs] : cases)
+    for (const bool transposed : {false, true}) {
+      const int64_t most = most_terms(map, transposed, inputs, outputs);
+      int64_t terms[2] = {};
+      for (int64_t o = 0; o < (transposed ? inputs : outputs); ++o) {
+        int64_t count = 0;
+        for_terms(map, transposed, o, inputs, outputs, [&](int64_t, double) { ++count; });
+        EXPECT_LE(count, most) << static_cast<int>(map.mode) << ": " << inputs << " to " << outputs << ", "
+                               << transposed;
+        terms[0] += count;
+      }
+      for (int64_t o = 0; o < (transposed ? outputs : inputs); ++o)
+        for_terms(map, !transposed, o, inputs, outputs, [&](int64_t, double) { ++terms[1]; });
+      EXPECT_EQ(terms[0], terms[1]) << static_cast<int>(map.mode) << ": " << inputs << " to " << outputs;
+    }
 }
 
 TEST(CpuKernels, NearestTakesTheInputThatTheExactRatioNames) {
   for (int64_t inputs : {2, 3, 7})
     for (int64_t outputs = 1; outputs < 400; ++outputs) {
-      Array<float> in({inputs}), out({outputs});
-      cpu.arange(in.view, 0, 1);
+      Array<float> in({1, 1, 1, 1, inputs}), out({1, 1, 1, 1, outputs});
+      in.visit([&](const Dims& i) { in(i) = static_cast<float>(i[4]); });
       const double scale = static_cast<double>(inputs) / static_cast<double>(outputs);  // rounded
-      cpu.resample(out.view, in.view, 0, {.mode = Resample::Mode::nearest, .scale = scale}, false);
+      cpu.resample(out.view, in.view, {Resample{}, Resample{}, {.mode = Resample::Mode::nearest, .scale = scale}},
+                   false);
       expect_close<float>(
-          out, [&](const Dims& i) { return static_cast<double>(i[0] * inputs / outputs); }, 0);
+          out, [&](const Dims& i) { return static_cast<double>(i[4] * inputs / outputs); }, 0);
     }
 }
 

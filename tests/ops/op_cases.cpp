@@ -71,6 +71,7 @@ const std::vector<OpCase>& op_cases() {
     add_conv_cases(all);
     add_volume_cases(all);
     add_loss_cases(all);
+    add_sampling_cases(all);
     return all;
   }();
   return cases;

@@ -62,6 +62,7 @@ void add_line_cases(std::vector<OpCase>& cases);
 void add_conv_cases(std::vector<OpCase>& cases);
 void add_volume_cases(std::vector<OpCase>& cases);
 void add_loss_cases(std::vector<OpCase>& cases);
+void add_sampling_cases(std::vector<OpCase>& cases);
 
 /// The inputs of a case in f64 on the CPU, the same on every call, with the shapes given or its own.
 Tensors make_inputs(const OpCase& op_case, const std::vector<Shape>& shapes = {});

@@ -164,12 +164,15 @@ void add_batch_norms(std::vector<OpCase>& cases) {
 }
 
 void add_max_pools(std::vector<OpCase>& cases) {
-  const std::pair<const char*, MaxPoolOptions> table[] = {
+  const std::pair<const char*, MaxPoolOptions<3>> table[] = {
       {"", {.kernel_size = 2}},
       {"_per_axis", {.kernel_size = {2, 3, 1}, .stride = Triple{1, 2, 3}, .padding = {1, 1, 0}}},
       {"_dilated", {.kernel_size = {2, 2, 3}, .stride = Triple{1, 2, 1}, .padding = {0, 1, 0}, .dilation = {3, 2, 2}}},
       {"_ceil", {.kernel_size = {2, 3, 2}, .stride = Triple{2, 2, 3}, .padding = {0, 1, 1}, .ceil_mode = true}},
       {"_overlapping", {.kernel_size = 3, .stride = Triple{1}}},
+      {"_padded_behind", {.kernel_size = {2, 3, 3}, .stride = Triple{2}, .padding = {Triple(0), Triple(1)}}},
+      {"_padded_unevenly",
+       {.kernel_size = {2, 3, 4}, .stride = Triple{2}, .padding = {{0, 1, 2}, {1, 0, 1}}, .ceil_mode = true}},
   };
   for (const auto& [suffix, options] : table) {
     OpCase c{std::string("max_pool3d") + suffix,
@@ -200,7 +203,7 @@ void add_max_pools(std::vector<OpCase>& cases) {
 
 void add_average_pools(std::vector<OpCase>& cases) {
   const Triple k232{2, 3, 2};
-  const std::pair<const char*, AvgPoolOptions> table[] = {
+  const std::pair<const char*, AvgPoolOptions<3>> table[] = {
       {"", {.kernel_size = 2}},
       {"_padded", {.kernel_size = k232, .stride = Triple{1, 2, 2}, .padding = {1, 1, 0}}},
       {"_not_counting_padding",
@@ -213,6 +216,9 @@ void add_average_pools(std::vector<OpCase>& cases) {
         .ceil_mode = true,
         .count_include_pad = false}},
       {"_divisor", {.kernel_size = k232, .padding = {1, 1, 1}, .ceil_mode = true, .divisor_override = 5}},
+      {"_padded_unevenly", {.kernel_size = {2, 3, 4}, .stride = Triple{2}, .padding = {{0, 1, 2}, {1, 0, 1}}}},
+      {"_padded_unevenly_ceil",
+       {.kernel_size = {2, 3, 4}, .stride = Triple{2}, .padding = {{0, 1, 2}, {1, 0, 1}}, .ceil_mode = true}},
       {"_negative_divisor", {.kernel_size = 2, .stride = Triple{1}, .divisor_override = -3}},
   };
   for (const auto& [suffix, options] : table) {
@@ -222,7 +228,6 @@ void add_average_pools(std::vector<OpCase>& cases) {
     c.reference = [o = options](const Arrays& a) { return reference::avg_pool(a[0], o); };
     c.edges = {{{0, 2, 4, 5, 3}}};
     c.keeps_layout = true;
-    c.roundings = 4;  // a pass an axis, and the divisor
     cases.push_back(c);
   }
 }
@@ -235,6 +240,8 @@ void add_interpolations(std::vector<OpCase>& cases) {
       {"nearest_down", {.size = Triple{1, 2, 2}}},
       {"nearest_scale", {.scale_factor = 1.7}},
       {"nearest_half", {.scale_factor = 0.5}},
+      {"nearest_exact_size", {.size = Triple{5, 2, 3}, .mode = InterpolateMode::nearest_exact}},
+      {"nearest_exact_scale", {.scale_factor = 1.7, .mode = InterpolateMode::nearest_exact}},
       {"nearest_scales", {.scale_factor = ScaleFactor(2, 1, 1.7)}},
       {"trilinear_size", {.size = Triple{5, 3, 2}, .mode = kTrilinear}},
       {"trilinear_x2", {.scale_factor = 2, .mode = kTrilinear}},
@@ -255,7 +262,6 @@ void add_interpolations(std::vector<OpCase>& cases) {
     c.edges = {{{0, 2, 2, 3, 4}}};
     if (options.size || (*options.scale_factor)[0] >= 1) c.edges.push_back({{1, 1, 1, 1, 1}});
     c.keeps_layout = true;
-    c.roundings = 3;  // a pass an axis
     cases.push_back(c);
   }
 }

@@ -8,9 +8,12 @@
 #include "ops/conv.h"
 #include "ops/create.h"
 #include "ops/elementwise.h"
+#include "ops/grid_sample.h"
 #include "ops/linalg.h"
 #include "ops/loss.h"
 #include "ops/norm.h"
+#include "ops/pad.h"
+#include "ops/pixel_shuffle.h"
 #include "ops/pool.h"
 #include "ops/reduce.h"
 #include "ops/shape.h"
@@ -374,15 +377,63 @@ TEST(OpErrors, NormsPoolsAndLosses) {
       {[&] { interpolate(x, {.scale_factor = ScaleFactor(1, 0, 2)}); }, "must be finite and positive, got [1, 0, 2]"},
       {[&] { interpolate(x, {.size = Triple(2, 0, 2)}); }, "interpolate: size must be positive, got [2, 0, 2]"},
       {[&] { interpolate(x, {.scale_factor = 0.1}); }, "at least one voxel along each axis"},
-      {[&] { interpolate(x, {.size = 4, .align_corners = true}); }, "align_corners is for trilinear mode only"},
+      {[&] { interpolate(x, {.size = 4, .align_corners = true}); }, "align_corners is not for mode nearest"},
       {[&] {
          interpolate(floats({2, 2}), {.size = 2});
        },
-       "interpolate: input must be (N, C, D, H, W), got [2, 2]"},
+       "interpolate: input must be (N, C, L), (N, C, H, W) or (N, C, D, H, W), got [2, 2]"},
       {[&] {
-         interpolate(floats({2, 3, 4, 4}), {.scale_factor = 2});
+         interpolate(floats({2, 3, 4, 4}), {.size = 4, .mode = InterpolateMode::trilinear});
        },
-       "interpolate: input must be (N, C, D, H, W), got [2, 3, 4, 4] f32 on cpu; unsqueeze(2) gives images"},
+       "interpolate: mode trilinear is for 3 spatial axes, the input [2, 3, 4, 4] has 2"},
+      {[&] { interpolate(x, {.size = 4, .mode = InterpolateMode::bicubic}); }, "mode bicubic is for 2 spatial axes"},
+      {[&] {
+         interpolate(x, {.size = Dims{4, 4}});
+       },
+       "interpolate: size has 2 values, the input [2, 6, 4, 4, 4] has 3 spatial axes"},
+      {[&] { max_pool2d(x, {.kernel_size = 2}); },
+       "max_pool2d: input must be (N, C, H, W) or (C, H, W), got [2, 6, 4, 4, 4]"},
+      {[&] {
+         avg_pool3d(x, {.kernel_size = 2, .padding = {0, Triple(2)}});
+       },
+       "avg_pool3d: padding must lie between 0 and half of kernel_size [2, 2, 2], got [2, 2, 2]"},
+      {[&] {
+         adaptive_avg_pool3d(x, {2, 0, 2});
+       },
+       "output_size must lie in [1, 2^31), got [2, 0, 2]"},
+      {[&] {
+         pad(x, {4, 0}, PadMode::reflect);
+       },
+       "pad: 2 amounts do not fit shape [2, 6, 4, 4, 4]"},
+      {[&] {
+         pad(x, {4, 0, 0, 0, 0, 0}, PadMode::reflect);
+       },
+       "pad: an axis of 4 elements can be padded by at most 3, got 4 and 0"},
+      {[&] {
+         pad(x, {0, 0, 0, 5, 0, 0}, PadMode::circular);
+       },
+       "can be padded by at most 4, got 0 and 5"},
+      {[&] {
+         pad(x, {-2, -2, 0, 0, 0, 0}, PadMode::replicate);
+       },
+       "amounts -2 and -2 leave nothing of an axis of 4"},
+      {[&] {
+         grid_sample(x, floats({2, 4, 4, 4, 2}));
+       },
+       "grid_sample: grid must be (2, ..., 3) for input"},
+      {[&] {
+         grid_sample(x, floats({2, 4, 4, 3}));
+       },
+       "grid_sample: takes input (N, C, D, H, W) and grid"},
+      {[&] {
+         grid_sample(x, floats({2, 4, 4, 4, 3}).to(f64));
+       },
+       "grid_sample: dtypes differ: input"},
+      {[&] {
+         affine_grid(floats({2, 2, 3}), {2, 1, 4, 4, 4});
+       },
+       "affine_grid: takes theta (N, 3, 4)"},
+      {[&] { pixel_shuffle(x, 2); }, "pixel_shuffle: the 6 channels of [2, 6, 4, 4, 4] are no multiple of 2^3"},
       {[&] { mse_loss(x, floats({2})); }, "mse_loss: input [2, 6, 4, 4, 4] and target [2] differ in shape"},
       {[&] {
          cross_entropy(floats({2, 3}), floats({2}));

@@ -24,7 +24,15 @@ def rounded(x):
 
 
 VOLUME = (2, 4, 5, 6, 7)
+IMAGE = (2, 4, 5, 6)
+SIGNAL = (2, 4, 7)
 GRID = (3, 4, 5)
+
+
+def grid_of(x):
+    return pattern((2, 3, 2, 4, 3), 0.17) * 1.9
+
+
 unit = pattern(GRID, 0.31) * 0.5 + 0.5
 classes = torch.arange(15).reshape(3, 5) % 4
 weight = pattern((4,), 0.7)
@@ -38,6 +46,29 @@ FUNCTIONS = {
     "trilinear_scales": (VOLUME, lambda x: F.interpolate(x, scale_factor=(1, 2.5, 1.3), mode="trilinear")),
     "trilinear_same_size": (VOLUME, lambda x: F.interpolate(x, scale_factor=1.1, mode="trilinear")),
     "trilinear_aligned": (VOLUME, lambda x: F.interpolate(x, size=(7, 1, 10), mode="trilinear", align_corners=True)),
+    "nearest_exact_size": (VOLUME, lambda x: F.interpolate(x, size=(7, 3, 10), mode="nearest-exact")),
+    "nearest_exact_scale": (VOLUME, lambda x: F.interpolate(x, scale_factor=1.7, mode="nearest-exact")),
+    "linear": (SIGNAL, lambda x: F.interpolate(x, size=11, mode="linear")),
+    "bilinear": (IMAGE, lambda x: F.interpolate(x, scale_factor=(1.7, 0.6), mode="bilinear")),
+    "bicubic_size": (IMAGE, lambda x: F.interpolate(x, size=(7, 3), mode="bicubic")),
+    "bicubic_scale": (IMAGE, lambda x: F.interpolate(x, scale_factor=(1.1, 2.3), mode="bicubic")),
+    "bicubic_aligned": (IMAGE, lambda x: F.interpolate(x, size=(9, 4), mode="bicubic", align_corners=True)),
+    "max_pool2d": (IMAGE, lambda x: F.max_pool2d(x, 3, 2, 1)),
+    "avg_pool1d": (SIGNAL, lambda x: F.avg_pool1d(x, 3, 2, 1, True)),
+    "adaptive_avg": (VOLUME, lambda x: F.adaptive_avg_pool3d(x, (3, 4, 9))),
+    "adaptive_max": (VOLUME, lambda x: F.adaptive_max_pool3d(x, (3, 4, 9))),
+    "pad_reflect": (VOLUME, lambda x: F.pad(x, (3, 1, 0, 2, 4, 1), mode="reflect")),
+    "pad_replicate": (VOLUME, lambda x: F.pad(x, (3, 1, 0, 2, 9, 1), mode="replicate")),
+    "pad_circular": (VOLUME, lambda x: F.pad(x, (3, 1, 0, 2, 5, 1), mode="circular")),
+    "pixel_shuffle": (IMAGE, lambda x: F.pixel_shuffle(x, 2)),
+    **{f"grid_sample_{padding}{'_aligned' if aligned else ''}_{mode}": (
+        VOLUME, lambda x, p=padding, a=aligned, m=mode: F.grid_sample(x, grid_of(x), m, p, a))
+       for padding in ("zeros", "border", "reflection") for aligned in (False, True) for mode in ("bilinear", "nearest")},
+    **{f"grid_of_{padding}{'_aligned' if aligned else ''}": (
+        (2, 3, 2, 4, 3), lambda g, p=padding, a=aligned: F.grid_sample(pattern(VOLUME, 0.3), g * 0.8, "bilinear", p, a))
+       for padding in ("zeros", "border", "reflection") for aligned in (False, True)},
+    "affine_grid": ((2, 3, 4), lambda x: F.affine_grid(x, (2, 3, 3, 1, 4), False)),
+    "affine_grid_aligned": ((2, 2, 3), lambda x: F.affine_grid(x, (2, 3, 3, 4), True)),
     "max_pool": (VOLUME, lambda x: F.max_pool3d(x, (3, 2, 2), (2, 1, 3), (1, 0, 1), (1, 2, 1), True)),
     "avg_pool": (VOLUME, lambda x: F.avg_pool3d(x, (3, 2, 2), (2, 3, 3), (1, 0, 1), True)),
     "avg_pool_inside": (VOLUME, lambda x: F.avg_pool3d(x, (3, 2, 2), (2, 3, 3), (1, 0, 1), True, False)),

@@ -8,8 +8,11 @@
 #include "core/autograd.h"
 #include "ops/create.h"
 #include "ops/elementwise.h"
+#include "ops/grid_sample.h"
 #include "ops/loss.h"
 #include "ops/norm.h"
+#include "ops/pad.h"
+#include "ops/pixel_shuffle.h"
 #include "ops/pool.h"
 #include "ops/reduce.h"
 #include "ops/shape.h"
@@ -39,7 +42,7 @@ Tensor above(const Tensor& x, double limit) { return x * gt(x, limit).to(f64); }
 Tensor rounded(const Tensor& x) { return (x.detach() + 100.5).to(i64).to(f64) - 100.0 + (x - x.detach()); }
 
 struct Function {
-  const char* name;
+  std::string name;
   Shape input;
   std::function<Tensor(const Tensor& x)> call;
 };
@@ -72,6 +75,8 @@ std::vector<Function> functions() {
       interpolated("trilinear_scales", {.scale_factor = ScaleFactor(1, 2.5, 1.3), .mode = kTrilinear}),
       interpolated("trilinear_same_size", {.scale_factor = 1.1, .mode = kTrilinear}),
       interpolated("trilinear_aligned", {.size = Triple{7, 1, 10}, .mode = kTrilinear, .align_corners = true}),
+      interpolated("nearest_exact_size", {.size = Triple{7, 3, 10}, .mode = InterpolateMode::nearest_exact}),
+      interpolated("nearest_exact_scale", {.scale_factor = 1.7, .mode = InterpolateMode::nearest_exact}),
       {"max_pool", volume,
        [=](const Tensor& x) {
          return max_pool3d(x, {kernel, Triple{2, 1, 3}, padding, {1, 2, 1}, true});
@@ -156,10 +161,72 @@ std::vector<Function> functions() {
   };
 }
 
+/// Of fewer axes, padding, and positions of a grid.
+std::vector<Function> sampling_functions() {
+  const Shape volume{2, 4, 5, 6, 7}, image{2, 4, 5, 6}, signal{2, 4, 7}, places{2, 3, 2, 4, 3};
+  using enum InterpolateMode;
+  const auto interpolated = [](const char* name, const Shape& input, InterpolateOptions options) {
+    return Function{name, input, [=](const Tensor& x) { return interpolate(x, options); }};
+  };
+  const auto padded = [=](const char* name, int64_t most, PadMode mode) {
+    return Function{name, volume, [=](const Tensor& x) { return pad(x, {3, 1, 0, 2, most, 1}, mode); }};
+  };
+  std::vector<Function> all{
+      interpolated("linear", signal, {.size = 11, .mode = linear}),
+      interpolated("bilinear", image, {.scale_factor = ScaleFactor(1.7, 0.6), .mode = bilinear}),
+      interpolated("bicubic_size", image, {.size = Dims{7, 3}, .mode = bicubic}),
+      interpolated("bicubic_scale", image, {.scale_factor = ScaleFactor(1.1, 2.3), .mode = bicubic}),
+      interpolated("bicubic_aligned", image, {.size = Dims{9, 4}, .mode = bicubic, .align_corners = true}),
+      {"max_pool2d", image,
+       [](const Tensor& x) { return max_pool2d(x, {.kernel_size = 3, .stride = 2, .padding = 1}); }},
+      {"avg_pool1d", signal,
+       [](const Tensor& x) { return avg_pool1d(x, {.kernel_size = 3, .stride = 2, .padding = 1, .ceil_mode = true}); }},
+      {"adaptive_avg", volume,
+       [](const Tensor& x) {
+         return adaptive_avg_pool3d(x, {3, 4, 9});
+       }},
+      {"adaptive_max", volume,
+       [](const Tensor& x) {
+         return adaptive_max_pool3d(x, {3, 4, 9});
+       }},
+      padded("pad_reflect", 4, PadMode::reflect),
+      padded("pad_replicate", 9, PadMode::replicate),
+      padded("pad_circular", 5, PadMode::circular),
+      {"pixel_shuffle", image, [](const Tensor& x) { return pixel_shuffle(x, 2); }},
+      {"affine_grid",
+       {2, 3, 4},
+       [](const Tensor& x) {
+         return affine_grid(x, {2, 3, 3, 1, 4});
+       }},
+      {"affine_grid_aligned",
+       {2, 2, 3},
+       [](const Tensor& x) {
+         return affine_grid(x, {2, 3, 3, 4}, true);
+       }},
+  };
+  const char* paddings[] = {"zeros", "border", "reflection"};
+  for (const bool aligned : {false, true})
+    for (size_t i = 0; i < 3; ++i) {
+      const std::string suffix = std::string(paddings[i]) + (aligned ? "_aligned" : "");
+      const auto padding = static_cast<GridSample::Padding>(i);
+      for (const bool nearest_voxel : {false, true})
+        all.push_back(
+            {"grid_sample_" + suffix + (nearest_voxel ? "_nearest" : "_bilinear"), volume, [=](const Tensor& x) {
+               return grid_sample(x, pattern(places, 0.17, x.device()) * 1.9, {nearest_voxel, padding, aligned});
+             }});
+      all.push_back({"grid_of_" + suffix, places, [=](const Tensor& g) {
+                       return grid_sample(pattern(volume, 0.3, g.device()), g * 0.8, {false, padding, aligned});
+                     }});
+    }
+  return all;
+}
+
 TEST(PyTorch, GivesTheSameValuesAndGradients) {
-  ASSERT_EQ(functions().size(), kKnown.size());
+  std::vector<Function> all = functions();
+  for (const Function& function : sampling_functions()) all.push_back(function);
+  ASSERT_EQ(all.size(), kKnown.size());
   for (const Device device : devices())
-    for (const Function& function : functions()) {
+    for (const Function& function : all) {
       SCOPED_TRACE(concat(function.name, " on ", device));
       const Known& known = kKnown.at(function.name);
       const Tensor x = (pattern(function.input, 0.23, device) * 2.0).requires_grad_();

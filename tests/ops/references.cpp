@@ -230,8 +230,9 @@ Array layer_norm(const Array& x, int64_t axes, const Array* weight, const Array*
 
 namespace {
 
-int64_t pooled(int64_t in, int64_t kernel, int64_t stride, int64_t padding, int64_t dilation, bool ceil_mode) {
-  const double room = static_cast<double>(in + 2 * padding - dilation * (kernel - 1) - 1);
+int64_t pooled(int64_t in, int64_t kernel, int64_t stride, int64_t padding, int64_t behind, int64_t dilation,
+               bool ceil_mode) {
+  const double room = static_cast<double>(in + padding + behind - dilation * (kernel - 1) - 1);
   const double steps = room / static_cast<double>(stride);
   auto out = static_cast<int64_t>(ceil_mode ? std::ceil(steps) : std::floor(steps)) + 1;
   if (ceil_mode && (out - 1) * stride >= in + padding) --out;
@@ -240,17 +241,18 @@ int64_t pooled(int64_t in, int64_t kernel, int64_t stride, int64_t padding, int6
 
 }  // namespace
 
-Array max_pool(const Array& x, const MaxPoolOptions& o, bool indices) {
+Array max_pool(const Array& x, const MaxPoolOptions<3>& o, bool indices) {
   const Triple stride = o.stride.value_or(o.kernel_size);
   Shape shape = x.shape;
   for (int i = 0; i < 3; ++i)
-    shape[i + 2] = pooled(x.size(i + 2), o.kernel_size[i], stride[i], o.padding[i], o.dilation[i], o.ceil_mode);
+    shape[i + 2] = pooled(x.size(i + 2), o.kernel_size[i], stride[i], o.padding.begin[i], o.padding.end[i],
+                          o.dilation[i], o.ceil_mode);
   return build(shape, [&](const Dims& index) {
     double best = -std::numeric_limits<double>::infinity();
     int64_t where = -1;
     for_box(o.kernel_size, [&](const Triple& tap) {
       Triple from(0);
-      for (int i = 0; i < 3; ++i) from[i] = index[i + 2] * stride[i] - o.padding[i] + tap[i] * o.dilation[i];
+      for (int i = 0; i < 3; ++i) from[i] = index[i + 2] * stride[i] - o.padding.begin[i] + tap[i] * o.dilation[i];
       if (!inside(from, spatial(x))) return;
       const double value = x({index[0], index[1], from[0], from[1], from[2]});
       if (where >= 0 && !(value > best)) return;
@@ -261,11 +263,12 @@ Array max_pool(const Array& x, const MaxPoolOptions& o, bool indices) {
   });
 }
 
-Array avg_pool(const Array& x, const AvgPoolOptions& o) {
+Array avg_pool(const Array& x, const AvgPoolOptions<3>& o) {
   const Triple stride = o.stride.value_or(o.kernel_size);
   Shape shape = x.shape;
   for (int i = 0; i < 3; ++i)
-    shape[i + 2] = pooled(x.size(i + 2), o.kernel_size[i], stride[i], o.padding[i], 1, o.ceil_mode);
+    shape[i + 2] =
+        pooled(x.size(i + 2), o.kernel_size[i], stride[i], o.padding.begin[i], o.padding.end[i], 1, o.ceil_mode);
   return build(shape, [&](const Dims& index) {
     double total = 0;
     int64_t in_padded = 0, in_input = 0;
@@ -273,8 +276,8 @@ Array avg_pool(const Array& x, const AvgPoolOptions& o) {
       Triple from(0);
       bool padded = true;
       for (int i = 0; i < 3; ++i) {
-        from[i] = index[i + 2] * stride[i] - o.padding[i] + tap[i];
-        padded &= from[i] < x.size(i + 2) + o.padding[i];
+        from[i] = index[i + 2] * stride[i] - o.padding.begin[i] + tap[i];
+        padded &= from[i] < x.size(i + 2) + o.padding.end[i];
       }
       in_padded += padded;
       if (!inside(from, spatial(x))) return;
@@ -291,7 +294,8 @@ Array interpolate(const Array& x, const InterpolateOptions& o) {
   double step[3];
   for (int i = 0; i < 3; ++i) {
     const auto in = static_cast<double>(x.size(i + 2));
-    size[i] = o.size ? (*o.size)[i] : static_cast<int64_t>(std::floor(in * (*o.scale_factor)[i]));
+    size[i] = o.size ? o.size->values[o.size->values.size() == 1 ? 0 : i]
+                     : static_cast<int64_t>(std::floor(in * (*o.scale_factor)[i]));
     const auto out = static_cast<double>(size[i]);
     step[i] = o.scale_factor ? 1 / (*o.scale_factor)[i] : in / out;
     if (o.align_corners) step[i] = size[i] > 1 ? (in - 1) / (out - 1) : 0;
@@ -303,8 +307,9 @@ Array interpolate(const Array& x, const InterpolateOptions& o) {
     for (int i = 0; i < 3; ++i) {
       const auto at = static_cast<double>(index[i + 2]);
       const int64_t last = x.size(i + 2) - 1;
-      if (o.mode == InterpolateMode::nearest) {
-        low[i] = high[i] = std::min(static_cast<int64_t>(std::floor(at * step[i])), last);
+      if (o.mode <= InterpolateMode::nearest_exact) {
+        const double centre = o.mode == InterpolateMode::nearest ? 0 : 0.5;
+        low[i] = high[i] = std::min(static_cast<int64_t>(std::floor((at + centre) * step[i])), last);
         continue;
       }
       const double position = o.align_corners ? at * step[i] : std::max((at + 0.5) * step[i] - 0.5, 0.0);

@@ -51,8 +51,8 @@ Array group_norm(const Array& x, int64_t groups, const Array* weight, const Arra
 Array layer_norm(const Array& x, int64_t axes, const Array* weight, const Array* bias, double eps);
 
 /// Values, or the positions of the maxima in D * H * W.
-Array max_pool(const Array& x, const MaxPoolOptions& options, bool indices);
-Array avg_pool(const Array& x, const AvgPoolOptions& options);
+Array max_pool(const Array& x, const MaxPoolOptions<3>& options, bool indices);
+Array avg_pool(const Array& x, const AvgPoolOptions<3>& options);
 Array interpolate(const Array& x, const InterpolateOptions& options);
 
 }  // namespace voxgrad::reference

@@ -1,0 +1,179 @@
+// Max pooling of contiguous rows: a block takes, for whole rows of the input, the maxima over the depth and the height
+// of a window, in vectors along the width, into shared memory, and from there the maxima along the width. Private to
+// cuda/pool.cu.
+#pragma once
+
+#include <limits>
+
+#include "core/dtype.h"
+#include "cuda/map.cuh"
+#include "cuda/vector.cuh"
+#include "ops/kernels.h"
+
+namespace voxgrad::cuda {
+
+/// In place of an index where none is wanted.
+struct NoIndex {};
+
+/// The larger of two; NaN wins.
+template <class C>
+__device__ C larger(C a, C b) {
+  if constexpr (std::is_same_v<C, float>) {
+    float result;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+    return result;
+  } else {
+    return a > b || a != a ? a : b;
+  }
+}
+
+/// A value and where it stands: below zero if nowhere.
+template <class C, class Index>
+struct Best {
+  C value = -std::numeric_limits<C>::infinity();
+  Index place = -1;
+
+  /// What comes after all that were offered before: wins if it is larger, or the first NaN.
+  __device__ void offer_next(C other, Index at) {
+    const bool wins = place < 0 || (!(other <= value) && value == value);
+    value = wins ? other : value;
+    place = wins ? at : place;
+  }
+  /// Of equal values, and of NaNs, the one that stands first wins.
+  __device__ void offer(C other, Index at) {
+    const bool beats = other > value || (other != other && value == value);
+    const bool equals = other == value || (other != other && value != value);
+    const bool wins = place < 0 || beats || (equals && at < place);
+    value = wins ? other : value;
+    place = wins ? at : place;
+  }
+};
+template <class C>
+struct Best<C, NoIndex> {
+  C value = -std::numeric_limits<C>::infinity();
+  __device__ void offer_next(C other, int64_t) { value = larger(other, value); }
+  __device__ void offer(C other, int64_t) { value = larger(other, value); }
+};
+
+struct PoolRows {
+  void *out, *indices;
+  const void* in;
+  int64_t out_stride[5], in_stride[5], indices_stride[5];
+  Divider channels, depth, height, vectors, out_width;
+  int in_size[3], window[3], step[3], padding[3], dilation[3];
+  uint32_t rows, tile_rows;
+};
+
+constexpr int kPoolTileRows = 64;
+constexpr int kPoolSharedBytes = 32 << 10;
+
+template <class T, class Index, int width>
+__global__ void __launch_bounds__(kBlock) max_pool_rows(const __grid_constant__ PoolRows p) {
+  using C = compute_t<T>;
+  using Entry = Best<C, Index>;
+  extern __shared__ double shared[];
+  auto* const columns = reinterpret_cast<Entry*>(shared);
+  __shared__ int64_t from[kPoolTileRows], to[kPoolTileRows], to_index[kPoolTileRows];
+  __shared__ int2 place[kPoolTileRows];  // the window's first depth and row
+  for (uint32_t first = blockIdx.x * p.tile_rows; first < p.rows; first += gridDim.x * p.tile_rows) {
+    const uint32_t rows = min(p.tile_rows, p.rows - first);
+    __syncthreads();  // the last tile was read
+    for (uint32_t r = threadIdx.x; r < rows; r += kBlock) {
+      const uint32_t slice = p.height.divide(first + r), volume = p.depth.divide(slice), n = p.channels.divide(volume);
+      const int64_t h = first + r - slice * p.height.divisor, d = slice - volume * p.depth.divisor,
+                    c = volume - n * p.channels.divisor;
+      place[r] = {static_cast<int>(d) * p.step[0] - p.padding[0], static_cast<int>(h) * p.step[1] - p.padding[1]};
+      from[r] = n * p.in_stride[0] + c * p.in_stride[1];
+      to[r] = n * p.out_stride[0] + c * p.out_stride[1] + d * p.out_stride[2] + h * p.out_stride[3];
+      to_index[r] =
+          n * p.indices_stride[0] + c * p.indices_stride[1] + d * p.indices_stride[2] + h * p.indices_stride[3];
+    }
+    __syncthreads();
+    for (uint32_t item = threadIdx.x; item < rows * p.vectors.divisor; item += kBlock) {
+      const uint32_t r = p.vectors.divide(item);
+      const int w = static_cast<int>(item - r * p.vectors.divisor) * width;
+      Entry best[width];
+      const T* in = static_cast<const T*>(p.in) + from[r] + w;
+      for (int kd = 0; kd < p.window[0]; ++kd) {
+        const int d = place[r].x + kd * p.dilation[0];
+        if (static_cast<unsigned>(d) >= static_cast<unsigned>(p.in_size[0])) continue;
+#pragma unroll 2
+        for (int kh = 0; kh < p.window[1]; ++kh) {
+          const int h = place[r].y + kh * p.dilation[1];
+          if (static_cast<unsigned>(h) >= static_cast<unsigned>(p.in_size[1])) continue;
+          const auto loaded = load_vector<T, width>(in + d * p.in_stride[2] + h * p.in_stride[3]);
+          const int at = (d * p.in_size[1] + h) * p.in_size[2] + w;
+#pragma unroll
+          for (int j = 0; j < width; ++j) best[j].offer_next(static_cast<C>(loaded.v[j]), at + j);
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < width; ++j) columns[r * static_cast<uint32_t>(p.in_size[2]) + w + j] = best[j];
+    }
+    __syncthreads();
+    for (uint32_t item = threadIdx.x; item < rows * p.out_width.divisor; item += kBlock) {
+      const uint32_t r = p.out_width.divide(item), ow = item - r * p.out_width.divisor;
+      const int begin = static_cast<int>(ow) * p.step[2] - p.padding[2];
+      Entry best;
+      for (int kw = 0; kw < p.window[2]; ++kw) {
+        const int w = begin + kw * p.dilation[2];
+        if (static_cast<unsigned>(w) >= static_cast<unsigned>(p.in_size[2])) continue;
+        const Entry column = columns[r * static_cast<uint32_t>(p.in_size[2]) + w];
+        if constexpr (std::is_same_v<Index, NoIndex>)
+          best.offer(column.value, 0);
+        else if (column.place >= 0)
+          best.offer(column.value, column.place);
+      }
+      static_cast<T*>(p.out)[to[r] + ow * p.out_stride[4]] = convert<T>(best.value);
+      if constexpr (!std::is_same_v<Index, NoIndex>)
+        static_cast<Index*>(p.indices)[to_index[r] + ow * p.indices_stride[4]] = best.place;
+    }
+  }
+}
+
+/// Launches it where the rows allow: contiguous in x, short enough, and all numbers in 32 bits.
+template <class T, class Index>
+bool launch_max_pool_rows(const View& y, const View* indices, const View& x, const PoolGeometry& g,
+                          cudaStream_t stream) {
+  using Entry = Best<compute_t<T>, Index>;
+  const int64_t row_bytes = x.size[4] * static_cast<int64_t>(sizeof(Entry));
+  double reach = static_cast<double>(x.size[2]) * static_cast<double>(x.size[3]) * static_cast<double>(x.size[4]);
+  for (int i = 0; i < 3; ++i)
+    reach = std::max(reach, static_cast<double>(y.size[i + 2]) * static_cast<double>(g.stride[i]) +
+                                static_cast<double>(g.kernel_size[i]) * static_cast<double>(g.dilation[i]));
+  if (x.stride[4] != 1 || row_bytes > kPoolSharedBytes || reach >= 0x1p30 || y.numel() >= int64_t{1} << 31)
+    return false;
+  constexpr int width = kVectorWidth<T>;
+  const bool vectors = has_vectors(x, 4, width);
+  PoolRows p{};
+  p.out = y.data;
+  p.in = x.data;
+  std::copy_n(y.stride, 5, p.out_stride);
+  std::copy_n(x.stride, 5, p.in_stride);
+  if (indices) {
+    p.indices = indices->data;
+    std::copy_n(indices->stride, 5, p.indices_stride);
+  }
+  p.channels = Divider(y.size[1]);
+  p.depth = Divider(y.size[2]);
+  p.height = Divider(y.size[3]);
+  p.out_width = Divider(y.size[4]);
+  p.vectors = Divider(x.size[4] / (vectors ? width : 1));
+  for (int i = 0; i < 3; ++i) {
+    p.in_size[i] = static_cast<int>(x.size[i + 2]);
+    p.window[i] = static_cast<int>(g.kernel_size[i]);
+    p.step[i] = static_cast<int>(g.stride[i]);
+    p.padding[i] = static_cast<int>(g.padding[i]);
+    p.dilation[i] = static_cast<int>(g.dilation[i]);
+  }
+  p.rows = static_cast<uint32_t>(y.numel() / y.size[4]);
+  const int64_t busy = (2 * kBlock + p.vectors.divisor - 1) / p.vectors.divisor;
+  p.tile_rows = static_cast<uint32_t>(std::min({kPoolSharedBytes / row_bytes, busy, int64_t{kPoolTileRows}}));
+  const auto kernel = vectors ? max_pool_rows<T, Index, width> : max_pool_rows<T, Index, 1>;
+  kernel<<<grid_size(p.rows, static_cast<int>(p.tile_rows)), kBlock, p.tile_rows* static_cast<size_t>(row_bytes),
+           stream>>>(p);
+  check_launch("max_pool");
+  return true;
+}
+
+}  // namespace voxgrad::cuda

@@ -1,0 +1,121 @@
+// Layers that pool, resample and pad.
+#pragma once
+
+#include <vector>
+
+#include "nn/sequential.h"
+#include "ops/pad.h"
+#include "ops/pixel_shuffle.h"
+#include "ops/pool.h"
+
+namespace voxgrad::nn {
+
+template <class Options>
+inline constexpr const char* kPoolName = "";
+template <>
+inline constexpr const char* kPoolName<MaxPoolOptions<1>> = "MaxPool1d";
+template <>
+inline constexpr const char* kPoolName<MaxPoolOptions<2>> = "MaxPool2d";
+template <>
+inline constexpr const char* kPoolName<MaxPoolOptions<3>> = "MaxPool3d";
+template <>
+inline constexpr const char* kPoolName<AvgPoolOptions<1>> = "AvgPool1d";
+template <>
+inline constexpr const char* kPoolName<AvgPoolOptions<2>> = "AvgPool2d";
+template <>
+inline constexpr const char* kPoolName<AvgPoolOptions<3>> = "AvgPool3d";
+
+/// What MaxPool3d and AvgPool3d have in common: MaxPool3d(2), MaxPool3d(3, 2, 1), MaxPool3d(Triple(1, 2, 2)),
+/// MaxPool3d(2, {.ceil_mode = true}), MaxPool3d{{.kernel_size = 2}}.
+template <class Options, int N, Tensor (*function)(const Tensor&, const Options&)>
+class Pool : public Layer {
+ public:
+  explicit Pool(const Options& given) : options_(given) { options_.validate(kPoolName<Options>); }
+  explicit Pool(const Extent<N>& kernel_size) : Pool(Options{.kernel_size = kernel_size}) {}
+  Pool(const Extent<N>& kernel_size, const Extent<N>& stride, const Padding<N>& padding = 0)
+      : Pool(Options{.kernel_size = kernel_size, .stride = stride, .padding = padding}) {}
+  /// A kernel_size in `rest` does not count.
+  Pool(const Extent<N>& kernel_size, Options rest) : Pool((rest.kernel_size = kernel_size, rest)) {}
+  Tensor forward(const Tensor& x) const override { return function(x, options_); }
+
+ private:
+  Options options_;
+};
+using MaxPool1d = Pool<MaxPoolOptions<1>, 1, max_pool1d>;
+using MaxPool2d = Pool<MaxPoolOptions<2>, 2, max_pool2d>;
+using MaxPool3d = Pool<MaxPoolOptions<3>, 3, max_pool3d>;
+using AvgPool1d = Pool<AvgPoolOptions<1>, 1, avg_pool1d>;
+using AvgPool2d = Pool<AvgPoolOptions<2>, 2, avg_pool2d>;
+using AvgPool3d = Pool<AvgPoolOptions<3>, 3, avg_pool3d>;
+
+template <int N, Tensor (*function)(const Tensor&, const Extent<N>&)>
+class AdaptivePool : public Layer {
+ public:
+  explicit AdaptivePool(const Extent<N>& output_size) : output_size_(output_size) {
+    for (const int64_t size : output_size.values)
+      check(size > 0, "AdaptivePool", "output_size must be positive, got ", output_size);
+  }
+  Tensor forward(const Tensor& x) const override { return function(x, output_size_); }
+
+ private:
+  Extent<N> output_size_;
+};
+using AdaptiveAvgPool1d = AdaptivePool<1, adaptive_avg_pool1d>;
+using AdaptiveAvgPool2d = AdaptivePool<2, adaptive_avg_pool2d>;
+using AdaptiveAvgPool3d = AdaptivePool<3, adaptive_avg_pool3d>;
+using AdaptiveMaxPool1d = AdaptivePool<1, adaptive_max_pool1d>;
+using AdaptiveMaxPool2d = AdaptivePool<2, adaptive_max_pool2d>;
+using AdaptiveMaxPool3d = AdaptivePool<3, adaptive_max_pool3d>;
+
+/// Upsample{{.scale_factor = 2, .mode = InterpolateMode::trilinear}}
+class Upsample : public Layer {
+ public:
+  explicit Upsample(const InterpolateOptions& given) : options_(given) { given.validate("Upsample"); }
+  Tensor forward(const Tensor& x) const override { return interpolate(x, options_); }
+
+ private:
+  InterpolateOptions options_;
+};
+
+/// Pads N spatial axes by one number on all sides, or by {before the last axis, after it, before the second last, ...}.
+template <int N, PadMode mode>
+class Pad : public Layer {
+ public:
+  explicit Pad(int64_t all, double value = 0) : Pad(std::vector<int64_t>(2 * N, all), value) {}
+  explicit Pad(const std::vector<int64_t>& amounts, double value = 0) : amounts_(amounts), value_(value) {
+    check(amounts.size() == 2 * N, "Pad", "takes ", 2 * N, " amounts, got ", amounts.size());
+  }
+  Tensor forward(const Tensor& x) const override { return pad(x, amounts_, mode, value_); }
+
+ private:
+  std::vector<int64_t> amounts_;
+  double value_;  // of PadMode::constant
+};
+using ReflectionPad1d = Pad<1, PadMode::reflect>;
+using ReflectionPad2d = Pad<2, PadMode::reflect>;
+using ReflectionPad3d = Pad<3, PadMode::reflect>;
+using ReplicationPad1d = Pad<1, PadMode::replicate>;
+using ReplicationPad2d = Pad<2, PadMode::replicate>;
+using ReplicationPad3d = Pad<3, PadMode::replicate>;
+using CircularPad3d = Pad<3, PadMode::circular>;
+using ConstantPad1d = Pad<1, PadMode::constant>;
+using ConstantPad2d = Pad<2, PadMode::constant>;
+using ConstantPad3d = Pad<3, PadMode::constant>;
+using ZeroPad3d = ConstantPad3d;
+
+/// pixel_shuffle of (N, C r^3, D, H, W), r = upscale_factor.
+class PixelShuffle3d : public Layer {
+ public:
+  explicit PixelShuffle3d(int64_t upscale_factor) : factor_(upscale_factor) {
+    check(upscale_factor > 0, "PixelShuffle3d", "upscale_factor must be positive, got ", upscale_factor);
+  }
+  Tensor forward(const Tensor& x) const override {
+    check(x.dim() == 5, "PixelShuffle3d", "input must be (N, C, D, H, W), got ", describe(x));
+    return pixel_shuffle(x, factor_);
+  }
+
+ private:
+  int64_t factor_;
+};
+
+}  // namespace voxgrad::nn

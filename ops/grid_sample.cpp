@@ -1,0 +1,169 @@
+// Reading at the positions of a grid. Gradients have a kernel; where they have to be differentiated themselves, they
+// are taken through the same function made of other operators.
+#include "ops/grid_sample.h"
+
+#include "core/autograd.h"
+#include "ops/checks.h"
+#include "ops/create.h"
+#include "ops/elementwise.h"
+#include "ops/halves.h"
+#include "ops/volume.h"
+
+namespace voxgrad {
+namespace {
+
+constexpr const char* kOp = "grid_sample";
+
+/// The positions along an axis of n voxels, from grid coordinates: grid_position() of ops/grid_position.h.
+Tensor composed_position(const Tensor& g, int64_t n, const GridSample& how) {
+  const auto size = static_cast<double>(n), last = size - 1;
+  Tensor at = how.align_corners ? affine(g, last / 2, last / 2) : affine(g, size / 2, last / 2);
+  if (how.padding == GridSample::Padding::reflection) {
+    const double low = how.align_corners ? 0 : -0.5, span = how.align_corners ? last : size;
+    if (span > 0) {
+      at = abs(at - low);
+      const Tensor flips = affine(at.detach(), 1 / span, 0).to(i64), halves = affine(flips.to(f64), 0.5, 0).to(i64);
+      const Tensor rest = at - flips.to(at.dtype()) * span;
+      at = where(eq(flips, halves * 2), rest, affine(rest, -1, span)) + low;
+    }
+  }
+  if (how.padding != GridSample::Padding::zeros) at = clamp(at, 0, last);
+  return clamp(at, -2, size + 1);
+}
+
+/// For what has no gradient: a composed operand of one corner along an axis.
+struct ComposedEnd {
+  Tensor index, weight;  // i64, inside; 0 outside
+};
+
+ComposedEnd composed_end(const Tensor& at, int64_t n, bool linear, int end) {
+  const Tensor shifted = affine(at.detach(), 1, linear ? 2 : 2.5);  // is not negative
+  Tensor below = shifted.to(i64) - 2;
+  if (!linear) {  // halfway between two, the even one
+    const Tensor odd = ne(affine(below.to(f64), 0.5, 1).to(i64) * 2, below + 2);
+    below = below - (eq(shifted.to(i64).to(at.dtype()), shifted) * odd).to(i64);
+  }
+  const Tensor index = affine(below, 1, end);
+  const Tensor fraction = at - below.to(at.dtype());
+  const Tensor weight = !linear ? ones_like(at) : end ? fraction : affine(fraction, -1, 1);
+  const Tensor inside = (ge(index, 0) * lt(index, n)).to(at.dtype());
+  return {clamp(index, 0, static_cast<double>(n - 1)), weight * inside};
+}
+
+/// grid_sample of volumes in operators that are differentiable any number of times.
+Tensor composed_sample(const Tensor& x, const Tensor& grid, const GridSample& how) {
+  const Triple size = spatial_size(x);
+  const int ends = how.linear ? 2 : 1;
+  const int64_t positions = grid.size(1) * grid.size(2) * grid.size(3);
+  Tensor at[3];
+  for (int i = 0; i < 3; ++i)
+    at[i] = composed_position(reshape(select(grid, 4, 2 - i), {x.size(0), 1, positions}), size[i], how);
+  const Tensor voxels = flatten(x, 2);
+  Tensor sum;
+  for (int d = 0; d < ends; ++d)
+    for (int h = 0; h < ends; ++h)
+      for (int w = 0; w < ends; ++w) {
+        const ComposedEnd ed = composed_end(at[0], size[0], how.linear, d),
+                          eh = composed_end(at[1], size[1], how.linear, h),
+                          ew = composed_end(at[2], size[2], how.linear, w);
+        const Tensor index = (ed.index * size[1] + eh.index) * size[2] + ew.index;
+        const Tensor read = gather(voxels, 2, expand(index, {x.size(0), x.size(1), positions}));
+        const Tensor term = read.to(grid.dtype()) * (ed.weight * eh.weight * ew.weight);
+        sum = sum.defined() ? sum + term : term;
+      }
+  return reshape(sum.to(x.dtype()), {x.size(0), x.size(1), grid.size(1), grid.size(2), grid.size(3)});
+}
+
+Tensor sample(const Tensor& x, const Tensor& grid, const GridSample& how) {
+  const Tensor y = empty_volume(x, x.size(1), {grid.size(1), grid.size(2), grid.size(3)}, x.dtype());
+  kernels(x.device()).grid_sample(y.view_out(), x.view_in(), grid.view_in(), how);
+  return record(
+      kOp, y, {x, grid},
+      [=, x_saved = Saved(x), grid_saved = Saved(grid), wants_x = wants_grad(x),
+       wants_grid = wants_grad(grid)](const Tensor& dy) {
+        const Tensor &input = x_saved(), &positions = grid_saved();
+        if (grad_enabled()) {
+          // Through tensors of their own: what one of the two is computed from may be the other.
+          const auto alias = [](const Tensor& t) {
+            return record("alias", t.detach(), {t}, [](const Tensor& g) { return Tensors{g}; });
+          };
+          const Tensor own_input = alias(input), own_positions = alias(positions);
+          Tensors wanted;
+          if (wants_x) wanted.push_back(own_input);
+          if (wants_grid) wanted.push_back(own_positions);
+          const Tensors found = grad({composed_sample(own_input, own_positions, how)}, wanted, {dy}, false, true, true);
+          return Tensors{wants_x ? found.front() : Tensor(), wants_grid ? found.back() : Tensor()};
+        }
+        const Tensor dx = wants_x ? empty_volume(input, input.size(1), spatial_size(input), input.dtype()) : Tensor();
+        const Tensor dgrid = wants_grid ? empty(positions.shape(), positions.options()) : Tensor();
+        const auto dx_view = dx.defined() ? std::optional(dx.view_out()) : std::nullopt;
+        const auto dgrid_view = dgrid.defined() ? std::optional(dgrid.view_out()) : std::nullopt;
+        kernels(dy.device())
+            .grid_sample_backward(pointer(dx_view), pointer(dgrid_view), dy.view_in(), input.view_in(),
+                                  positions.view_in(), how);
+        return Tensors{dx, dgrid};
+      });
+}
+
+void check_operands(const Tensor& x, const Tensor& grid) {
+  check_defined(kOp, "input", x);
+  check_defined(kOp, "grid", grid);
+  check_floating(kOp, x);
+  const Operand input{"input", x}, positions{"grid", grid};
+  check((x.dim() == 4 || x.dim() == 5) && grid.dim() == x.dim(), kOp,
+        "takes input (N, C, D, H, W) and grid (N, D', H', W', 3), or (N, C, H, W) and (N, H', W', 2), got ", input,
+        " and ", positions);
+  check(grid.size(0) == x.size(0) && grid.size(-1) == x.dim() - 2, kOp, "grid must be (", x.size(0), ", ..., ",
+        x.dim() - 2, ") for ", input, ", got ", positions);
+  check(grid.device() == x.device(), kOp, "tensors lie on different devices: ", input, " and ", positions);
+  check(grid.dtype() == x.dtype() || (is_half(x.dtype()) && grid.dtype() == f32), kOp, "dtypes differ: ", input,
+        " and ", positions);
+  for (int64_t i = 1; i < x.dim(); ++i)
+    check(x.size(i) > 0, kOp, "input has an empty axis other than the batch: ", x.shape());
+}
+
+}  // namespace
+
+Tensor grid_sample(const Tensor& x, const Tensor& grid, const GridSampleOptions& options) {
+  check_operands(x, grid);
+  const GridSample how{!options.nearest, options.padding_mode, options.align_corners};
+  Tensor positions = is_half(grid.dtype()) ? grid.to(f32) : grid;
+  if (x.dim() == 5) return sample(x, positions, how);
+  // An image is a volume of depth 1, whose plane lies at 0.
+  positions = unsqueeze(positions, 1);
+  Shape plane = positions.shape();
+  plane[4] = 1;
+  return squeeze(sample(unsqueeze(x, 2), cat({positions, zeros(plane, positions.options())}, 4), how), 2);
+}
+
+Tensor affine_grid(const Tensor& theta, const Shape& size, bool align_corners) {
+  constexpr const char* op = "affine_grid";
+  check_defined(op, "theta", theta);
+  check_floating(op, theta);
+  const int64_t axes = size.size() - 2;
+  check((axes == 2 || axes == 3) && theta.shape() == Shape{size[0], axes, axes + 1}, op,
+        "takes theta (N, 3, 4) and size (N, C, D, H, W), or (N, 2, 3) and (N, C, H, W), got ", describe(theta), " and ",
+        size);
+  for (int64_t i = 1; i < size.size(); ++i)
+    check(size[i] > 0, op, "size has an empty axis other than the batch: ", size);
+  const TensorOptions kind{is_half(theta.dtype()) ? f32 : theta.dtype(), theta.device()};
+  /// Column i of theta, to broadcast over the grid.
+  const auto column = [&](int64_t i) {
+    Shape shape = Dims::filled(axes + 2, 1);
+    shape[0] = size[0];
+    shape[axes + 1] = axes;
+    return reshape(select(theta.to(kind.dtype), 2, i), shape);
+  };
+  Tensor grid = column(axes);
+  for (int64_t i = 0; i < axes; ++i) {  // x, y, z: the small sums first
+    const int64_t n = size[size.size() - 1 - i];
+    const double end = align_corners ? n > 1 : 1 - 1 / static_cast<double>(n);
+    Shape shape = Dims::filled(axes + 2, 1);
+    shape[axes - i] = n;
+    const Tensor along = n > 1 ? linspace(-end, end, n, kind) : zeros({1}, kind);
+    grid = grid + column(i) * reshape(along, shape);
+  }
+  return grid.to(theta.dtype());
+}
+
+}  // namespace voxgrad

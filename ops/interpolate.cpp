@@ -1,0 +1,109 @@
+// Interpolation: a linear map along each axis, all of them in one pass.
+#include "ops/interpolate.h"
+
+#include <algorithm>
+
+#include "ops/checks.h"
+#include "ops/volume.h"
+
+namespace voxgrad {
+namespace {
+
+constexpr const char* kOp = "interpolate";
+
+struct ModeRow {
+  const char* name;
+  Resample::Mode map;
+  int64_t axes;  // that the mode is for; 0: any number
+};
+const ModeRow& row_of(InterpolateMode mode) {
+  using enum Resample::Mode;
+  static constexpr ModeRow rows[] = {{"nearest", nearest, 0}, {"nearest_exact", nearest_exact, 0},
+                                     {"linear", linear, 1},   {"bilinear", linear, 2},
+                                     {"bicubic", cubic, 2},   {"trilinear", linear, 3}};
+  return rows[static_cast<size_t>(mode)];
+}
+
+void check_input(const Tensor& x, const InterpolateOptions& options) {
+  check_defined(kOp, "input", x);
+  check_floating(kOp, x);
+  check(x.dim() >= 3 && x.dim() <= 5, kOp, "input must be (N, C, L), (N, C, H, W) or (N, C, D, H, W), got ",
+        describe(x));
+  const int64_t axes = x.dim() - 2, wanted = row_of(options.mode).axes;
+  check(wanted == 0 || wanted == axes, kOp, "mode ", options.mode, " is for ", wanted, " spatial axes, the input ",
+        x.shape(), " has ", axes);
+  for (int64_t i = 1; i < x.dim(); ++i) {
+    check(x.size(i) > 0, kOp, "input has an empty axis other than the batch: ", x.shape());
+    check(x.size(i) <= int64_t{1} << 62, kOp, "input has an axis of more than 2^62: ", x.shape());
+  }
+  const int64_t given = options.size ? options.size->values.size() : options.scale_factor->count;
+  check(given == 1 || given == axes, kOp, options.size ? "size" : "scale_factor", " has ", given, " values, the input ",
+        x.shape(), " has ", axes, " spatial axes");
+}
+
+Dims result_size(const Tensor& x, const InterpolateOptions& options) {
+  Dims size;
+  for (int64_t i = 0; i < x.dim() - 2; ++i) {
+    if (options.size) {
+      const Dims& given = options.size->values;
+      size.push_back(given[given.size() == 1 ? 0 : i]);
+      continue;
+    }
+    const double exact = std::floor(static_cast<double>(x.size(i + 2)) * (*options.scale_factor)[i]);
+    check(exact < 9e18, kOp, "scale_factor ", *options.scale_factor, " makes input ", x.shape(), " too large");
+    size.push_back(static_cast<int64_t>(exact));
+  }
+  for (int64_t length : size)
+    check(length > 0, kOp, "the result must have at least one voxel along each axis, size is ", size, " for input ",
+          x.shape());
+  return size;
+}
+
+/// Input positions to an output step along spatial axis `axis`, as PyTorch has it.
+double step_of(const InterpolateOptions& options, int64_t axis, int64_t in, int64_t out) {
+  if (options.align_corners) return out > 1 ? static_cast<double>(in - 1) / static_cast<double>(out - 1) : 0;
+  return options.scale_factor ? 1 / (*options.scale_factor)[axis] : static_cast<double>(in) / static_cast<double>(out);
+}
+
+}  // namespace
+
+std::ostream& operator<<(std::ostream& out, InterpolateMode mode) { return out << row_of(mode).name; }
+
+std::ostream& operator<<(std::ostream& out, const ScaleFactor& s) {
+  const double first = s[0];
+  if (std::all_of(s.values.begin(), s.values.begin() + s.count, [&](double value) { return value == first; }))
+    return out << first;
+  for (int64_t i = 0; i < s.count; ++i) out << (i == 0 ? "[" : ", ") << s[i];
+  return out << ']';
+}
+
+void InterpolateOptions::validate(const char* op) const {
+  check(size.has_value() != scale_factor.has_value(), op, "exactly one of size and scale_factor must be given");
+  check(row_of(mode).map >= Resample::Mode::linear || !align_corners, op, "align_corners is not for mode ", mode);
+  if (size)
+    for (int64_t length : size->values) check(length > 0, op, "size must be positive, got ", size->values);
+  for (int64_t i = 0; scale_factor && i < scale_factor->count; ++i)
+    check(std::isfinite((*scale_factor)[i]) && (*scale_factor)[i] > 0, op,
+          "scale_factor must be finite and positive, got ", *scale_factor);
+}
+
+Tensor interpolate(const Tensor& x, const InterpolateOptions& options) {
+  options.validate(kOp);
+  check_input(x, options);
+  const Dims size = result_size(x, options);
+  const int64_t axes = size.size();
+  const bool cubic = options.mode == InterpolateMode::bicubic;
+  ResampleMaps maps;
+  bool same = true;
+  for (int64_t i = 0; i < axes; ++i) {
+    const int64_t in = x.size(i + 2);
+    if (in == size[i] && !cubic) continue;
+    same = false;
+    maps[static_cast<size_t>(i + 3 - axes)] = {.mode = row_of(options.mode).map,
+                                               .align_corners = options.align_corners,
+                                               .scale = step_of(options, i, in, size[i])};
+  }
+  return same ? x.clone() : lowered(resample(lifted(x, axes), maps, lifted(size, 1)), axes, true);
+}
+
+}  // namespace voxgrad

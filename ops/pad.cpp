@@ -1,0 +1,47 @@
+// Padding with what the tensor holds: a linear map along each axis, all of them in one pass.
+#include "ops/pad.h"
+
+#include "ops/checks.h"
+#include "ops/volume.h"
+
+namespace voxgrad {
+namespace {
+
+/// The map of a padded axis of `in` elements, and its result's size.
+Resample padded_axis(PadMode mode, int64_t in, int64_t before, int64_t after, int64_t& size) {
+  using enum Resample::Mode;
+  constexpr Resample::Mode modes[] = {reflect, reflect, replicate, circular};
+  const int64_t most = mode == PadMode::reflect ? in - 1 : mode == PadMode::circular ? in : int64_t{1} << 31;
+  check(before <= most && after <= most, "pad", "an axis of ", in, " elements can be padded by at most ", most,
+        ", got ", before, " and ", after);
+  check(before > -in && after > -in && in + before + after > 0, "pad", "amounts ", before, " and ", after,
+        " leave nothing of an axis of ", in, " elements");
+  size = in + before + after;
+  Resample map{.mode = modes[static_cast<int>(mode)]};
+  map.padding = before;
+  return map;
+}
+
+}  // namespace
+
+Tensor pad(const Tensor& x, const std::vector<int64_t>& amounts, PadMode mode, double value) {
+  if (mode == PadMode::constant) return pad(x, amounts, value);
+  check_defined("pad", "input", x);
+  check_floating("pad", x);
+  const auto axes = static_cast<int64_t>(amounts.size() / 2);
+  check(amounts.size() % 2 == 0 && axes >= 1 && axes <= 3 && (x.dim() == axes + 1 || x.dim() == axes + 2), "pad",
+        amounts.size(), " amounts do not fit shape ", x.shape(), ": two are wanted for each spatial axis of (N, C, ",
+        "spatial...) or (C, spatial...)");
+  ResampleMaps maps;
+  Triple size(1);
+  for (int64_t i = 0; i < axes; ++i) {
+    const int64_t in = x.size(x.dim() - 1 - i);
+    check(in > 0, "pad", "input has an empty spatial axis: ", x.shape());
+    const auto at = static_cast<size_t>(2 * i);
+    maps[static_cast<size_t>(2 - i)] =
+        padded_axis(mode, in, amounts[at], amounts[at + 1], size[2 - static_cast<int>(i)]);
+  }
+  return lowered(resample(lifted(x, axes), maps, size), axes, x.dim() == axes + 2);
+}
+
+}  // namespace voxgrad

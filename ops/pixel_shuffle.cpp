@@ -1,0 +1,42 @@
+#include "ops/pixel_shuffle.h"
+
+#include "ops/checks.h"
+#include "ops/shape.h"
+
+namespace voxgrad {
+
+Tensor pixel_shuffle(const Tensor& x, int64_t upscale_factor) {
+  constexpr const char* op = "pixel_shuffle";
+  check_defined(op, "input", x);
+  check(x.dim() >= 3 && x.dim() <= 5, op, "input must be (N, C, L), (N, C, H, W) or (N, C, D, H, W), got ",
+        describe(x));
+  const int64_t axes = x.dim() - 2, r = upscale_factor;
+  check(r > 0 && r < int64_t{1} << 20, op, "upscale_factor must lie in [1, 2^20), got ", r);
+  int64_t parts = 1;
+  for (int64_t i = 0; i < axes; ++i) parts *= r;
+  check(x.size(1) % parts == 0, op, "the ", x.size(1), " channels of ", x.shape(), " are no multiple of ", r, "^",
+        axes);
+  // (N, C, r, r, r, D, H, W), from which the axes are taken in the order of the result's memory.
+  Shape split{x.size(0), x.size(1) / parts}, result = split;
+  for (int64_t i = 0; i < axes; ++i) split.push_back(r);
+  for (int64_t i = 0; i < axes; ++i) {
+    split.push_back(x.size(i + 2));
+    result.push_back(x.size(i + 2) * r);
+  }
+  const bool last = axes > 1 && x.suggest_memory_format() == MemoryFormat::channels_last;
+  Dims order{0}, back{0};
+  if (!last) order.push_back(1);
+  for (int64_t i = 0; i < axes; ++i) {
+    order.push_back(2 + axes + i);
+    order.push_back(2 + i);
+  }
+  Tensor y = permute(reshape(x, split), last ? (order.push_back(1), order) : order);
+  if (!last) return reshape(y, result);
+  result.erase(1);
+  result.push_back(split[1]);
+  back.push_back(axes + 1);
+  for (int64_t i = 0; i < axes; ++i) back.push_back(i + 1);
+  return permute(reshape(y, result), back);
+}
+
+}  // namespace voxgrad
