@@ -6,6 +6,7 @@
 #include "core/autograd.h"
 #include "ops/create.h"
 #include "ops/elementwise.h"
+#include "ops/grid_sample.h"
 #include "ops/reduce.h"
 #include "tests/support.h"
 
@@ -86,6 +87,15 @@ TEST(Gradcheck, RefusesWhatItCannotCheck) {
   EXPECT_ERROR(gradcheck(identity, {input({2})}, {.eps = 0}), "eps must be finite and positive");
   const auto random = [](const Tensors& t) { return Tensors{dropout(t[0], 0.5)}; };
   EXPECT_ERROR(gradcheck(random, {input({50})}), "changed between two identical calls");
+}
+
+// A position that is computed from what is sampled counts once.
+TEST(Gradgradcheck, OfSamplesAtPositionsOfTheInputsMaking) {
+  const auto function = [](const Tensors& t) {
+    return Tensors{grid_sample(t[0], permute(sin(t[0]), {0, 2, 3, 4, 1}) * 0.3)};
+  };
+  const Tensor x = sin(arange(1, 25, 1, {.dtype = f64})).reshape({1, 3, 2, 2, 2}).detach().requires_grad_();
+  EXPECT_TRUE(gradgradcheck(function, {x}));
 }
 
 }  // namespace
