@@ -93,29 +93,6 @@ __device__ int64_t dot(const int64_t (&at)[5], const int64_t (&stride)[5]) {
   return at[0] * stride[0] + at[1] * stride[1] + at[2] * stride[2] + at[3] * stride[3] + at[4] * stride[4];
 }
 
-/// `width` neighbours, 16 bytes of them at a time.
-template <int width, class T>
-__device__ void load_values(const T* from, T (&to)[width]) {
-  constexpr int part = std::min(width, kVectorWidth<T>);
-#pragma unroll
-  for (int k = 0; k < width; k += part) {
-    const auto loaded = load_vector<T, part>(from + k);
-#pragma unroll
-    for (int j = 0; j < part; ++j) to[k + j] = loaded.v[j];
-  }
-}
-template <int width, class T>
-__device__ void store_values(T* to, const T (&from)[width]) {
-  constexpr int part = std::min(width, kVectorWidth<T>);
-#pragma unroll
-  for (int k = 0; k < width; k += part) {
-    Vector<T, part> stored;
-#pragma unroll
-    for (int j = 0; j < part; ++j) stored.v[j] = from[k + j];
-    store_vector(to + k, stored);
-  }
-}
-
 /// Blocks of a multiprocessor, so that enough loads are under way.
 template <int width>
 inline constexpr int kPoolBlocks = width == 1 ? 3 : 2;

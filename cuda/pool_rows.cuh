@@ -71,8 +71,11 @@ template <class T, class Index, int width>
 __global__ void __launch_bounds__(kBlock) max_pool_rows(const __grid_constant__ PoolRows p) {
   using C = compute_t<T>;
   using Entry = Best<C, Index>;
-  extern __shared__ double shared[];
-  auto* const columns = reinterpret_cast<Entry*>(shared);
+  constexpr bool wanted = !std::is_same_v<Index, NoIndex>;
+  extern __shared__ uint4 shared[];  // aligned for vectors
+  C* const values = reinterpret_cast<C*>(shared);
+  const uint32_t length = static_cast<uint32_t>(p.in_size[2]);
+  auto* const places = reinterpret_cast<Index*>(values + (p.tile_rows * length + 3) / 4 * 4);
   __shared__ int64_t from[kPoolTileRows], to[kPoolTileRows], to_index[kPoolTileRows];
   __shared__ int2 place[kPoolTileRows];  // the window's first depth and row
   for (uint32_t first = blockIdx.x * p.tile_rows; first < p.rows; first += gridDim.x * p.tile_rows) {
@@ -107,8 +110,16 @@ __global__ void __launch_bounds__(kBlock) max_pool_rows(const __grid_constant__ 
           for (int j = 0; j < width; ++j) best[j].offer_next(static_cast<C>(loaded.v[j]), at + j);
         }
       }
+      C value[width];
 #pragma unroll
-      for (int j = 0; j < width; ++j) columns[r * static_cast<uint32_t>(p.in_size[2]) + w + j] = best[j];
+      for (int j = 0; j < width; ++j) value[j] = best[j].value;
+      store_values<width>(values + r * length + w, value);
+      if constexpr (wanted) {
+        Index at[width];
+#pragma unroll
+        for (int j = 0; j < width; ++j) at[j] = best[j].place;
+        store_values<width>(places + r * length + w, at);
+      }
     }
     __syncthreads();
     for (uint32_t item = threadIdx.x; item < rows * p.out_width.divisor; item += kBlock) {
@@ -118,15 +129,14 @@ __global__ void __launch_bounds__(kBlock) max_pool_rows(const __grid_constant__ 
       for (int kw = 0; kw < p.window[2]; ++kw) {
         const int w = begin + kw * p.dilation[2];
         if (static_cast<unsigned>(w) >= static_cast<unsigned>(p.in_size[2])) continue;
-        const Entry column = columns[r * static_cast<uint32_t>(p.in_size[2]) + w];
-        if constexpr (std::is_same_v<Index, NoIndex>)
-          best.offer(column.value, 0);
-        else if (column.place >= 0)
-          best.offer(column.value, column.place);
+        const uint32_t column = r * length + w;
+        if constexpr (!wanted)
+          best.offer(values[column], 0);
+        else if (places[column] >= 0)
+          best.offer(values[column], places[column]);
       }
       static_cast<T*>(p.out)[to[r] + ow * p.out_stride[4]] = convert<T>(best.value);
-      if constexpr (!std::is_same_v<Index, NoIndex>)
-        static_cast<Index*>(p.indices)[to_index[r] + ow * p.indices_stride[4]] = best.place;
+      if constexpr (wanted) static_cast<Index*>(p.indices)[to_index[r] + ow * p.indices_stride[4]] = best.place;
     }
   }
 }
@@ -136,12 +146,12 @@ template <class T, class Index>
 bool launch_max_pool_rows(const View& y, const View* indices, const View& x, const PoolGeometry& g,
                           cudaStream_t stream) {
   using Entry = Best<compute_t<T>, Index>;
-  const int64_t row_bytes = x.size[4] * static_cast<int64_t>(sizeof(Entry));
+  const int64_t row_bytes = x.size[4] * static_cast<int64_t>(sizeof(Entry)), rounding = 4 * sizeof(Entry);
   double reach = static_cast<double>(x.size[2]) * static_cast<double>(x.size[3]) * static_cast<double>(x.size[4]);
   for (int i = 0; i < 3; ++i)
     reach = std::max(reach, static_cast<double>(y.size[i + 2]) * static_cast<double>(g.stride[i]) +
                                 static_cast<double>(g.kernel_size[i]) * static_cast<double>(g.dilation[i]));
-  if (x.stride[4] != 1 || row_bytes > kPoolSharedBytes || reach >= 0x1p30 || y.numel() >= int64_t{1} << 31)
+  if (x.stride[4] != 1 || row_bytes + rounding > kPoolSharedBytes || reach >= 0x1p30 || y.numel() >= int64_t{1} << 31)
     return false;
   constexpr int width = kVectorWidth<T>;
   const bool vectors = has_vectors(x, 4, width);
@@ -168,7 +178,8 @@ bool launch_max_pool_rows(const View& y, const View* indices, const View& x, con
   }
   p.rows = static_cast<uint32_t>(y.numel() / y.size[4]);
   const int64_t busy = (2 * kBlock + p.vectors.divisor - 1) / p.vectors.divisor;
-  p.tile_rows = static_cast<uint32_t>(std::min({kPoolSharedBytes / row_bytes, busy, int64_t{kPoolTileRows}}));
+  p.tile_rows =
+      static_cast<uint32_t>(std::min({(kPoolSharedBytes - rounding) / row_bytes, busy, int64_t{kPoolTileRows}}));
   const auto kernel = vectors ? max_pool_rows<T, Index, width> : max_pool_rows<T, Index, 1>;
   kernel<<<grid_size(p.rows, static_cast<int>(p.tile_rows)), kBlock, p.tile_rows* static_cast<size_t>(row_bytes),
            stream>>>(p);

@@ -161,7 +161,7 @@ constexpr int kSumBytes = 32 << 10;
 template <class T, int width, int out_width, int kAtOnce>
 __global__ void __launch_bounds__(kBlock) resample_rows(const __grid_constant__ ResampleProblem<compute_t<T>> p) {
   using C = compute_t<T>;
-  extern __shared__ double shared[];
+  extern __shared__ uint4 shared[];  // aligned for vectors
   C* const sums = reinterpret_cast<C*>(shared);
   __shared__ const T* volume[kTileRows];
   __shared__ int2 place[kTileRows];  // depth, row
@@ -180,8 +180,7 @@ __global__ void __launch_bounds__(kBlock) resample_rows(const __grid_constant__ 
       const uint32_t r = p.row_vectors.divide(item), w = (item - r * p.row_vectors.divisor) * width;
       C sum[width];
       sum_column<kAtOnce, T, width>(p.terms[0], p.terms[1], place[r].x, place[r].y, volume[r] + w, p.in_stride, sum);
-#pragma unroll
-      for (int j = 0; j < width; ++j) sums[r * p.pitch + w + j] = sum[j];
+      store_values<width>(sums + r * p.pitch + w, sum);
     }
     __syncthreads();
     const uint32_t groups = (rows + kRows - 1) / kRows;

@@ -37,6 +37,29 @@ __device__ void store_vector(T* data, const Vector<T, width>& vector) {
   *reinterpret_cast<Word<sizeof(T) * width>*>(data) = std::bit_cast<Word<sizeof(T) * width>>(vector);
 }
 
+/// `width` neighbours, 16 bytes of them at a time.
+template <int width, class T>
+__device__ void load_values(const T* from, T (&to)[width]) {
+  constexpr int part = std::min(width, kVectorWidth<T>);
+#pragma unroll
+  for (int k = 0; k < width; k += part) {
+    const auto loaded = load_vector<T, part>(from + k);
+#pragma unroll
+    for (int j = 0; j < part; ++j) to[k + j] = loaded.v[j];
+  }
+}
+template <int width, class T>
+__device__ void store_values(T* to, const T (&from)[width]) {
+  constexpr int part = std::min(width, kVectorWidth<T>);
+#pragma unroll
+  for (int k = 0; k < width; k += part) {
+    Vector<T, part> stored;
+#pragma unroll
+    for (int j = 0; j < part; ++j) stored.v[j] = from[k + j];
+    store_vector(to + k, stored);
+  }
+}
+
 /// Contiguous elements: a few before the first aligned vector, vectors, and a few behind the last.
 template <class T>
 struct Span {

@@ -17,10 +17,10 @@ struct GridSampleOptions {
 /// and grid (N, H', W', 2); the result is (N, C, D', H', W') or (N, C, H', W'), in x's memory format. Halves of x may
 /// come with a grid of float32, in which positions are computed.
 ///
-/// Gradients of any order; those of second and higher order are composed of other operators and take about 20 times the
-/// result's memory. The gradient in x is summed on CUDA in 64-bit integers, whose sum does not depend on its order: a
-/// unit is max|dy| * D'H'W' * 2^-61, rounded up to a power of two, and 8 bytes are taken for each element of x. Where
-/// dy is not finite, all of that gradient is NaN.
+/// Gradients of any order; those of second and higher order are composed of other operators, slower, and take a few
+/// tensors of the result's size for each of the eight corners. The gradient in x is summed on CUDA in 64-bit integers,
+/// whose sum does not depend on its order: their unit is a power of two, at most max|dy| * D'H'W' * 2^-59, and 8 bytes
+/// are taken for each element of x. Where dy is not finite, all of that gradient is NaN.
 Tensor grid_sample(const Tensor& x, const Tensor& grid, const GridSampleOptions& options = {});
 
 /// The grid that reads an image or a volume of `size` (N, C, D, H, W) through the maps theta (N, 3, 4), respectively
