@@ -348,7 +348,8 @@ Tensor pad(const Tensor& x, const std::vector<int64_t>& amounts, double value) {
   }
   check_fits("pad", value, x.dtype());
   numel(shape, "pad");
-  Tensor out = full(shape, value, x.options());
+  Tensor out = empty(shape, x.options(), x.suggest_memory_format());
+  out.fill_(value);
   Tensor target = out;
   for (int64_t axis = 0; axis < x.dim(); ++axis) target = narrow(target, axis, start[axis], inside.shape()[axis]);
   place(target, inside);

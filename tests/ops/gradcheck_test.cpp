@@ -8,6 +8,7 @@
 #include "ops/elementwise.h"
 #include "ops/grid_sample.h"
 #include "ops/reduce.h"
+#include "ops/shape.h"
 #include "tests/support.h"
 
 namespace voxgrad {
