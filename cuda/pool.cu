@@ -196,18 +196,23 @@ __global__ void __launch_bounds__(kBlock)
     const int64_t end = axis == 4 ? WindowRange(p, 2, iw + width - 1).end : w.end;
     compute_t<T> sum[width] = {};
     for (int64_t od = d.begin; od < d.end; ++od)
-      for (int64_t oh = h.begin; oh < h.end; ++oh)
-        for (int64_t ow = w.begin; ow < end; ++ow) {
-          const int64_t window[5] = {at[0], at[1], od, oh, ow};
+      for (int64_t oh = h.begin; oh < h.end; ++oh) {
+        const int64_t row[5] = {at[0], at[1], od, oh, w.begin};
+        const Index* indices = static_cast<const Index*>(p.indices) + dot(row, p.indices_stride);
+        const T* gradients = static_cast<const T*>(p.in) + dot(row, p.in_stride);
+        for (int left = static_cast<int>(end - w.begin); left > 0; --left) {
           constexpr int read = axis == 4 ? 1 : width;
           Index named[read];
           T gradient[read];
-          load_values<read>(static_cast<const Index*>(p.indices) + dot(window, p.indices_stride), named);
-          load_values<read>(static_cast<const T*>(p.in) + dot(window, p.in_stride), gradient);
+          load_values<read>(indices, named);
+          load_values<read>(gradients, gradient);
 #pragma unroll
           for (int j = 0; j < width; ++j)
             if (named[j % read] == place + (axis == 4 ? j : 0)) sum[j] += gradient[j % read];
+          indices += p.indices_stride[4];
+          gradients += p.in_stride[4];
         }
+      }
     T result[width];
 #pragma unroll
     for (int j = 0; j < width; ++j) result[j] = convert<T>(sum[j]);

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "nn/init.h"
+#include "ops/create.h"
 #include "ops/linalg.h"
 
 namespace voxgrad::nn {
@@ -21,6 +22,11 @@ Linear::Linear(int64_t in_features, int64_t out_features, const LinearOptions& g
 Tensor Linear::forward_with(const Tensor& x, const Tensor& other_weight) const { return linear(x, other_weight, bias); }
 
 ELU::ELU(double alpha) : alpha_(alpha) { check(std::isfinite(alpha), "ELU", "alpha must be finite, got ", alpha); }
+
+PReLU::PReLU(int64_t num_parameters, double init) {
+  check(num_parameters > 0, "PReLU", "num_parameters must be positive, got ", num_parameters);
+  weight = full({num_parameters}, init, {.requires_grad = true});
+}
 
 LeakyReLU::LeakyReLU(double negative_slope) : negative_slope_(negative_slope) {
   check(std::isfinite(negative_slope), "LeakyReLU", "negative_slope must be finite, got ", negative_slope);

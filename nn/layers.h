@@ -54,6 +54,18 @@ using Mish = Activation<mish>;
 using Hardsigmoid = Activation<hardsigmoid>;
 using Hardswish = Activation<hardswish>;
 
+/// See voxgrad::prelu; weight (num_parameters), 1 or the number of channels, starts at `init`. Throws Error unless
+/// num_parameters is positive.
+class PReLU : public Layer {
+ public:
+  explicit PReLU(int64_t num_parameters = 1, double init = 0.25);
+  Tensor forward(const Tensor& x) const override { return prelu(x, weight); }
+  std::string extra_repr() const override { return concat("num_parameters=", weight.numel()); }
+
+  Tensor weight;
+  VG_MODULE(weight)
+};
+
 /// A function along one axis.
 template <Tensor (*function)(const Tensor&, int64_t)>
 class AlongAxis : public Layer {
@@ -82,6 +94,7 @@ class LeakyReLU : public Layer {
   explicit LeakyReLU(double negative_slope = 0.01);
   Tensor forward(const Tensor& x) const override { return leaky_relu(x, negative_slope_); }
   double negative_slope() const { return negative_slope_; }
+  std::string extra_repr() const override { return concat("negative_slope=", negative_slope_); }
 
  private:
   double negative_slope_;
@@ -101,6 +114,7 @@ class Dropout : public Layer {
  public:
   explicit Dropout(double p = 0.5);
   Tensor forward(const Tensor& x) const override { return dropout(x, p_, is_training()); }
+  std::string extra_repr() const override { return concat("p=", p_); }
 
  private:
   double p_;

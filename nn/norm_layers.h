@@ -22,6 +22,9 @@ class GroupNorm : public Layer {
   GroupNorm(int64_t num_groups, int64_t num_channels, const GroupNormOptions& given = {});
   Tensor forward(const Tensor& x) const override;
 
+  std::string extra_repr() const override {
+    return concat(num_groups_, ", ", num_channels_, ", eps=", options_.eps, options_.affine ? "" : ", affine=false");
+  }
   int64_t num_groups() const { return num_groups_; }
   int64_t num_channels() const { return num_channels_; }
   const GroupNormOptions& options() const { return options_; }
@@ -47,6 +50,9 @@ class InstanceNorm3d : public Layer {
   explicit InstanceNorm3d(int64_t num_features, const InstanceNormOptions& given = {});
   Tensor forward(const Tensor& x) const override;
 
+  std::string extra_repr() const override {
+    return concat(num_features_, ", eps=", options_.eps, options_.affine ? "" : ", affine=false");
+  }
   int64_t num_features() const { return num_features_; }
   const InstanceNormOptions& options() const { return options_; }
   NormArguments arguments() const { return {NormKind::instance, weight, bias, options_.eps}; }
@@ -75,6 +81,9 @@ class BatchNorm : public Layer {
   explicit BatchNorm(int64_t num_features, const Options& given = {});
   Tensor forward(const Tensor& x) const override;
 
+  std::string extra_repr() const override {
+    return concat(num_features_, ", eps=", options_.eps, options_.affine ? "" : ", affine=false");
+  }
   int64_t num_features() const { return num_features_; }
   const Options& options() const { return options_; }
   NormArguments arguments() const;
@@ -105,6 +114,7 @@ class LayerNorm : public Layer {
   explicit LayerNorm(const Shape& normalized_shape, const LayerNormOptions& given = {});
   Tensor forward(const Tensor& x) const override;
 
+  std::string extra_repr() const override { return concat(normalized_shape_, ", eps=", options_.eps); }
   const Shape& normalized_shape() const { return normalized_shape_; }
   const LayerNormOptions& options() const { return options_; }
   NormArguments arguments() const { return {NormKind::layer, weight, bias, options_.eps, 1, normalized_shape_}; }

@@ -31,9 +31,13 @@ Tensor total_norm(const char* op, const Tensors& grads, double type) {
   check(type > 0, op, "norm_type must be positive, got ", type);
   if (grads.empty()) return zeros({});
   const TensorOptions common{is_half(grads[0].dtype()) ? f32 : grads[0].dtype(), grads[0].device()};
-  Tensors norms;
-  for (const Tensor& grad : grads) norms.push_back(norm(widened(grad), type).to(common.device, common.dtype));
-  return norm(stack(norms), type);
+  const auto here = [&](const Tensor& x) { return x.to(common.device, common.dtype); };
+  Tensors parts;  // squares, of which the sum has no kinks to look after, or norms
+  for (const Tensor& grad : grads) {
+    const Tensor x = widened(grad);
+    parts.push_back(here(type == 2 ? sum(x * x) : norm(x, type)));
+  }
+  return type == 2 ? sqrt(sum(stack(parts))) : norm(stack(parts), type);
 }
 
 }  // namespace

@@ -38,6 +38,7 @@ LAYERS = {
     "mish": (nn.Mish(), (11,)),
     "hardsigmoid": (nn.Hardsigmoid(), (11,)),
     "hardswish": (nn.Hardswish(), (11,)),
+    "prelu": (nn.PReLU(3), (2, 3, 4)),
     "batch_norm1d": (nn.BatchNorm1d(3, momentum=0.3), (4, 3)),
     "batch_norm1d_plain": (nn.BatchNorm1d(3, affine=False, track_running_stats=False), (4, 3, 5)),
     "batch_norm2d": (nn.BatchNorm2d(3, eps=1e-2, momentum=None), (2, 3, 4, 5)),

@@ -72,6 +72,7 @@ std::map<std::string, MakeLayer> layers() {
       {"mish", make<Mish>()},
       {"hardsigmoid", make<Hardsigmoid>()},
       {"hardswish", make<Hardswish>()},
+      {"prelu", make<PReLU>(3)},
       {"batch_norm1d", make<BatchNorm1d>(3, BatchNorm1d::Options{.momentum = 0.3})},
       {"batch_norm1d_plain", make<BatchNorm1d>(3, BatchNorm1d::Options{.affine = false, .track_running_stats = false})},
       {"batch_norm2d", make<BatchNorm2d>(3, BatchNorm2d::Options{.eps = 1e-2, .momentum = {}})},
