@@ -103,6 +103,8 @@ struct LayerNormOptions {
 class LayerNorm : public Layer {
  public:
   explicit LayerNorm(const Shape& normalized_shape, const LayerNormOptions& given = {});
+  /// Over the last axis.
+  explicit LayerNorm(int64_t size, const LayerNormOptions& given = {}) : LayerNorm(Shape{size}, given) {}
   Tensor forward(const Tensor& x) const override;
 
   const Shape& normalized_shape() const { return normalized_shape_; }
