@@ -3,7 +3,6 @@
 #include <cmath>
 
 #include "nn/init.h"
-#include "ops/create.h"
 #include "ops/linalg.h"
 
 namespace voxgrad::nn {
@@ -25,11 +24,6 @@ ELU::ELU(double alpha) : alpha_(alpha) { check(std::isfinite(alpha), "ELU", "alp
 
 LeakyReLU::LeakyReLU(double negative_slope) : negative_slope_(negative_slope) {
   check(std::isfinite(negative_slope), "LeakyReLU", "negative_slope must be finite, got ", negative_slope);
-}
-
-PReLU::PReLU(int64_t num_parameters, double init) {
-  check(num_parameters > 0, "PReLU", "num_parameters must be positive, got ", num_parameters);
-  weight = full({num_parameters}, init, {.requires_grad = true});
 }
 
 Softplus::Softplus(double beta, double threshold) : beta_(beta), threshold_(threshold) {

@@ -87,16 +87,6 @@ class LeakyReLU : public Layer {
   double negative_slope_;
 };
 
-/// See voxgrad::prelu. weight (num_parameters), all `init` at first: one for all, or for each channel one.
-class PReLU : public Layer {
- public:
-  explicit PReLU(int64_t num_parameters = 1, double init = 0.25);
-  Tensor forward(const Tensor& x) const override { return prelu(x, weight); }
-
-  Tensor weight;
-  VG_MODULE(weight)
-};
-
 class Softplus : public Layer {
  public:
   explicit Softplus(double beta = 1, double threshold = 20);

@@ -26,7 +26,6 @@ LAYERS = {
     "linear": (nn.Linear(5, 3), (4, 5)),
     "relu": (nn.ReLU(), (11,)),
     "leaky_relu": (nn.LeakyReLU(0.2), (11,)),
-    "prelu": (nn.PReLU(3, 0.1), (2, 3, 5)),
     "sigmoid": (nn.Sigmoid(), (11,)),
     "tanh": (nn.Tanh(), (11,)),
     "gelu": (nn.GELU(), (11,)),

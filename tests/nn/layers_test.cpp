@@ -60,7 +60,6 @@ std::map<std::string, MakeLayer> layers() {
       {"linear", make<Linear>(5, 3)},
       {"relu", make<ReLU>()},
       {"leaky_relu", make<LeakyReLU>(0.2)},
-      {"prelu", make<PReLU>(3, 0.1)},
       {"sigmoid", make<Sigmoid>()},
       {"tanh", make<Tanh>()},
       {"gelu", make<GELU>()},
