@@ -5,6 +5,7 @@
 //   kernelbench                          all models at sizes for a CPU
 //   kernelbench --size original          at the sizes of the benchmark, for a GPU
 //   kernelbench --model 70 --steps 20    one of them
+//   kernelbench --precision bf16         in mixed precision
 //   kernelbench --cuda-graph             whole steps, captured once and replayed
 #include <voxgrad.h>
 
@@ -103,15 +104,15 @@ int parse(int argc, char** argv, Options& options) {
       ->check(examples::device_name())
       ->capture_default_str();
   app.add_option("--dtype", options.dtype, "element type")->check(CLI::IsMember({"f32", "f64"}))->capture_default_str();
-  app.add_option("--precision", options.precision, "of f32 on a GPU: highest (float32) or high (TF32)")
-      ->check(CLI::IsMember({"highest", "high"}))
-      ->capture_default_str();
+  examples::Precision::add_option(app, options.precision);
   app.add_option("--steps", options.steps, "timed steps, after one that is not")
       ->check(CLI::Range(1, 1000000))
       ->capture_default_str();
   app.add_flag("--cuda-graph", options.cuda_graph, "capture a step in a CUDA graph and time replays (needs a GPU)");
   try {
     app.parse(argc, argv);
+    if (options.dtype == "f64" && examples::Precision(options.precision).is_half())
+      throw CLI::ValidationError("--precision " + options.precision + " needs --dtype f32");
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : 2;
   }
@@ -157,11 +158,20 @@ void train(const ModelCase& c, const Options& options, vg::Device device, bool o
     if (counts) times[part].push_back(time.count());
   };
   vg::Tensor loss;
-  const auto forward = [&] { loss = vg::mse_loss(model(x), target); };
+  const examples::Precision precision(options.precision);
+  vg::optim::GradScaler scaler = precision.scaler();
+  const auto forward = [&] {
+    const vg::autocast guard = precision.autocast();
+    loss = vg::mse_loss(model(x), target);
+  };
   const auto backward = [&] {
     optimizer.zero_grad();
     x.set_grad({});
-    loss.backward();
+    scaler.scale(loss).backward();
+  };
+  const auto update = [&] {
+    scaler.step(optimizer);
+    scaler.update();
   };
   std::optional<vg::cuda::CUDAGraph> graph;
   for (int step = 0; step <= options.steps; ++step) {
@@ -170,7 +180,7 @@ void train(const ModelCase& c, const Options& options, vg::Device device, bool o
     } else {
       timed(step > 0, 0, forward);
       timed(step > 0, 1, backward);
-      timed(step > 0, 2, [&] { optimizer.step(); });
+      timed(step > 0, 2, update);
     }
     last = loss.item();
     if (step == 0) first = last;
@@ -179,7 +189,7 @@ void train(const ModelCase& c, const Options& options, vg::Device device, bool o
     graph->capture([&] {
       forward();
       backward();
-      optimizer.step();
+      update();
     });
   }
   const auto column = [](const std::vector<double>& part) {
@@ -200,12 +210,13 @@ int main(int argc, char** argv) {
   if (const int code = parse(argc, argv, options); code >= 0) return code;
   try {
     const vg::Device device = examples::device_of(options.device);
-    vg::set_float32_precision(options.precision == "high" ? vg::Float32Precision::high : vg::Float32Precision::highest);
+    const examples::Precision precision(options.precision);
+    precision.set_float32();
     const bool original = options.size == "original" || (options.size == "auto" && device.is_cuda());
     vg::check(!options.cuda_graph || device.is_cuda(), "kernelbench", "--cuda-graph needs a GPU, the device is ",
               device);
-    std::cout << options.dtype << (device.is_cuda() && options.dtype == "f32" ? " (" + options.precision + ")" : "")
-              << " on " << device << ", medians of " << options.steps << " steps: "
+    std::cout << (options.dtype == "f64" ? "float64" : precision.text(device)) << " on " << device << ", medians of "
+              << options.steps << " steps: "
               << (options.cuda_graph ? "replays of whole steps\n" : "forward with loss, backward, step of SGD\n")
               << "model input                    fwd ms    bwd ms step ms  loss           peak MiB\n";
     for (const ModelCase& c : cases())

@@ -112,6 +112,8 @@ struct LayerNormOptions {
 class LayerNorm : public Layer {
  public:
   explicit LayerNorm(const Shape& normalized_shape, const LayerNormOptions& given = {});
+  /// Over the last axis.
+  explicit LayerNorm(int64_t size, const LayerNormOptions& given = {}) : LayerNorm(Shape{size}, given) {}
   Tensor forward(const Tensor& x) const override;
 
   std::string extra_repr() const override { return concat(normalized_shape_, ", eps=", options_.eps); }

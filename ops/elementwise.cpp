@@ -358,6 +358,8 @@ Tensor clamp(const Tensor& x, double low, double high) {
   if (high != kOpen) check_constants("clamp", x, {high});
   return unary<UnaryOp::clamp>(x, low, high);
 }
+Tensor clamp_min(const Tensor& x, double low) { return clamp(x, low, std::numeric_limits<double>::infinity()); }
+Tensor clamp_max(const Tensor& x, double high) { return clamp(x, -std::numeric_limits<double>::infinity(), high); }
 
 Tensor relu(const Tensor& x) { return unary<UnaryOp::relu>(x); }
 Tensor leaky_relu(const Tensor& x, double negative_slope) {

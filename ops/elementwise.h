@@ -82,6 +82,9 @@ Tensor sign(const Tensor& x);
 /// x limited to [low, high]; use infinities for an open side, of integers too. The gradient is 1 inside and on the
 /// limits, 0 at NaN.
 Tensor clamp(const Tensor& x, double low, double high);
+/// clamp with the other side open.
+Tensor clamp_min(const Tensor& x, double low);
+Tensor clamp_max(const Tensor& x, double high);
 /// `condition` (bool) ? x : y, all three broadcast.
 Tensor where(const Tensor& condition, const Tensor& x, const Tensor& y);
 Tensor where(const Tensor& condition, const Tensor& x, Scalar y);

@@ -19,7 +19,7 @@ Tensor instance_norm(const Tensor& x, const Tensor& weight = {}, const Tensor& b
 /// running ones, which must be given. They have the dtypes that weight and bias may have.
 Tensor batch_norm(const Tensor& x, const Tensor& running_mean, const Tensor& running_var, const Tensor& weight = {},
                   const Tensor& bias = {}, bool training = false, double momentum = 0.1, double eps = 1e-5);
-/// Over the last axes, whose sizes are `normalized_shape`; weight and bias have that shape.
+/// Over the last axes, whose sizes are `normalized_shape`; weight and bias have that shape. The result is contiguous.
 Tensor layer_norm(const Tensor& x, const Shape& normalized_shape, const Tensor& weight = {}, const Tensor& bias = {},
                   double eps = 1e-5);
 

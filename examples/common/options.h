@@ -4,6 +4,7 @@
 #include <voxgrad.h>
 
 #include <CLI/CLI.hpp>
+#include <optional>
 #include <string>
 
 namespace examples {
@@ -45,5 +46,39 @@ inline voxgrad::Device device_of(const std::string& name) {
   if (name != "auto") return voxgrad::Device::parse(name);
   return voxgrad::cuda::is_available() ? voxgrad::Device::cuda() : voxgrad::Device::cpu();
 }
+
+/// What --precision says.
+class Precision {
+ public:
+  static CLI::Option* add_option(CLI::App& app, std::string& name) {
+    return app
+        .add_option("--precision", name,
+                    "highest (float32), high (on a GPU TF32), bf16 or f16 (autocast; f16 with a scaled loss)")
+        ->check(CLI::IsMember({"highest", "high", "bf16", "f16"}))
+        ->capture_default_str();
+  }
+
+  explicit Precision(const std::string& name) : name_(name) {
+    if (name == "bf16" || name == "f16") half_ = voxgrad::parse_dtype(name);
+  }
+  /// How float32 is multiplied from now on.
+  void set_float32() const {
+    voxgrad::set_float32_precision(name_ == "high" ? voxgrad::Float32Precision::high
+                                                   : voxgrad::Float32Precision::highest);
+  }
+  bool is_half() const { return half_.has_value(); }
+  /// For the forward pass and the loss.
+  voxgrad::autocast autocast() const { return voxgrad::autocast(half_.value_or(voxgrad::f32), is_half()); }
+  voxgrad::optim::GradScaler scaler() const { return voxgrad::optim::GradScaler({.enabled = half_ == voxgrad::f16}); }
+  /// For people: "bf16 (autocast)", "float32", "float32 (high)".
+  std::string text(voxgrad::Device device) const {
+    if (is_half()) return name_ + " (autocast)";
+    return device.is_cuda() ? "float32 (" + name_ + ")" : "float32";
+  }
+
+ private:
+  std::string name_;
+  std::optional<voxgrad::DType> half_;
+};
 
 }  // namespace examples

@@ -71,9 +71,7 @@ int parse(int argc, char** argv, Options& options) {
   app.add_option("--workers", train.workers, "threads that cut patches")
       ->check(CLI::Range(0, 64))
       ->capture_default_str();
-  app.add_option("--precision", train.precision, "of float32 on a GPU: highest (float32) or high (TF32)")
-      ->check(CLI::IsMember({"highest", "high"}))
-      ->capture_default_str();
+  examples::Precision::add_option(app, train.precision);
   app.add_flag("--cuda-graph", train.cuda_graph, "capture a training step in a CUDA graph and replay it (needs a GPU)");
   app.add_option("--seed", train.seed, "seed of all random numbers")
       ->check(examples::whole_number())
@@ -106,13 +104,18 @@ std::optional<Volume> second_volume(const Options& options) {
   return load_volume(*sample);
 }
 
+/// The network's answer, on the CPU.
+vg::Tensor answer(const SuperResolution& model, const Options& options, const vg::Tensor& low, vg::Device device) {
+  const vg::autocast guard = examples::Precision(options.train.precision).autocast();
+  return super_resolve(model, low.to(device), options.train.patch, margin_of(options), options.train.batch)
+      .to(vg::Device::cpu());
+}
+
 TestResult test(const SuperResolution& model, const Options& options, const std::string& name, const std::string& label,
                 const vg::Tensor& truth, vg::Device device) {
   TestResult result{name, label, low_resolution(truth), truth, {}, {}, {}, {}};
   result.interpolated = SuperResolution::trilinear(result.low);
-  result.result =
-      super_resolve(model, result.low.to(device), options.train.patch, margin_of(options), options.train.batch)
-          .to(vg::Device::cpu());
+  result.result = answer(model, options, result.low, device);
   result.trilinear = score(result.interpolated, truth);
   result.ours = score(result.result, truth);
   return result;
@@ -128,10 +131,8 @@ void print_tests(const std::vector<TestResult>& tests) {
 void save_volume(const std::filesystem::path& path, const Volume& volume, const SuperResolution& model,
                  const Options& options, vg::Device device) {
   const vg::Tensor low = low_resolution(slab(volume, 0, volume.data().size(0)));
-  const vg::Tensor high =
-      super_resolve(model, low.to(device), options.train.patch, margin_of(options), options.train.batch);
   vg::NiftiImage image = volume.image;
-  image.data = high.to(vg::Device::cpu()).reshape(volume.data().shape());
+  image.data = answer(model, options, low, device).reshape(volume.data().shape());
   image.descrip = "super-resolved by voxgrad from half the resolution";
   vg::save_nifti(path, image);
 }
@@ -155,8 +156,10 @@ int run(const Options& options) {
 
   const int64_t slices = volume.data().size(0), split = slices / 3 * 2 / 2 * 2;
   const std::string held_out = vg::concat("slices ", split, "-", slices - 1);
-  std::printf("%s %s: training on slices 0-%lld, testing on %s\n", volume.name.c_str(),
-              vg::concat(volume.data().shape()).c_str(), static_cast<long long>(split - 1), held_out.c_str());
+  const std::string precision = examples::Precision(options.train.precision).text(device);
+  std::printf("%s %s: training on slices 0-%lld, testing on %s, in %s\n", volume.name.c_str(),
+              vg::concat(volume.data().shape()).c_str(), static_cast<long long>(split - 1), held_out.c_str(),
+              precision.c_str());
   if (volume.phantom) std::printf("This is a phantom, not a scan: the figures say nothing about real heads.\n");
 
   RunSummary summary;
@@ -182,7 +185,7 @@ int run(const Options& options) {
   summary.title = volume.phantom ? "Super-resolution of the Shepp-Logan phantom (not a scan)"
                                  : "Super-resolution of " + volume.name;
   summary.training = vg::concat(volume.name, mark, ", slices 0-", split - 1);
-  summary.device = vg::concat(device);
+  summary.device = vg::concat(device, " in ", precision);
   for (const vg::Tensor& p : model.parameters()) summary.parameters += p.numel();
   summary.steps = trained.steps;
   summary.batch = settled.train.batch;

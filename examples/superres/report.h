@@ -27,7 +27,7 @@ struct LossLine {
 struct RunSummary {
   std::string title;     ///< says so if the data is a phantom
   std::string training;  ///< what was trained on
-  std::string device;
+  std::string device;    ///< and its precision: "cuda:0 in bf16 (autocast)"
   int64_t parameters = 0, steps = 0, batch = 0, patch = 0;
   double train_seconds = 0, test_seconds = 0, last_loss = 0;
   std::vector<LossLine> losses;

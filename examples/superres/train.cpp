@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "examples/common/interrupt.h"
+#include "examples/common/options.h"
 #include "examples/common/progress.h"
 #include "examples/superres/report.h"
 #include "examples/superres/volume.h"
@@ -100,7 +101,9 @@ struct Run {
   Run(const vg::Tensor& head, const TrainOptions& o, vg::Device device)
       : patches(head, 2 * o.patch, o.steps * o.batch),
         loader(patches, {.batch_size = o.batch, .num_workers = static_cast<int>(o.workers), .seed = o.seed}),
-        model(std::make_shared<SuperResolution>(o.model)) {
+        model(std::make_shared<SuperResolution>(o.model)),
+        precision(o.precision),
+        scaler(precision.scaler()) {
     model->to(device);
     optimizer = std::make_unique<vg::optim::AdamW>(model->parameters(),
                                                    vg::optim::AdamWOptions{.lr = o.lr, .betas = {0.9, 0.99}});
@@ -109,7 +112,11 @@ struct Run {
         *optimizer, vg::optim::CosineAnnealingLROptions{.t_max = o.steps - warmup, .warmup_steps = warmup});
   }
   vg::CheckpointParts parts() {
-    return {model.get(), optimizer.get(), schedule.get(), &loader, &vg::default_generator()};
+    return {.model = model.get(),
+            .optimizer = optimizer.get(),
+            .schedule = schedule.get(),
+            .loader = &loader,
+            .scaler = scaler.is_enabled() ? &scaler : nullptr};
   }
 
   Patches patches;
@@ -117,6 +124,8 @@ struct Run {
   std::shared_ptr<SuperResolution> model;
   std::unique_ptr<vg::optim::AdamW> optimizer;
   std::unique_ptr<vg::optim::CosineAnnealingLR> schedule;
+  examples::Precision precision;
+  vg::optim::GradScaler scaler;
 };
 
 /// Training steps; with `capture` all but the first, which makes the optimizer's state, are replays of a CUDA graph.
@@ -142,10 +151,14 @@ class Stepper {
 
  private:
   void work() {
-    loss_ = vg::mse_loss((*run_.model)(low_), high_);
+    {
+      const vg::autocast guard = run_.precision.autocast();
+      loss_ = vg::mse_loss((*run_.model)(low_), high_);
+    }
     run_.optimizer->zero_grad();
-    loss_.backward();
-    run_.optimizer->step();
+    run_.scaler.scale(loss_).backward();
+    run_.scaler.step(*run_.optimizer);
+    run_.scaler.update();
   }
 
   Run& run_;
@@ -160,8 +173,8 @@ class Stepper {
 TrainResult train(const vg::Tensor& head, const TrainOptions& options, vg::Device device,
                   const std::filesystem::path& out, bool resume) {
   vg::manual_seed(options.seed);
-  vg::set_float32_precision(options.precision == "high" ? vg::Float32Precision::high : vg::Float32Precision::highest);
   Run run(head, options, device);
+  run.precision.set_float32();
   vg::Metadata about = describe_run(head, options);
   const std::filesystem::path checkpoint = out / "checkpoint.safetensors", losses_file = out / "losses.csv";
   std::vector<LossLine> losses;
@@ -199,7 +212,8 @@ TrainResult train(const vg::Tensor& head, const TrainOptions& options, vg::Devic
               " is not finite; a smaller --lr may help");
     ++result.steps;
     char figure[48];
-    std::snprintf(figure, sizeof figure, "loss %.3e", recent_loss(losses));
+    std::snprintf(figure, sizeof figure, "loss %.3e%s%s", recent_loss(losses), run.precision.is_half() ? " in " : "",
+                  run.precision.is_half() ? options.precision.c_str() : "");
     progress.update(result.steps, figure);
     if (interrupt.requested()) break;
     if (result.steps % kSaveEvery == 0) save();

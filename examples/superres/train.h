@@ -18,7 +18,7 @@ struct TrainOptions {
   double lr = 3e-3;
   uint64_t seed = 0;
   int64_t workers = 1;
-  std::string precision = "highest";  ///< of float32 on a GPU: highest or high
+  std::string precision = "highest";  ///< as examples::Precision takes it
   bool cuda_graph = false;            ///< replay a captured step; needs a GPU
   SuperResolution::Options model;
 };

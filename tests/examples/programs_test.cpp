@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
@@ -28,6 +29,8 @@ std::string read(const fs::path& path) {
   text << file.rdbuf();
   return text.str();
 }
+
+const std::string kTiny = "superres --phantom --device cpu --batch 1 --patch 8 --channels 4 --layers 1 ";
 
 class Programs : public testing::Test {
  protected:
@@ -58,10 +61,29 @@ class Programs : public testing::Test {
     EXPECT_NE(result.output.find(fragment), std::string::npos) << command << '\n' << result.output;
   }
 
+  /// A run of these options that is stopped in the middle and resumed leaves the same bits as one that is not.
+  void expect_same_bits_resumed(const std::string& options) const {
+    ASSERT_EQ(run(kTiny + options + "--steps 40 --out whole").code, 0);
+    // A stop in the middle, as Ctrl-C makes it: the program gets its SIGINT once it has begun to print steps,
+    // not once the log of the run before it is found.
+    const std::string start = "sh -c 'rm log; \"" EXAMPLES_DIR "/\"" + kTiny + options +
+                              "--steps 40 --out parts >log & "
+                              "until grep -qs \"^step\" log; do sleep 0.01; done; kill -INT $!; wait $!'";
+    const int status = std::system(("cd '" + folder_.string() + "' && " + start).c_str());
+    const std::string log = read(folder_ / "log");
+    if (WEXITSTATUS(status) != 0) {  // 0: it had finished before the signal came
+      EXPECT_EQ(WEXITSTATUS(status), 130) << log;
+      EXPECT_NE(log.find("--resume goes on"), std::string::npos) << log;
+      expect_refused(kTiny + options + "--steps 41 --out parts --resume", 1, "was made with steps 40, now it is 41");
+      const Result resumed = run(kTiny + options + "--steps 40 --out parts --resume");
+      EXPECT_EQ(resumed.code, 0) << resumed.output;
+    }
+    EXPECT_EQ(read(folder_ / "whole/model.safetensors"), read(folder_ / "parts/model.safetensors"));
+    EXPECT_EQ(read(folder_ / "whole/losses.csv"), read(folder_ / "parts/losses.csv"));
+  }
+
   fs::path folder_;
 };
-
-const std::string kTiny = "superres --phantom --device cpu --batch 1 --patch 8 --channels 4 --layers 1 ";
 
 TEST_F(Programs, QuickstartLearns) {
   const Result result = run("quickstart");
@@ -102,25 +124,56 @@ TEST_F(Programs, SuperresLeavesItsResults) {
   EXPECT_FALSE(load_safetensors(out / "model.safetensors").empty());
 }
 
-TEST_F(Programs, SuperresStoppedAndResumedGivesTheSameBits) {
-  ASSERT_EQ(run(kTiny + "--steps 40 --out whole").code, 0);
-  // A stop in the middle, as Ctrl-C makes it: the program gets its SIGINT once it has begun to print steps,
-  // not once the log of the run before it is found.
-  const std::string start = "sh -c 'rm log; \"" EXAMPLES_DIR
-                            "/superres\" --phantom --device cpu --batch 1 --patch 8 "
-                            "--channels 4 --layers 1 --steps 40 --out parts >log & "
-                            "until grep -qs \"^step\" log; do sleep 0.01; done; kill -INT $!; wait $!'";
-  const int status = std::system(("cd '" + folder_.string() + "' && " + start).c_str());
-  const std::string log = read(folder_ / "log");
-  if (WEXITSTATUS(status) != 0) {  // 0: it had finished before the signal came
-    EXPECT_EQ(WEXITSTATUS(status), 130) << log;
-    EXPECT_NE(log.find("--resume goes on"), std::string::npos) << log;
-    expect_refused(kTiny + "--steps 41 --out parts --resume", 1, "was made with steps 40, now it is 41");
-    const Result resumed = run(kTiny + "--steps 40 --out parts --resume");
-    EXPECT_EQ(resumed.code, 0) << resumed.output;
+TEST_F(Programs, SuperresStoppedAndResumedGivesTheSameBits) { expect_same_bits_resumed(""); }
+
+TEST_F(Programs, SuperresStoppedAndResumedGivesTheSameBitsInMixedPrecision) {
+  expect_same_bits_resumed("--precision f16 ");
+  const TensorMap whole = load_safetensors(folder_ / "whole/checkpoint.safetensors"),
+                  parts = load_safetensors(folder_ / "parts/checkpoint.safetensors");
+  EXPECT_EQ(whole.at("scaler.scale").item(), parts.at("scaler.scale").item());
+  EXPECT_EQ(whole.at("scaler.growth_tracker").item(), parts.at("scaler.growth_tracker").item());
+  EXPECT_GT(whole.at("scaler.growth_tracker").item(), 20);  // steps in which nothing overflowed
+}
+
+// What autocast changes is small, and told.
+TEST_F(Programs, SuperresTrainsInMixedPrecision) {
+  const auto losses = [&](const std::string& precision) {
+    const Result result = run(kTiny + "--steps 3 --precision " + precision + " --out " + precision);
+    EXPECT_EQ(result.code, 0) << result.output;
+    const bool half = precision != "highest";
+    const std::string told = half ? "in " + precision + " (autocast)" : "in float32";
+    EXPECT_NE(result.output.find(told), std::string::npos) << result.output;
+    EXPECT_EQ(result.output.find(" in " + precision + "  ") != std::string::npos, half) << result.output;
+    EXPECT_NE(read(folder_ / precision / "report.md").find(told), std::string::npos);
+    std::array<double, 3> values{};
+    const std::string text = read(folder_ / precision / "losses.csv");
+    EXPECT_EQ(std::sscanf(text.c_str(), "step,loss,learning_rate\n1,%lf,%*f\n2,%lf,%*f\n3,%lf", &values[0], &values[1],
+                          &values[2]),
+              3)
+        << text;
+    return values;
+  };
+  const std::array<double, 3> exact = losses("highest");
+  for (const char* precision : {"bf16", "f16"}) {
+    const std::array<double, 3> rounded = losses(precision);
+    EXPECT_NE(rounded, exact) << precision;
+    for (size_t i = 0; i < 3; ++i) EXPECT_NEAR(rounded[i], exact[i], 0.05 * exact[i]) << precision;
   }
-  EXPECT_EQ(read(folder_ / "whole/model.safetensors"), read(folder_ / "parts/model.safetensors"));
-  EXPECT_EQ(read(folder_ / "whole/losses.csv"), read(folder_ / "parts/losses.csv"));
+}
+
+TEST_F(Programs, KernelbenchTrainsInMixedPrecision) {
+  for (const std::string precision : {"bf16", "f16"}) {
+    const Result result = run("kernelbench --device cpu --model 61 --steps 2 --precision " + precision);
+    EXPECT_EQ(result.code, 0) << result.output;
+    EXPECT_EQ(result.output.find(precision + " (autocast) on cpu"), 0u) << result.output;
+    double first = 0, last = 0;
+    const size_t line = result.output.find("\n61 ");
+    ASSERT_NE(line, std::string::npos) << result.output;
+    EXPECT_EQ(std::sscanf(result.output.c_str() + line, " 61 [1, 64, 16, 16, 16] %*f %*f %*f %lf > %lf", &first, &last),
+              2)
+        << result.output;
+    EXPECT_LT(last, first);
+  }
 }
 
 TEST_F(Programs, SuperresResumedAfterItsLastStepTakesNoMore) {
@@ -134,6 +187,8 @@ TEST_F(Programs, SuperresResumedAfterItsLastStepTakesNoMore) {
   EXPECT_EQ(read(folder_ / "out/losses.csv"), losses);
   EXPECT_EQ(read(folder_ / "out/checkpoint.safetensors"), checkpoint);
 
+  expect_refused(kTiny + "--steps 3 --out out --resume --precision f16", 1,
+                 "was made with precision highest, now it is f16");
   std::ofstream(folder_ / "out/losses.csv") << losses.substr(0, losses.find("\n2,") + 1);
   const Result some = run(kTiny + "--steps 3 --out out --resume");
   EXPECT_NE(some.output.find("holds the losses of 1 of the 3 steps"), std::string::npos) << some.output;
@@ -203,6 +258,7 @@ TEST_F(Programs, MisuseExitsWith2) {
   expect_refused("kernelbench --dtype i32", 2, "--dtype");
   expect_refused("kernelbench --precision low", 2, "--precision");
   expect_refused("superres --precision tf32", 2, "--precision");
+  expect_refused("kernelbench --precision bf16 --dtype f64", 2, "--precision bf16 needs --dtype f32");
 }
 
 TEST_F(Programs, FailuresExitWith1) {

@@ -34,7 +34,7 @@ struct Model : nn::Module {
                       nn::InstanceNorm3d{4, {.affine = true}},
                       nn::Sequential{nn::SiLU{}, nn::Conv3d{{.in_channels = 4, .out_channels = 2, .kernel_size = 1}}}};
   nn::Linear head{6, 3};
-  nn::LayerNorm head_norm{{3}};
+  nn::LayerNorm head_norm{3};
   nn::Buffer steps{zeros({}, {.dtype = i64})};
   VG_MODULE(up, norm, body, head, head_norm, steps)
   Tensor forward(const Tensor& x) { return head_norm(head(body(norm(up(x))))); }

@@ -83,8 +83,10 @@ void add_functions(std::vector<OpCase>& cases) {
        [](double x) { return x < -0.25 ? -0.25
                              : x > 1   ? 1
                                        : x; }, Domain::away},
-      {"clamp_low", [](const Tensor& x) { return clamp(x, 0.1, kInfinity); },
-       [](double x) { return x < 0.1 ? 0.1 : x; }, Domain::away},
+      {"clamp_min", [](const Tensor& x) { return clamp_min(x, 0.1); }, [](double x) { return x < 0.1 ? 0.1 : x; },
+       Domain::away},
+      {"clamp_max", [](const Tensor& x) { return clamp_max(x, 0.1); }, [](double x) { return x > 0.1 ? 0.1 : x; },
+       Domain::away},
       {"affine", [](const Tensor& x) { return affine(x, 2.5, -1); }, [](double x) { return 2.5 * x - 1; }},
       {"pow_2", [](const Tensor& x) { return pow(x, 2); }, [](double x) { return x * x; }},
       {"pow_3", [](const Tensor& x) { return pow(x, 3); }, [](double x) { return x * x * x; }},
