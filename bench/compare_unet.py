@@ -184,18 +184,18 @@ def measure(make, options, exact):
     torch.cuda.empty_cache()
     side = None
     try:
-        torch.cuda.reset_peak_memory_stats()
         side = make()
-        held = torch.cuda.memory_allocated()
         got = losses(side, options.steps)
+        side.peak()
+        side.step()
+        peak = side.peak()
         if isinstance(side, Ours) and options.graph:
             side.capture()
         side.step()
         if options.profile:
             profile(side)
-        side.peak()
         times = [timed(side.step) for _ in range(options.runs)]
-        row = {"ms": statistics.median(times), "peak": side.peak(), "held": held, "losses": got,
+        row = {"ms": statistics.median(times), "peak": peak, "losses": got,
                "difference": max(abs(a - b) for a, b in zip(got, exact or got))}
         print(f"  {row['ms']:.2f} ms", flush=True)
     except Exception as error:  # of the many things that may fail, each has its own

@@ -75,7 +75,8 @@ void place(const Tensor& target, const Tensor& source) {
 
 /// Zeros of `shape` with `part` in the slice: the gradient of narrow and slice, and itself differentiable.
 Tensor embed(const Tensor& part, const Shape& shape, int64_t axis, int64_t start, int64_t step) {
-  Tensor out = zeros(shape, part.options());
+  const Tensor out = empty(shape, part.options(), part.suggest_memory_format());
+  out.zero_();
   const int64_t stop = start + part.shape()[axis] * step;
   {
     NoGradGuard no_grad;
