@@ -229,7 +229,7 @@ double copy_rate(vg::Device device, const vg::Shape& shape, int calls) {
 
 /// A dtype and an order in memory.
 struct Form {
-  const char* name;
+  std::string name;
   vg::DType dtype;
   vg::MemoryFormat format;
 
@@ -237,10 +237,10 @@ struct Form {
     return vg::rand(shape, {.device = device}).to(dtype).contiguous(format);
   }
 };
-constexpr Form kForms[] = {{"/f32", vg::f32, vg::MemoryFormat::contiguous},
-                           {"/bf16", vg::bf16, vg::MemoryFormat::contiguous},
-                           {"/f32/channels_last", vg::f32, vg::MemoryFormat::channels_last},
-                           {"/bf16/channels_last", vg::bf16, vg::MemoryFormat::channels_last}};
+const Form kForms[] = {{"/f32", vg::f32, vg::MemoryFormat::contiguous},
+                       {"/bf16", vg::bf16, vg::MemoryFormat::contiguous},
+                       {"/f32/channels_last", vg::f32, vg::MemoryFormat::channels_last},
+                       {"/bf16/channels_last", vg::bf16, vg::MemoryFormat::channels_last}};
 
 /// Operators bound by memory, on tensors of `shape`, so many calls timed together.
 void add_operators(vg::Device device, const vg::Shape& shape, int calls, const Form& form) {
@@ -359,11 +359,15 @@ int main(int argc, char** argv) {
     const bool gpu = device.is_cuda();
     add_convolutions(device, true, gpu ? std::span<const Convolution>(kLarge) : kSmall);
     add_convolutions(device, false, gpu ? std::span<const Convolution>(kLargeForward) : kSmallForward);
-    const vg::Shape shape = gpu ? vg::Shape{24, 128, 34, 34, 34} : vg::Shape{2, 64, 34, 34, 34};
-    for (const Form& form : kForms) {
-      add_operators(device, shape, gpu ? 8 : 1, form);
-      add_kernels(device, shape, gpu ? 8 : 1, form);
-    }
+    // Rows that begin anywhere, and rows that are whole vectors.
+    const vg::Shape odd = gpu ? vg::Shape{24, 128, 34, 34, 34} : vg::Shape{2, 64, 34, 34, 34};
+    const vg::Shape even = gpu ? vg::Shape{8, 32, 64, 64, 128} : vg::Shape{2, 16, 32, 64, 64};
+    for (const auto& [shape, suffix] : {std::pair(odd, ""), std::pair(even, "/even")})
+      for (Form form : kForms) {
+        form.name += suffix;
+        add_operators(device, shape, gpu ? 8 : 1, form);
+        add_kernels(device, shape, gpu ? 8 : 1, form);
+      }
   }
   benchmark::Initialize(&argc, argv);
   if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 2;
