@@ -28,11 +28,11 @@ struct Deviations {
   Activations activations;
 
   __device__ compute_t<T> first(int64_t n, int64_t c, int64_t l) const {
-    return activations.before(convert<compute_t<T>>(*x.at<const T>(n, c, l)));
+    return activations.before.value(convert<compute_t<T>>(*x.at<const T>(n, c, l)));
   }
   __device__ Channel channel(int64_t n, int64_t c, int64_t l) const { return static_cast<Channel>(first(n, c, l)); }
   __device__ void operator()(Channel pivot, Run<T>& run, const compute_t<T> (&value)[1]) const {
-    const Channel deviation = static_cast<Channel>(activations.before(value[0])) - pivot;
+    const Channel deviation = static_cast<Channel>(activations.before.value(value[0])) - pivot;
     run.x += deviation;
     run.y += deviation * deviation;
   }
@@ -115,8 +115,8 @@ struct Normalize {
     return {centre, static_cast<Wide>(factor), static_cast<Wide>(beta.at<T>(c, 0) - rest * factor)};
   }
   __device__ T operator()(const Channel& channel, Run<T>&, const Wide (&x)[1]) const {
-    const Wide centred = activations.before(x[0]) - channel.mean;
-    return convert<T>(activations.after(centred * channel.factor + channel.term));
+    const Wide centred = activations.before.value(x[0]) - channel.mean;
+    return convert<T>(activations.after.value(centred * channel.factor + channel.term));
   }
 };
 

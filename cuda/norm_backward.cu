@@ -11,7 +11,7 @@ namespace voxgrad::cuda {
 namespace {
 
 /// The normalisation as the forward pass computed it: v = before(x), and u = (v - mean) * rstd * gamma + beta, of which
-/// the gradient is g = through_after(dy, u).
+/// after's gradient is g.
 template <class T, class Activations>
 struct Normalization {
   using Wide = compute_t<T>;
@@ -29,9 +29,9 @@ struct Normalization {
     const auto scale = static_cast<double>(rstd.at<Wide>(n, group));
     return {mean.at<Wide>(n, group), static_cast<Wide>(scale * gamma.at<T>(c, 1)), static_cast<Wide>(beta.at<T>(c, 0))};
   }
-  __device__ Wide centred(const Channel& channel, Wide x) const { return activations.before(x) - channel.centre; }
+  __device__ Wide centred(const Channel& channel, Wide x) const { return activations.before.value(x) - channel.centre; }
   __device__ Wide gradient(const Channel& channel, Wide dy, Wide centred) const {
-    return activations.through_after(dy, centred * channel.factor + channel.term);
+    return activations.after.gradient(dy, centred * channel.factor + channel.term);
   }
 };
 
@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(kBlock)
   }
 }
 
-/// dx = through_before(rstd * (h - mean(h) - n * mean(h * n)), x).
+/// dx = before's gradient of rstd * (h - mean(h) - n * mean(h * n)).
 template <class T, class Activations>
 struct InputGradient {
   static constexpr int kInputs = 2;
@@ -103,7 +103,7 @@ struct InputGradient {
   __device__ T operator()(const Channel& channel, Run<T>&, const Wide (&x)[2]) const {
     const Wide centred = norm.centred(channel.norm, x[1]), g = norm.gradient(channel.norm, x[0], centred);
     const Wide dv = g * channel.norm.factor + (centred * channel.slope + channel.offset);
-    return convert<T>(norm.activations.through_before(dv, x[1]));
+    return convert<T>(norm.activations.before.gradient(dv, x[1]));
   }
 };
 

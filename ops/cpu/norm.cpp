@@ -119,7 +119,7 @@ struct Moments {
 template <class T, class Activations>
 double before(const Activations& activations, T v) {
   if constexpr (std::is_same_v<Activations, NoActivations>) return convert<double>(v);
-  return convert<double>(activations.before(convert<compute_t<T>>(v)));
+  return convert<double>(activations.before.value(convert<compute_t<T>>(v)));
 }
 
 /// Adds the positions of one channel.
@@ -261,7 +261,7 @@ void normalise(const Slabs& slabs, const View& y, const View& x, const View& gro
     });
   });
   map_channels<T>(
-      slabs, affine, [a](const Affine<T>& f, compute_t<T> v) { return a.after(f(a.before(v))); }, y, x);
+      slabs, affine, [a](const Affine<T>& f, compute_t<T> v) { return a.after.value(f(a.before.value(v))); }, y, x);
 }
 
 template <class T, class Activations>
@@ -309,9 +309,9 @@ struct ChannelNorm {
   using Wide = compute_t<T>;
   Wide mean, factor, term;
 
-  Wide centred(const Activations& a, T x) const { return a.before(convert<Wide>(x)) - mean; }
+  Wide centred(const Activations& a, T x) const { return a.before.value(convert<Wide>(x)) - mean; }
   Wide gradient(const Activations& a, T dy, Wide centred) const {
-    return a.through_after(convert<Wide>(dy), centred * factor + term);
+    return a.after.gradient(convert<Wide>(dy), centred * factor + term);
   }
 };
 
@@ -393,9 +393,9 @@ void backward(const GroupNormGradients& out, const View& dy, const View& x, cons
   map_channels<T>(
       slabs, coefficients,
       [a = activations](const Coefficients& k, Wide d, Wide v) {
-        const Wide centred = a.before(v) - k.norm.mean;
-        const Wide g = a.through_after(d, centred * k.norm.factor + k.norm.term);
-        return a.through_before(g * k.norm.factor + ((centred - k.low) * k.slope + k.offset), v);
+        const Wide centred = a.before.value(v) - k.norm.mean;
+        const Wide g = a.after.gradient(d, centred * k.norm.factor + k.norm.term);
+        return a.before.gradient(g * k.norm.factor + ((centred - k.low) * k.slope + k.offset), v);
       },
       out.dx, dy, x);
 
