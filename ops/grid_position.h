@@ -55,6 +55,11 @@ VG_HOST_DEVICE GridPosition<C> grid_position(C g, int64_t n, const GridSample& h
   return {static_cast<int64_t>(below), at - below, slope};
 }
 
+/// Offset of a voxel of one channel.
+VG_HOST_DEVICE inline int64_t voxel_offset(const View& x, const int64_t (&voxel)[3]) {
+  return voxel[0] * x.stride[2] + voxel[1] * x.stride[3] + voxel[2] * x.stride[4];
+}
+
 /// The up to eight voxels that one position of a grid (x, y, z) reads.
 template <class C>
 struct GridCorners {
@@ -91,11 +96,20 @@ struct GridCorners {
           f(voxel, part[0] * part[1] * part[2], change);
         }
   }
+  /// The gradient of the position, from that of what all channels read there: dy[0], dy[step], ...; `sample` is where
+  /// a sample of x begins.
+  template <class T>
+  VG_HOST_DEVICE void gradient(C* out, const View& x, const T* sample, const T* dy, int64_t step) const {
+    C sum[3] = {};
+    each([&](const int64_t(&voxel)[3], C, const C(&change)[3]) {
+      const T* from = sample + voxel_offset(x, voxel);
+      C product = 0;
+      for (int64_t c = 0; c < x.size[1]; ++c)
+        product += static_cast<C>(from[c * x.stride[1]]) * static_cast<C>(dy[c * step]);
+      for (int i = 0; i < 3; ++i) sum[i] += change[i] * product;
+    });
+    for (int i = 0; i < 3; ++i) out[i] = sum[i];
+  }
 };
-
-/// Offset of a voxel of one channel.
-VG_HOST_DEVICE inline int64_t voxel_offset(const View& x, const int64_t (&voxel)[3]) {
-  return voxel[0] * x.stride[2] + voxel[1] * x.stride[3] + voxel[2] * x.stride[4];
-}
 
 }  // namespace voxgrad
