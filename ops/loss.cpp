@@ -129,36 +129,37 @@ Tensor along_classes(const Tensor& values, const Tensor& like) {
   return reshape(values.to(like.dtype()), shape);
 }
 
-/// The input where voxels count, else 0, in float32 for halves. Its gradient lies in memory as the input does.
-Tensor of_counted(const Tensor& input, const Tensor& counted) {
-  const auto in_format = [format = input.suggest_memory_format()](const Tensor& g) {
+/// What a composition begins with: the input, in float32 for halves; beside class numbers also which voxels count and
+/// their classes, (N, 1, ...). Where they do not count the input is 0, whatever it was, and the class too.
+struct Voxels {
+  Tensor x, counted, number;
+};
+Voxels voxels_of(const Tensor& input, const Tensor& target, int64_t ignore_index) {
+  if (is_soft(target)) return {widened(input), {}, {}};
+  const Tensor numbers = unsqueeze(target.to(i64), 1), counted = ne(numbers, ignore_index);
+  // The gradient lies in memory as the input does.
+  const Tensor x = record("alias", input.detach(), {input}, [format = input.suggest_memory_format()](const Tensor& g) {
     return Tensors{g.contiguous(format)};
-  };
-  return where(unsqueeze(counted, 1), widened(record("alias", input.detach(), {input}, in_format)), 0.0);
+  });
+  return {where(counted, widened(x), 0.0), counted, where(counted, numbers, 0)};
 }
 
 /// The sums of ops/kernels.h by their definition, in differentiable operators; also of targets that are probabilities.
 Tensor composed_sums(const char* op, const Tensor& input, const Tensor& target, const ClassSums& options,
                      bool of_samples) {
   const bool soft = is_soft(target);
-  const int64_t n = input.size(0), c = input.size(1), voxels = input.numel() / std::max<int64_t>(n * c, 1);
-  Tensor x = reshape(input, {n, c, voxels}), t, counted;
-  if (soft) {
-    x = widened(x);
-    t = reshape(widened(target), x.shape());
-  } else {
-    const Tensor numbers = reshape(target.to(i64), {n, voxels});
-    counted = ne(numbers, options.ignore_index);
-    x = of_counted(x, counted);
-    t = empty_like(x);
-    counted = unsqueeze(counted, 1);
+  const int64_t n = input.size(0), c = input.size(1), length = input.numel() / std::max<int64_t>(n * c, 1);
+  const Shape shape{n, c, length};
+  const Voxels voxels =
+      voxels_of(reshape(input, shape), reshape(target, soft ? shape : Shape{n, length}), options.ignore_index);
+  const Tensor& x = voxels.x;
+  const Tensor t = soft ? reshape(widened(target), shape) : empty_like(x);
+  if (!soft)
     kernels(x.device())
-        .scatter_add(op, t.view_out(), counted.to(x.dtype()).view_in(),
-                     where(counted, unsqueeze(numbers, 1), 0).view_in(), 1);
-  }
+        .scatter_add(op, t.view_out(), voxels.counted.to(x.dtype()).view_in(), voxels.number.view_in(), 1);
   const Tensor logs = options.softmax ? log_softmax(x, 1) : x, p = options.softmax ? exp(logs) : x;
   const auto total = [&](const Tensor& values) {
-    return sum(soft ? values : where(counted, values, 0.0), of_samples ? Dims{2} : Dims{0, 2}, true).to(f64);
+    return sum(soft ? values : where(voxels.counted, values, 0.0), of_samples ? Dims{2} : Dims{0, 2}, true).to(f64);
   };
   const auto squared = [&](const Tensor& values) { return options.squared ? values * values : values; };
   const Tensor own_logs = soft ? t * logs : where(ne(t, 0.0), logs, 0.0);  // others may be infinite
@@ -196,37 +197,32 @@ Tensor cross_entropy_of(const Tensor& sums, const Tensor& weight, double smoothi
   return total * (1 - smoothing) + weighted_sum(sums, 4, weight) * (smoothing / static_cast<double>(sums.size(1)));
 }
 
-Tensor soft_cross_entropy(const Tensor& input, const Tensor& target, const CrossEntropyOptions& o) {
-  const Tensor logs = log_softmax(widened(input), 1);
-  const double share = o.label_smoothing / static_cast<double>(input.size(1));
-  const Tensor terms = affine(widened(target), 1 - o.label_smoothing, share) * logs;
-  const Tensor weighted = o.weight.defined() ? terms * along_classes(o.weight, terms) : terms;
-  return reduced(neg(sum(weighted, {1})), o.reduction, autocasted_result(input));
-}
-
-/// The losses of all voxels, reduced; of voxels that are passed over, whatever the input is there.
-Tensor picked_cross_entropy(const char* op, const Tensor& input, const Tensor& target, const CrossEntropyOptions& o,
-                            bool logits) {
-  const Tensor numbers = target.to(i64), counted = ne(numbers, o.ignore_index), chosen = where(counted, numbers, 0);
-  const Tensor x = of_counted(input, counted), logs = logits ? log_softmax(x, 1) : x;
-  Tensor losses = neg(squeeze(gather_as(op, logs, 1, unsqueeze(chosen, 1)), 1)), factor = counted.to(logs.dtype());
-  if (o.weight.defined())
-    factor = factor * reshape(gather_as(op, o.weight.to(logs.dtype()), 0, flatten(chosen)), chosen.shape());
-  losses = losses * factor;
+/// From the losses of all voxels; of those that are passed over, whatever the input is there.
+Tensor composed_cross_entropy(const char* op, const Tensor& input, const Tensor& target, const CrossEntropyOptions& o,
+                              bool logits) {
+  const bool soft = is_soft(target);
+  const Voxels voxels = voxels_of(input, target, o.ignore_index);
+  const Tensor logs = logits ? log_softmax(voxels.x, 1) : voxels.x;
+  const Tensor weight = o.weight.defined() ? along_classes(o.weight, logs) : ones({}, logs.options());
+  const Tensor terms = o.weight.defined() ? logs * weight : logs;
+  const auto picked = [&](const Tensor& values) {
+    return where(voxels.counted, gather_as(op, expand(values, logs.shape()), 1, voxels.number), 0.0);
+  };
+  Tensor losses = neg(soft ? sum(widened(target) * terms, {1}, true) : picked(terms));
   if (o.label_smoothing > 0) {
-    const Tensor spread = sum(o.weight.defined() ? logs * along_classes(o.weight, logs) : logs, {1});
-    losses = losses * (1 - o.label_smoothing) - spread * (o.label_smoothing / static_cast<double>(logs.size(1)));
+    const Tensor spread = sum(terms, {1}, true) * (o.label_smoothing / static_cast<double>(input.size(1)));
+    losses = losses * (1 - o.label_smoothing) - (soft ? spread : where(voxels.counted, spread, 0.0));
   }
-  losses = where(counted, losses, 0.0);
   const DType dtype = autocasted_result(input);
-  return o.reduction == Reduction::mean ? (sum(losses) / sum(factor)).to(dtype) : reduced(losses, o.reduction, dtype);
+  if (soft || o.reduction != Reduction::mean) return reduced(squeeze(losses, 1), o.reduction, dtype);
+  return (sum(losses) / sum(picked(weight))).to(dtype);
 }
 
-/// Of class numbers. Matrices (N, C) have one voxel a sample, of which sums are not worth their while.
-Tensor hard_cross_entropy(const char* op, const Tensor& input, const Tensor& target, const CrossEntropyOptions& o,
-                          bool logits) {
-  if (o.reduction == Reduction::none || input.dim() == 2 || input.size(1) > kMostClasses)
-    return picked_cross_entropy(op, input, target, o, logits);
+/// Matrices (N, C) have one voxel a sample, of which sums are not worth their while.
+Tensor entropy_loss(const char* op, const Tensor& input, const Tensor& target, const CrossEntropyOptions& o,
+                    bool logits) {
+  const bool composed = is_soft(target) || input.dim() == 2 || input.size(1) > kMostClasses;
+  if (composed || o.reduction == Reduction::none) return composed_cross_entropy(op, input, target, o, logits);
   const Tensor sums = class_sums(op, input, target, {o.ignore_index, logits, false}, false);
   Tensor loss = logits ? cross_entropy_of(sums, o.weight, o.label_smoothing) : neg(weighted_sum(sums, 1, o.weight));
   if (o.reduction == Reduction::mean) loss = loss / weighted_sum(sums, 2, o.weight);
@@ -254,8 +250,7 @@ Tensor cross_entropy(const Tensor& input, const Tensor& target, const CrossEntro
   check_smoothing(kOp, options.label_smoothing);
   check_classes(kOp, input, target, options.ignore_index);
   check_weight(kOp, input, options.weight);
-  return is_soft(target) ? soft_cross_entropy(input, target, options)
-                         : hard_cross_entropy(kOp, input, target, options, true);
+  return entropy_loss(kOp, input, target, options, true);
 }
 
 Tensor cross_entropy(const Tensor& input, const Tensor& target, Reduction reduction) {
@@ -267,7 +262,7 @@ Tensor nll_loss(const Tensor& input, const Tensor& target, const NLLLossOptions&
   check(!is_soft(target), kOp, "target must hold class numbers, got ", describe(target));
   check_classes(kOp, input, target, options.ignore_index);
   check_weight(kOp, input, options.weight);
-  return hard_cross_entropy(kOp, input, target, {options.weight, options.ignore_index, 0, options.reduction}, false);
+  return entropy_loss(kOp, input, target, {options.weight, options.ignore_index, 0, options.reduction}, false);
 }
 
 Tensor dice_loss(const Tensor& input, const Tensor& target, const DiceOptions& options) {
