@@ -1,6 +1,8 @@
 // Reading volumes at the positions of a grid, and the gradients: a thread takes one position, and 16 bytes of channels
 // where they are innermost in memory. Positions may share voxels: the gradient in the input is added up in 64-bit
 // integers, units of a power of two that leaves room for the largest sum, so that the order does not matter.
+#include <numeric>
+
 #include "core/dtype.h"
 #include "cuda/kernels.h"
 #include "cuda/map.cuh"
@@ -9,10 +11,11 @@
 namespace voxgrad::cuda {
 namespace {
 
-/// y = x at the positions grid; y and x may be gradients.
+/// y = x at the positions grid; y and x may be gradients. A thread takes one position and `channels` of them.
 struct GridProblem {
-  View y, x, grid;
+  View y, x, grid, dgrid;
   GridSample how;
+  int64_t channels;
 
   template <class C>
   __device__ GridCorners<C> corners(int64_t at) const {
@@ -20,8 +23,10 @@ struct GridProblem {
   }
 };
 
-/// Threads' shares of a problem: a position each, and `width` channels. Of each, where its place is in y, in x (that
-/// of its channels), in the grid, and in a fourth view.
+/// How many channels a thread takes that has no vectors of them: a divisor of their number.
+int64_t some_channels(int64_t count) { return count <= 4 ? count : std::gcd(count, 4); }
+
+/// Where threads begin: in y, in x (in front of the channels), in the grid and in its gradient.
 struct GridItems {
   uint32_t count;
   std::array<int64_t, 4> base;
@@ -34,18 +39,20 @@ struct GridItems {
   }
 };
 
-/// Calls f(blocks, items) for all of them. `fourth`: strides of the fourth view.
+/// Calls f(blocks, items) for all threads' work.
 template <class F>
-void for_each_items(const GridProblem& p, int64_t width, const int64_t (&fourth)[5], const F& f) {
-  const View &y = p.y, &x = p.x, &grid = p.grid;
-  View shares = y;
-  shares.size[1] = (y.size[1] + width - 1) / width;
+void for_each_items(const GridProblem& p, const F& f) {
+  View shares = p.y;
+  shares.size[1] /= p.channels;
   std::array<View, 4> views{shares, shares, shares, shares};
-  const int64_t step = width * y.stride[1],
-                own[3][5] = {{y.stride[0], step, y.stride[2], y.stride[3], y.stride[4]},
-                             {x.stride[0], width * x.stride[1], 0, 0, 0},
-                             {grid.stride[0], 0, grid.stride[1], grid.stride[2], grid.stride[3]}};
-  for (size_t k = 0; k < 4; ++k) std::copy_n(k < 3 ? own[k] : fourth, 5, views[k].stride);
+  views[0].stride[1] *= p.channels;
+  const auto set = [&](size_t k, const std::array<int64_t, 5>& stride) {
+    std::copy(stride.begin(), stride.end(), views[k].stride);
+  };
+  const auto &x = p.x.stride, &grid = p.grid.stride, &dgrid = p.dgrid.stride;
+  set(1, {x[0], x[1] * p.channels, 0, 0, 0});
+  set(2, {grid[0], 0, grid[1], grid[2], grid[3]});
+  set(3, {dgrid[0], 0, dgrid[1], dgrid[2], dgrid[3]});
   for_each_part(make_nest<4>(views), [&](const Nest<4>& part, const std::array<int64_t, 4>& base) {
     const auto count = static_cast<uint32_t>(part.numel());
     f(grid_size(count), GridItems{count, base, Offsets<4>(part)});
@@ -53,59 +60,40 @@ void for_each_items(const GridProblem& p, int64_t width, const int64_t (&fourth)
   });
 }
 
-/// `vectors`: `width` channels are one aligned vector, and innermost. Else there may be fewer `left`.
-template <class T, int width, bool vectors>
-__device__ Vector<T, width> load_channels(const T* from, int64_t step, int64_t left) {
-  Vector<T, width> loaded;
-  if constexpr (vectors) {
-    loaded = load_vector<T, width>(from);
-  } else {
-#pragma unroll
-    for (int j = 0; j < width; ++j) loaded.v[j] = j < left ? from[j * step] : convert<T>(0.0f);
-  }
-  return loaded;
-}
-
-/// The fourth place of an item is its first channel.
-template <class T, int width, bool vectors>
+/// `width` channels are an aligned vector.
+template <class T, int width>
 __global__ void __launch_bounds__(kBlock)
     grid_sample_kernel(const __grid_constant__ GridProblem p, const __grid_constant__ GridItems items) {
   using C = compute_t<T>;
   for (uint32_t i = blockIdx.x * kBlock + threadIdx.x; i < items.count; i += gridDim.x * kBlock) {
     int64_t at[4];
     items.at(i, at);
-    const int64_t left = p.x.size[1] - at[3];
-    const T* x = static_cast<const T*>(p.x.data) + at[1];
-    C sum[width] = {};
-    p.corners<C>(at[2]).each([&](const int64_t(&voxel)[3], C weight, const C(&)[3]) {
-      const auto read = load_channels<T, width, vectors>(x + voxel_offset(p.x, voxel), p.x.stride[1], left);
+    const auto corners = p.corners<C>(at[2]);
+    for (int64_t c = 0; c < p.channels; c += width) {
+      const T* x = static_cast<const T*>(p.x.data) + at[1] + c * p.x.stride[1];
+      C sum[width] = {};
+      corners.each([&](const int64_t(&voxel)[3], C weight, const C(&)[3]) {
+        const auto read = load_vector<T, width>(x + voxel_offset(p.x, voxel));
 #pragma unroll
-      for (int j = 0; j < width; ++j) sum[j] += weight * static_cast<C>(read.v[j]);
-    });
-    T* y = static_cast<T*>(p.y.data) + at[0];
-    Vector<T, width> result;
+        for (int j = 0; j < width; ++j) sum[j] += weight * static_cast<C>(read.v[j]);
+      });
+      Vector<T, width> result;
 #pragma unroll
-    for (int j = 0; j < width; ++j) result.v[j] = convert<T>(sum[j]);
-    if constexpr (vectors) {
-      store_vector(y, result);
-    } else {
-#pragma unroll
-      for (int j = 0; j < width; ++j)
-        if (j < left) y[j * p.y.stride[1]] = result.v[j];
+      for (int j = 0; j < width; ++j) result.v[j] = convert<T>(sum[j]);
+      store_vector(static_cast<T*>(p.y.data) + at[0] + c * p.y.stride[1], result);
     }
   }
 }
 
-/// Items hold all channels; their fourth place is that in dgrid.
 template <class T>
 __global__ void __launch_bounds__(kBlock)
-    grid_gradient_kernel(const __grid_constant__ GridProblem p, const __grid_constant__ GridItems items,
-                         compute_t<T>* dgrid) {
+    grid_gradient_kernel(const __grid_constant__ GridProblem p, const __grid_constant__ GridItems items) {
+  using C = compute_t<T>;
   for (uint32_t i = blockIdx.x * kBlock + threadIdx.x; i < items.count; i += gridDim.x * kBlock) {
     int64_t at[4];
     items.at(i, at);
-    p.corners<compute_t<T>>(at[2]).gradient(dgrid + at[3], p.x, static_cast<const T*>(p.x.data) + at[1],
-                                            static_cast<const T*>(p.y.data) + at[0], p.y.stride[1]);
+    p.corners<C>(at[2]).gradient(static_cast<C*>(p.dgrid.data) + at[3], p.x, static_cast<const T*>(p.x.data) + at[1],
+                                 static_cast<const T*>(p.y.data) + at[0], p.y.stride[1]);
   }
 }
 
@@ -132,7 +120,7 @@ struct Units {
 };
 
 /// To the sums, which are the problem's x.
-template <class T, int width, bool vectors>
+template <class T, int width>
 __global__ void __launch_bounds__(kBlock)
     add_gradients(const __grid_constant__ GridProblem p, const __grid_constant__ GridItems items, Units<T> units) {
   using C = compute_t<T>;
@@ -140,17 +128,19 @@ __global__ void __launch_bounds__(kBlock)
   for (uint32_t i = blockIdx.x * kBlock + threadIdx.x; i < items.count; i += gridDim.x * kBlock) {
     int64_t at[4];
     items.at(i, at);
-    const int64_t left = p.x.size[1] - at[3];
-    const auto dy = load_channels<T, width, vectors>(static_cast<const T*>(p.y.data) + at[0], p.y.stride[1], left);
-    p.corners<C>(at[2]).each([&](const int64_t(&voxel)[3], C weight, const C(&)[3]) {
-      auto* to = static_cast<unsigned long long*>(p.x.data) + at[1] + voxel_offset(p.x, voxel);
+    const auto corners = p.corners<C>(at[2]);
+    for (int64_t c = 0; c < p.channels; c += width) {
+      const auto dy = load_vector<T, width>(static_cast<const T*>(p.y.data) + at[0] + c * p.y.stride[1]);
+      auto* sums = static_cast<unsigned long long*>(p.x.data) + at[1] + c * p.x.stride[1];
+      corners.each([&](const int64_t(&voxel)[3], C weight, const C(&)[3]) {
 #pragma unroll
-      for (int j = 0; j < width; ++j) {
-        const double term = static_cast<double>(weight) * static_cast<double>(static_cast<C>(dy.v[j]));
-        if (j < left)
-          atomicAdd(to + j * p.x.stride[1], static_cast<unsigned long long>(__double2ll_rn(scalbn(term, exponent))));
-      }
-    });
+        for (int j = 0; j < width; ++j) {
+          const double term = static_cast<double>(weight) * static_cast<double>(static_cast<C>(dy.v[j]));
+          atomicAdd(sums + voxel_offset(p.x, voxel) + j * p.x.stride[1],
+                    static_cast<unsigned long long>(__double2ll_rn(scalbn(term, exponent))));
+        }
+      });
+    }
   }
 }
 
@@ -179,10 +169,10 @@ void input_gradient(const Launch& launch, const View& dx, const View& dy, const 
 
   const View sums = sums_like(dx, memory.as<void>());
   kernel::fill(sums, 0);
-  const GridProblem problem{dy, sums, grid, how};
-  const bool vectors = sums.stride[1] == 1 && has_vectors(dy, 1, width);
-  const auto run = vectors ? add_gradients<T, width, true> : add_gradients<T, width, false>;
-  for_each_items(problem, width, {0, width, 0, 0, 0}, [&](unsigned blocks, const GridItems& items) {
+  const bool vectors = has_vectors(dy, 1, width);
+  const GridProblem problem{dy, sums, grid, grid, how, vectors ? width : some_channels(dx.size[1])};
+  const auto run = vectors ? add_gradients<T, width> : add_gradients<T, 1>;
+  for_each_items(problem, [&](unsigned blocks, const GridItems& items) {
     run<<<blocks, kBlock, 0, launch.stream>>>(problem, items, units);
   });
   map<T, int64_t>("grid_sample_backward", units, dx, sums);
@@ -197,10 +187,10 @@ void grid_sample(const View& y, const View& x, const View& grid, const GridSampl
   const Launch launch(y);
   dispatch_cuda(Floats(), x.dtype, "grid_sample", [&]<class T>() {
     constexpr int width = kVectorWidth<T>;
-    const GridProblem problem{y, x, grid, how};
     const bool vectors = has_vectors(x, 1, width) && has_vectors(y, 1, width);
-    const auto run = vectors ? grid_sample_kernel<T, width, true> : grid_sample_kernel<T, width, false>;
-    for_each_items(problem, width, {0, width, 0, 0, 0}, [&](unsigned blocks, const GridItems& items) {
+    const GridProblem problem{y, x, grid, grid, how, vectors ? width : some_channels(x.size[1])};
+    const auto run = vectors ? grid_sample_kernel<T, width> : grid_sample_kernel<T, 1>;
+    for_each_items(problem, [&](unsigned blocks, const GridItems& items) {
       run<<<blocks, kBlock, 0, launch.stream>>>(problem, items);
     });
   });
@@ -212,12 +202,10 @@ void grid_sample_backward(const View* dx, const View* dgrid, const View& dy, con
   dispatch_cuda(Floats(), x.dtype, "grid_sample_backward", [&]<class T>() {
     if (dx && dx->numel() > 0) input_gradient<T>(launch, *dx, dy, grid, how);
     if (!dgrid || dgrid->numel() == 0) return;
-    const GridProblem problem{dy, x, grid, how};
-    const int64_t(&step)[kMaxRank] = dgrid->stride;
-    for_each_items(
-        problem, x.size[1], {step[0], 0, step[1], step[2], step[3]}, [&](unsigned blocks, const GridItems& items) {
-          grid_gradient_kernel<T><<<blocks, kBlock, 0, launch.stream>>>(problem, items, dgrid->as<compute_t<T>>());
-        });
+    const GridProblem problem{dy, x, grid, *dgrid, how, x.size[1]};
+    for_each_items(problem, [&](unsigned blocks, const GridItems& items) {
+      grid_gradient_kernel<T><<<blocks, kBlock, 0, launch.stream>>>(problem, items);
+    });
   });
 }
 

@@ -27,10 +27,10 @@ VG_HOST_DEVICE C reflect(C at, C low, C span, C& slope) {
     at = -at;
     slope = -slope;
   }
-  const C flips = std::floor(at / span), rest = at - flips * span;
-  if (flips - 2 * std::floor(flips / 2) < C(0.5)) return rest + low;
+  at -= 2 * span * std::floor(at / (2 * span));
+  if (at <= span) return at + low;
   slope = -slope;
-  return span - rest + low;
+  return 2 * span - at + low;
 }
 
 /// For coordinate `g` of an axis of `n` voxels; -1 and 1 are the centres of the outer ones (align_corners), or their
