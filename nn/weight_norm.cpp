@@ -19,28 +19,22 @@ Tensor as_matrix(const Tensor& weight, int64_t axis) {
   return flatten(permute(widened(weight), order), 1);
 }
 
-Tensor normalised(const Tensor& vector, double eps) {
-  return vector / clamp(sqrt(sum(vector * vector)), eps, INFINITY);
-}
-
-Tensor wide_norms(const Tensor& weight, std::optional<int64_t> axis) {
-  const Tensor x = widened(weight);
-  if (!axis) return sqrt(sum(x * x));
-  Dims others;
-  const int64_t kept = normalize_axis(*axis, x.dim(), "WeightNorm");
-  for (int64_t i = 0; i < x.dim(); ++i)
-    if (i != kept) others.push_back(i);
-  return sqrt(sum(x * x, others, true));
-}
+Tensor normalised(const Tensor& vector, double eps) { return vector / clamp(norm(vector), eps, INFINITY); }
 
 }  // namespace
 
 Tensor weight_norms(const Tensor& weight, std::optional<int64_t> axis) {
-  return wide_norms(weight, axis).to(weight.dtype());
+  if (!axis) return norm(weight);
+  Dims others;
+  const int64_t kept = normalize_axis(*axis, weight.dim(), "WeightNorm");
+  for (int64_t i = 0; i < weight.dim(); ++i)
+    if (i != kept) others.push_back(i);
+  return norm(weight, 2, others, true);
 }
 
 Tensor scaled_direction(const Tensor& direction, const Tensor& magnitude, std::optional<int64_t> axis) {
-  return (widened(direction) * (widened(magnitude) / wide_norms(direction, axis))).to(direction.dtype());
+  const Tensor wide = widened(direction);
+  return (wide * (widened(magnitude) / weight_norms(wide, axis))).to(direction.dtype());
 }
 
 void power_iteration(const Tensor& weight, int64_t axis, const Tensor& u, const Tensor& v, int64_t steps, double eps) {

@@ -27,10 +27,10 @@ VG_HOST_DEVICE C reflect(C at, C low, C span, C& slope) {
     at = -at;
     slope = -slope;
   }
-  const C flips = std::floor(at / span), rest = at - flips * span;
-  if (flips - 2 * std::floor(flips / 2) < C(0.5)) return rest + low;
+  at -= 2 * span * std::floor(at / (2 * span));
+  if (at <= span) return at + low;
   slope = -slope;
-  return span - rest + low;
+  return 2 * span - at + low;
 }
 
 /// For coordinate `g` of an axis of `n` voxels; -1 and 1 are the centres of the outer ones (align_corners), or their
@@ -53,6 +53,11 @@ VG_HOST_DEVICE GridPosition<C> grid_position(C g, int64_t n, const GridSample& h
   if (!how.linear) return {static_cast<int64_t>(std::nearbyint(at)), 0, 0};
   const C below = std::floor(at);
   return {static_cast<int64_t>(below), at - below, slope};
+}
+
+/// Offset of a voxel of one channel.
+VG_HOST_DEVICE inline int64_t voxel_offset(const View& x, const int64_t (&voxel)[3]) {
+  return voxel[0] * x.stride[2] + voxel[1] * x.stride[3] + voxel[2] * x.stride[4];
 }
 
 /// The up to eight voxels that one position of a grid (x, y, z) reads.
@@ -91,11 +96,20 @@ struct GridCorners {
           f(voxel, part[0] * part[1] * part[2], change);
         }
   }
+  /// The gradient of the position, from that of what all channels read there: dy[0], dy[step], ...; `sample` is where
+  /// a sample of x begins.
+  template <class T>
+  VG_HOST_DEVICE void gradient(C* out, const View& x, const T* sample, const T* dy, int64_t step) const {
+    C sum[3] = {};
+    each([&](const int64_t(&voxel)[3], C, const C(&change)[3]) {
+      const T* from = sample + voxel_offset(x, voxel);
+      C product = 0;
+      for (int64_t c = 0; c < x.size[1]; ++c)
+        product += static_cast<C>(from[c * x.stride[1]]) * static_cast<C>(dy[c * step]);
+      for (int i = 0; i < 3; ++i) sum[i] += change[i] * product;
+    });
+    for (int i = 0; i < 3; ++i) out[i] = sum[i];
+  }
 };
-
-/// Offset of a voxel of one channel.
-VG_HOST_DEVICE inline int64_t voxel_offset(const View& x, const int64_t (&voxel)[3]) {
-  return voxel[0] * x.stride[2] + voxel[1] * x.stride[3] + voxel[2] * x.stride[4];
-}
 
 }  // namespace voxgrad

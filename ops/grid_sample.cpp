@@ -22,32 +22,26 @@ Tensor composed_position(const Tensor& g, int64_t n, const GridSample& how) {
     const double low = how.align_corners ? 0 : -0.5, span = how.align_corners ? last : size;
     if (span > 0) {
       at = abs(at - low);
-      const Tensor flips = affine(at.detach(), 1 / span, 0).to(i64), halves = affine(flips.to(f64), 0.5, 0).to(i64);
-      const Tensor rest = at - flips.to(at.dtype()) * span;
-      at = where(eq(flips, halves * 2), rest, affine(rest, -1, span)) + low;
+      const Tensor periods = affine(at.detach(), 0.5 / span, 0).to(i64);
+      at = affine(abs(at - periods.to(at.dtype()) * (2 * span) - span), -1, span) + low;
     }
   }
   if (how.padding != GridSample::Padding::zeros) at = clamp(at, 0, last);
   return clamp(at, -2, size + 1);
 }
 
-/// For what has no gradient: a composed operand of one corner along an axis.
+/// What is read along an axis at one end of the positions: voxels, inside, and their weights, 0 for those outside.
 struct ComposedEnd {
-  Tensor index, weight;  // i64, inside; 0 outside
+  Tensor index, weight;
 };
 
 ComposedEnd composed_end(const Tensor& at, int64_t n, bool linear, int end) {
-  const Tensor shifted = affine(at.detach(), 1, linear ? 2 : 2.5);  // is not negative
-  Tensor below = shifted.to(i64) - 2;
-  if (!linear) {  // halfway between two, the even one
-    const Tensor odd = ne(affine(below.to(f64), 0.5, 1).to(i64) * 2, below + 2);
-    below = below - (eq(shifted.to(i64).to(at.dtype()), shifted) * odd).to(i64);
-  }
-  const Tensor index = affine(below, 1, end);
-  const Tensor fraction = at - below.to(at.dtype());
+  constexpr double kRound = 0x1.8p52;  // beside it, numbers have no fraction; halfway between two, the even one is next
+  const Tensor below = linear ? affine(at.detach(), 1, 2).to(i64) - 2 : (at.detach().to(f64) + kRound - kRound).to(i64);
+  const Tensor index = below + end, fraction = at - below.to(at.dtype());
   const Tensor weight = !linear ? ones_like(at) : end ? fraction : affine(fraction, -1, 1);
-  const Tensor inside = (ge(index, 0) * lt(index, n)).to(at.dtype());
-  return {clamp(index, 0, static_cast<double>(n - 1)), weight * inside};
+  const Tensor inside = ge(index, 0) * lt(index, n);
+  return {clamp(index, 0, static_cast<double>(n - 1)), weight * inside.to(at.dtype())};
 }
 
 /// grid_sample of volumes in operators that are differentiable any number of times.
@@ -55,22 +49,22 @@ Tensor composed_sample(const Tensor& x, const Tensor& grid, const GridSample& ho
   const Triple size = spatial_size(x);
   const int ends = how.linear ? 2 : 1;
   const int64_t positions = grid.size(1) * grid.size(2) * grid.size(3);
-  Tensor at[3];
+  ComposedEnd along[3][2];
   for (int i = 0; i < 3; ++i)
-    at[i] = composed_position(reshape(select(grid, 4, 2 - i), {x.size(0), 1, positions}), size[i], how);
-  const Tensor voxels = flatten(x, 2);
+    for (int end = 0; end < ends; ++end) {
+      const Tensor g = reshape(select(grid, 4, 2 - i), {x.size(0), 1, positions});
+      along[i][end] = composed_end(composed_position(g, size[i], how), size[i], how.linear, end);
+    }
   Tensor sum;
-  for (int d = 0; d < ends; ++d)
-    for (int h = 0; h < ends; ++h)
-      for (int w = 0; w < ends; ++w) {
-        const ComposedEnd ed = composed_end(at[0], size[0], how.linear, d),
-                          eh = composed_end(at[1], size[1], how.linear, h),
-                          ew = composed_end(at[2], size[2], how.linear, w);
-        const Tensor index = (ed.index * size[1] + eh.index) * size[2] + ew.index;
-        const Tensor read = gather(voxels, 2, expand(index, {x.size(0), x.size(1), positions}));
-        const Tensor term = read.to(grid.dtype()) * (ed.weight * eh.weight * ew.weight);
-        sum = sum.defined() ? sum + term : term;
-      }
+  for (int corner = 0; corner < 8; ++corner) {
+    const int d = corner / 4, h = corner / 2 % 2, w = corner % 2;
+    if (std::max({d, h, w}) >= ends) continue;
+    const ComposedEnd &ed = along[0][d], &eh = along[1][h], &ew = along[2][w];
+    const Tensor index = (ed.index * size[1] + eh.index) * size[2] + ew.index;
+    const Tensor read = gather(flatten(x, 2), 2, expand(index, {x.size(0), x.size(1), positions}));
+    const Tensor term = read.to(grid.dtype()) * (ed.weight * eh.weight * ew.weight);
+    sum = sum.defined() ? sum + term : term;
+  }
   return reshape(sum.to(x.dtype()), {x.size(0), x.size(1), grid.size(1), grid.size(2), grid.size(3)});
 }
 

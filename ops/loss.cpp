@@ -129,38 +129,57 @@ Tensor along_classes(const Tensor& values, const Tensor& like) {
   return reshape(values.to(like.dtype()), shape);
 }
 
-/// The gradient of class_sums by its definition, in differentiable operators. x (N, C, L), numbers (N, L).
-Tensor composed_gradient(const Tensor& grad, const Tensor& x, const Tensor& numbers, const ClassSums& options) {
-  const auto of_sum = [&](int64_t k) { return unsqueeze(select(grad, 2, k), 2); };
-  const Tensor number = unsqueeze(numbers.to(i64), 1);
-  const Tensor all = arange(0, static_cast<double>(x.size(1)), 1, {i64, x.device()});
-  const Tensor t = eq(number, reshape(all, {x.size(1), 1})).to(x.dtype());
-  const Tensor p = options.softmax ? softmax(x, 1) : x;
-  Tensor dx = (options.squared ? of_sum(0) * p * 2.0 : of_sum(0)) + t * of_sum(1);
-  if (options.softmax) {
-    const Tensor logs = t * of_sum(3) + of_sum(4);
-    dx = p * (dx + sum(logs - p * dx, {1}, true)) - logs;
-  }
-  return where(ne(number, options.ignore_index), dx, 0.0);
+/// What a composition begins with: the input, in float32 for halves; beside class numbers also which voxels count and
+/// their classes, (N, 1, ...). Where they do not count the input is 0, whatever it was, and the class too.
+struct Voxels {
+  Tensor x, counted, number;
+};
+Voxels voxels_of(const Tensor& input, const Tensor& target, int64_t ignore_index) {
+  if (is_soft(target)) return {widened(input), {}, {}};
+  const Tensor numbers = unsqueeze(target.to(i64), 1), counted = ne(numbers, ignore_index);
+  // The gradient lies in memory as the input does.
+  const Tensor x = record("alias", input.detach(), {input}, [format = input.suggest_memory_format()](const Tensor& g) {
+    return Tensors{g.contiguous(format)};
+  });
+  return {where(counted, widened(x), 0.0), counted, where(counted, numbers, 0)};
+}
+
+/// The sums of ops/kernels.h by their definition, in differentiable operators; also of targets that are probabilities.
+Tensor composed_sums(const char* op, const Tensor& input, const Tensor& target, const ClassSums& options,
+                     bool of_samples) {
+  const bool soft = is_soft(target);
+  const int64_t n = input.size(0), c = input.size(1), length = input.numel() / std::max<int64_t>(n * c, 1);
+  const Shape shape{n, c, length};
+  const Voxels voxels =
+      voxels_of(reshape(input, shape), reshape(target, soft ? shape : Shape{n, length}), options.ignore_index);
+  const Tensor& x = voxels.x;
+  const Tensor t = soft ? reshape(widened(target), shape) : empty_like(x);
+  if (!soft)
+    kernels(x.device())
+        .scatter_add(op, t.view_out(), voxels.counted.to(x.dtype()).view_in(), voxels.number.view_in(), 1);
+  const Tensor logs = options.softmax ? log_softmax(x, 1) : x, p = options.softmax ? exp(logs) : x;
+  const auto total = [&](const Tensor& values) {
+    return sum(soft ? values : where(voxels.counted, values, 0.0), of_samples ? Dims{2} : Dims{0, 2}, true).to(f64);
+  };
+  const auto squared = [&](const Tensor& values) { return options.squared ? values * values : values; };
+  const Tensor own_logs = soft ? t * logs : where(ne(t, 0.0), logs, 0.0);  // others may be infinite
+  return cat({total(squared(p)), total(p * t), total(squared(t)), neg(total(own_logs)), neg(total(logs))}, 2);
 }
 
 /// The sums of ops/kernels.h in f64: (N, C, 5), or (1, C, 5) over all samples.
 Tensor class_sums(const char* op, const Tensor& input, const Tensor& target, const ClassSums& options,
                   bool of_samples) {
+  if (is_soft(target) || input.size(1) > kMostClasses) return composed_sums(op, input, target, options, of_samples);
   const Tensor x = is_dense_volume(input) ? input : input.contiguous(input.suggest_memory_format());
   const int64_t n = x.size(0), c = x.size(1), voxels = target.numel() / std::max<int64_t>(n, 1);
-  const Tensor numbers = reshape(target, {n, voxels}).contiguous();
+  const Tensor numbers = reshape(target, {n, voxels});
   const Tensor sums = empty({of_samples ? n : 1, c, kClassSums}, {f64, x.device()});
   kernels(x.device()).class_sums(op, sums.view_out(), as_rows(x, x.view_in()), numbers.view_in(), options);
-  return record(op, sums, {x}, [=, x = Saved(x), numbers = Saved(numbers)](const Tensor& grad) {
-    const Tensor gradients = grad.to(x().dtype() == f64 ? f64 : f32);
-    if (grad_enabled()) {
-      const Tensor rows = reshape(widened(x()), {n, c, voxels});
-      return Tensors{reshape(composed_gradient(gradients, rows, numbers(), options), x().shape()).to(x().dtype())};
-    }
-    const Tensor dx = empty_like(x());
+  return record(op, sums, {x}, [=, x = Saved(x), numbers = Saved(numbers)](const Tensor& g) {
+    if (grad_enabled()) return grad({composed_sums(op, x(), numbers(), options, of_samples)}, {x()}, {g}, false, true);
+    const Tensor dx = empty_like(x()), gradients = g.to(x().dtype() == f64 ? f64 : f32).contiguous();
     kernels(dx.device())
-        .class_sums_backward(as_rows(dx, dx.view_out()), gradients.contiguous().view_in(), as_rows(dx, x().view_in()),
+        .class_sums_backward(as_rows(dx, dx.view_out()), gradients.view_in(), as_rows(dx, x().view_in()),
                              numbers().view_in(), options);
     return Tensors{dx};
   });
@@ -178,38 +197,32 @@ Tensor cross_entropy_of(const Tensor& sums, const Tensor& weight, double smoothi
   return total * (1 - smoothing) + weighted_sum(sums, 4, weight) * (smoothing / static_cast<double>(sums.size(1)));
 }
 
-Tensor soft_cross_entropy(const Tensor& input, const Tensor& target, const CrossEntropyOptions& o) {
-  const Tensor logs = log_softmax(widened(input), 1);
-  const double share = o.label_smoothing / static_cast<double>(input.size(1));
-  const Tensor terms = affine(widened(target), 1 - o.label_smoothing, share) * logs;
-  const Tensor weighted = o.weight.defined() ? terms * along_classes(o.weight, terms) : terms;
-  return reduced(neg(sum(weighted, {1})), o.reduction, autocasted_result(input));
-}
-
-/// The losses of all voxels, from the logarithms of the probabilities, reduced.
-Tensor picked_cross_entropy(const char* op, const Tensor& logs, const Tensor& target, const CrossEntropyOptions& o,
-                            DType dtype) {
-  const Tensor numbers = target.to(i64), counted = ne(numbers, o.ignore_index), chosen = where(counted, numbers, 0);
-  Tensor losses = neg(squeeze(gather_as(op, logs, 1, unsqueeze(chosen, 1)), 1)), factor = counted.to(logs.dtype());
-  if (o.weight.defined())
-    factor = factor * reshape(gather_as(op, o.weight.to(logs.dtype()), 0, flatten(chosen)), chosen.shape());
-  losses = losses * factor;
+/// From the losses of all voxels; of those that are passed over, whatever the input is there.
+Tensor composed_cross_entropy(const char* op, const Tensor& input, const Tensor& target, const CrossEntropyOptions& o,
+                              bool logits) {
+  const bool soft = is_soft(target);
+  const Voxels voxels = voxels_of(input, target, o.ignore_index);
+  const Tensor logs = logits ? log_softmax(voxels.x, 1) : voxels.x;
+  const Tensor weight = o.weight.defined() ? along_classes(o.weight, logs) : ones({}, logs.options());
+  const Tensor terms = o.weight.defined() ? logs * weight : logs;
+  const auto picked = [&](const Tensor& values) {
+    return where(voxels.counted, gather_as(op, expand(values, logs.shape()), 1, voxels.number), 0.0);
+  };
+  Tensor losses = neg(soft ? sum(widened(target) * terms, {1}, true) : picked(terms));
   if (o.label_smoothing > 0) {
-    const Tensor spread = sum(o.weight.defined() ? logs * along_classes(o.weight, logs) : logs, {1});
-    losses = losses * (1 - o.label_smoothing) - spread * (o.label_smoothing / static_cast<double>(logs.size(1)));
+    const Tensor spread = sum(terms, {1}, true) * (o.label_smoothing / static_cast<double>(input.size(1)));
+    losses = losses * (1 - o.label_smoothing) - (soft ? spread : where(voxels.counted, spread, 0.0));
   }
-  losses = where(counted, losses, 0.0);
-  if (o.reduction == Reduction::mean) return (sum(losses) / sum(factor)).to(dtype);
-  return reduced(losses, o.reduction, dtype);
+  const DType dtype = autocasted_result(input);
+  if (soft || o.reduction != Reduction::mean) return reduced(squeeze(losses, 1), o.reduction, dtype);
+  return (sum(losses) / sum(picked(weight))).to(dtype);
 }
 
-/// Of class numbers. Matrices (N, C) are softmax's business: there may be more classes than samples.
-Tensor hard_cross_entropy(const char* op, const Tensor& input, const Tensor& target, const CrossEntropyOptions& o,
-                          bool logits) {
-  if (o.reduction == Reduction::none || input.dim() == 2) {
-    const Tensor x = widened(input);
-    return picked_cross_entropy(op, logits ? log_softmax(x, 1) : x, target, o, autocasted_result(input));
-  }
+/// Matrices (N, C) have one voxel a sample, of which sums are not worth their while.
+Tensor entropy_loss(const char* op, const Tensor& input, const Tensor& target, const CrossEntropyOptions& o,
+                    bool logits) {
+  const bool composed = is_soft(target) || input.dim() == 2 || input.size(1) > kMostClasses;
+  if (composed || o.reduction == Reduction::none) return composed_cross_entropy(op, input, target, o, logits);
   const Tensor sums = class_sums(op, input, target, {o.ignore_index, logits, false}, false);
   Tensor loss = logits ? cross_entropy_of(sums, o.weight, o.label_smoothing) : neg(weighted_sum(sums, 1, o.weight));
   if (o.reduction == Reduction::mean) loss = loss / weighted_sum(sums, 2, o.weight);
@@ -217,28 +230,11 @@ Tensor hard_cross_entropy(const char* op, const Tensor& input, const Tensor& tar
   return loss.to(autocasted_result(input));
 }
 
-/// From the sums over the voxels of p (or its square), t * p and t (or its square), each (samples, C).
-Tensor dice_of(const Tensor& p, const Tensor& both, const Tensor& t, const DiceOptions& o) {
-  const int64_t first = o.include_background ? 0 : 1;
-  const auto counted = [&](const Tensor& of_classes) { return narrow(of_classes, 1, first, p.size(1) - first); };
-  const Tensor losses = 1.0 - affine(counted(both), 2, o.smooth_nr) / affine(counted(p) + counted(t), 1, o.smooth_dr);
-  return reduced(losses, o.reduction, losses.dtype());
-}
 Tensor dice_of(const Tensor& sums, const DiceOptions& o) {
-  return dice_of(select(sums, 2, 0), select(sums, 2, 1), select(sums, 2, 2), o);
-}
-
-Tensor soft_dice(const Tensor& input, const Tensor& target, const DiceOptions& o) {
-  const Tensor x = widened(input), t = widened(target), p = o.softmax ? softmax(x, 1) : x;
-  Dims axes;
-  for (int64_t i = 2; i < x.dim(); ++i) axes.push_back(i);
-  if (o.batch) axes.insert(0, 0);
-  const auto over_voxels = [&](const Tensor& values) {
-    const Tensor sums = axes.empty() ? values : sum(values, axes);
-    return o.batch ? unsqueeze(sums, 0) : sums;
-  };
-  return dice_of(over_voxels(o.squared_pred ? p * p : p), over_voxels(p * t), over_voxels(o.squared_pred ? t * t : t),
-                 o);
+  const int64_t first = o.include_background ? 0 : 1;
+  const Tensor counted = narrow(sums, 1, first, sums.size(1) - first);
+  const Tensor p = select(counted, 2, 0), both = select(counted, 2, 1), t = select(counted, 2, 2);
+  return reduced(1.0 - affine(both, 2, o.smooth_nr) / affine(p + t, 1, o.smooth_dr), o.reduction, f64);
 }
 
 void check_dice(const char* op, const Tensor& input, const DiceOptions& o) {
@@ -254,8 +250,7 @@ Tensor cross_entropy(const Tensor& input, const Tensor& target, const CrossEntro
   check_smoothing(kOp, options.label_smoothing);
   check_classes(kOp, input, target, options.ignore_index);
   check_weight(kOp, input, options.weight);
-  return is_soft(target) ? soft_cross_entropy(input, target, options)
-                         : hard_cross_entropy(kOp, input, target, options, true);
+  return entropy_loss(kOp, input, target, options, true);
 }
 
 Tensor cross_entropy(const Tensor& input, const Tensor& target, Reduction reduction) {
@@ -267,14 +262,13 @@ Tensor nll_loss(const Tensor& input, const Tensor& target, const NLLLossOptions&
   check(!is_soft(target), kOp, "target must hold class numbers, got ", describe(target));
   check_classes(kOp, input, target, options.ignore_index);
   check_weight(kOp, input, options.weight);
-  return hard_cross_entropy(kOp, input, target, {options.weight, options.ignore_index, 0, options.reduction}, false);
+  return entropy_loss(kOp, input, target, {options.weight, options.ignore_index, 0, options.reduction}, false);
 }
 
 Tensor dice_loss(const Tensor& input, const Tensor& target, const DiceOptions& options) {
   constexpr const char* kOp = "dice_loss";
   check_classes(kOp, input, target, options.ignore_index);
   check_dice(kOp, input, options);
-  if (is_soft(target)) return soft_dice(input, target, options).to(autocasted_result(input));
   const ClassSums sums{options.ignore_index, options.softmax, options.squared_pred};
   return dice_of(class_sums(kOp, input, target, sums, !options.batch), options).to(autocasted_result(input));
 }
@@ -288,17 +282,12 @@ Tensor dice_ce_loss(const Tensor& input, const Tensor& target, const DiceCEOptio
   check_dice(kOp, input, dice);
   check(dice.softmax, kOp, "takes logits: dice.softmax must be set");
   check(dice.reduction == Reduction::mean || dice.reduction == Reduction::sum, kOp, "reduction must be mean or sum");
-  Tensor overlap, entropy;
-  if (is_soft(target)) {
-    overlap = soft_dice(input, target, dice);
-    entropy = soft_cross_entropy(widened(input), widened(target),
-                                 {options.weight, dice.ignore_index, options.label_smoothing, dice.reduction});
-  } else {
-    const Tensor sums = class_sums(kOp, input, target, {dice.ignore_index, true, dice.squared_pred}, !dice.batch);
-    overlap = dice_of(sums, dice);
-    entropy = cross_entropy_of(sums, options.weight, options.label_smoothing);
-    if (dice.reduction == Reduction::mean) entropy = entropy / weighted_sum(sums, 2, options.weight);
-  }
+  const Tensor sums = class_sums(kOp, input, target, {dice.ignore_index, true, dice.squared_pred}, !dice.batch);
+  const Tensor overlap = dice_of(sums, dice);
+  Tensor entropy = cross_entropy_of(sums, options.weight, options.label_smoothing);
+  if (dice.reduction == Reduction::mean)
+    entropy = is_soft(target) ? entropy / (static_cast<double>(input.numel()) / static_cast<double>(input.size(1)))
+                              : entropy / weighted_sum(sums, 2, options.weight);
   return (overlap * options.lambda_dice + entropy * options.lambda_ce).to(autocasted_result(input));
 }
 

@@ -27,7 +27,7 @@ Tensor kl_div(const Tensor& input, const Tensor& target, Reduction reduction = R
 // the next wait for the device that happens anyway (item(), to(cpu)) throws. Where `target` is floating it holds
 // probabilities of input's shape (and ignore_index must be negative, and of no effect).
 //
-// Sums and means over volumes of class numbers read the input once forward and once backward.
+// Sums and means over volumes of up to 12 classes, given by number, read the input once forward and once backward.
 
 struct CrossEntropyOptions {
   Tensor weight{};              ///< (C): factors of the classes, in the mean too: it divides by their sum

@@ -99,16 +99,12 @@ Tensor product_along(Tensor x, int64_t axis) {
     shape[axis] = 1;
     return affine(sum_keep(x, shape), 1, 1);
   }
-  Tensor rest;  // of odd lengths
-  for (int64_t length = x.shape()[axis]; length > 1; length /= 2) {
-    const int64_t half = length / 2;
-    if (length % 2) {
-      const Tensor last = narrow(x, axis, length - 1, 1);
-      rest = rest.defined() ? rest * last : last;
-    }
-    x = narrow(x, axis, 0, half) * narrow(x, axis, half, half);
+  while (x.shape()[axis] > 1) {
+    const int64_t length = x.shape()[axis], half = length / 2;
+    const Tensor pairs = narrow(x, axis, 0, half) * narrow(x, axis, half, half);
+    x = length % 2 ? cat({pairs, narrow(x, axis, length - 1, 1)}, axis) : pairs;
   }
-  return rest.defined() ? x * rest : x;
+  return x;
 }
 
 Tensor running_sums(const Tensor& x, int64_t axis, bool reverse) {
@@ -171,16 +167,9 @@ Tensor logsumexp(const Tensor& given, const Axes& axes, bool keepdim) {
   const Tensor x = autocasted("logsumexp", given);
   const Shape kept = kept_shape("logsumexp", x, axes);
   const Tensor wide = is_floating(x.dtype()) ? widened(x) : x.to(f32);
-  Tensor out;
-  {
-    NoGradGuard no_grad;
-    const bool empty_groups = x.numel() == 0;
-    const Tensor top = empty_groups ? zeros(kept, wide.options()) : reduce(ReduceOp::amax, wide, kept);
-    const Tensor shift = where(isfinite(top), top, 0.0);  // infinities are left to exp and log
-    out = log(sum_keep(exp(wide - shift), kept)) + shift;
-  }
-  out = record("logsumexp", out, {wide},
-               [x = Saved(wide)](const Tensor& g, const Tensor& y) { return Tensors{g * exp(x() - y)}; });
+  const Tensor top = x.numel() == 0 ? zeros(kept, wide.options()) : reduce(ReduceOp::amax, wide, kept);
+  const Tensor shift = where(isfinite(top), top, 0.0);  // infinities are left to exp and log
+  const Tensor out = log(sum_keep(exp(wide - shift), kept)) + shift;
   return drop_axes(is_half(x.dtype()) ? out.to(x.dtype()) : out, axes, keepdim);
 }
 

@@ -9,88 +9,62 @@
 namespace voxgrad::cpu {
 namespace {
 
-/// A position of a grid (N, D, H, W, 3).
-struct Place {
-  int64_t n, d, h, w;
+/// Positions of a sample.
+int64_t positions_of(const View& grid) { return grid.size[1] * grid.size[2] * grid.size[3]; }
 
-  int64_t in_grid(const View& grid) const {
-    return n * grid.stride[0] + d * grid.stride[1] + h * grid.stride[2] + w * grid.stride[3];
-  }
-  /// In channel 0 of (N, C, D, H, W).
-  int64_t in_volume(const View& y) const { return n * y.stride[0] + voxel_offset(y, {d, h, w}); }
-};
-
-/// Calls f(place) for the positions of sample n from `begin` to `end`, in order.
-template <class F>
-void each_place(const View& grid, int64_t n, int64_t begin, int64_t end, F f) {
-  const int64_t height = grid.size[2], width = grid.size[3];
-  for (int64_t i = begin; i < end; ++i) f(Place{n, i / width / height, i / width % height, i % width});
-}
-
-template <class T, class C = compute_t<T>>
-void sample(const View& y, const View& x, const Place& place, const GridCorners<C>& corners) {
-  for (int64_t c = 0; c < x.size[1]; ++c) {
-    C sum = 0;
-    corners.each([&](const int64_t(&voxel)[3], C weight, const C(&)[3]) {
-      sum += weight * static_cast<C>(x.as<const T>()[place.n * x.stride[0] + c * x.stride[1] + voxel_offset(x, voxel)]);
-    });
-    y.as<T>()[place.in_volume(y) + c * y.stride[1]] = convert<T>(sum);
+/// Calls f(i, offset in channel 0 of y, corners in x) for the positions i in [begin, end) of the whole grid.
+template <class C, class F>
+void each_position(const View& y, const View& x, const View& grid, const GridSample& how, int64_t begin, int64_t end,
+                   F f) {
+  const int64_t depth = grid.size[1], height = grid.size[2], width = grid.size[3];
+  for (int64_t i = begin; i < end; ++i) {
+    const int64_t n = i / width / height / depth, place[] = {i / width / height % depth, i / width % height, i % width};
+    const C* at = grid.as<const C>() + n * grid.stride[0];
+    for (int axis = 0; axis < 3; ++axis) at += place[axis] * grid.stride[axis + 1];
+    f(i, n * y.stride[0] + voxel_offset(y, place), GridCorners<C>(at, grid.stride[4], x, how));
   }
 }
 
-template <class T, class C = compute_t<T>>
-void backward_grid(const View& dgrid, const View& dy, const View& x, const Place& place,
-                   const GridCorners<C>& corners) {
-  C sums[3] = {};
-  corners.each([&](const int64_t(&voxel)[3], C, const C(&change)[3]) {
-    const T* from = x.as<const T>() + place.n * x.stride[0] + voxel_offset(x, voxel);
-    const T* g = dy.as<const T>() + place.in_volume(dy);
-    C product = 0;
-    for (int64_t c = 0; c < x.size[1]; ++c)
-      product += static_cast<C>(from[c * x.stride[1]]) * static_cast<C>(g[c * dy.stride[1]]);
-    for (int i = 0; i < 3; ++i) sums[i] += change[i] * product;
-  });
-  for (int i = 0; i < 3; ++i) dgrid.as<C>()[place.in_grid(dgrid) + i * dgrid.stride[4]] = sums[i];
+/// In parallel for all positions.
+template <class C, class F>
+void for_all_positions(const View& y, const View& x, const View& grid, const GridSample& how, F f) {
+  parallel_for(x.size[0] * positions_of(grid), grain_of(8 * x.size[1]),
+               [&](int64_t begin, int64_t end) { each_position<C>(y, x, grid, how, begin, end, f); });
 }
 
-/// Of one channel; `sums` has a place for each voxel.
+/// The gradient of channel c of sample n; `sums` has a place for each voxel.
 template <class T, class C = compute_t<T>>
 void backward_input(const View& dx, const View& dy, const View& grid, const GridSample& how, int64_t n, int64_t c,
                     std::vector<C>& sums) {
-  const int64_t depth = dx.size[2], height = dx.size[3], width = dx.size[4];
+  const int64_t depth = dx.size[2], height = dx.size[3], width = dx.size[4], positions = positions_of(grid);
   std::fill(sums.begin(), sums.end(), C(0));
-  each_place(grid, n, 0, grid.size[1] * grid.size[2] * grid.size[3], [&](const Place& place) {
-    const C g = static_cast<C>(dy.as<const T>()[place.in_volume(dy) + c * dy.stride[1]]);
-    const GridCorners<C> corners(grid.as<const C>() + place.in_grid(grid), grid.stride[4], dx, how);
-    corners.each([&](const int64_t(&voxel)[3], C weight, const C(&)[3]) {
+  each_position<C>(dy, dx, grid, how, n * positions, (n + 1) * positions, [&](int64_t, int64_t in_dy, const auto& at) {
+    const C g = static_cast<C>(dy.as<const T>()[in_dy + c * dy.stride[1]]);
+    at.each([&](const int64_t(&voxel)[3], C weight, const C(&)[3]) {
       sums[static_cast<size_t>((voxel[0] * height + voxel[1]) * width + voxel[2])] += weight * g;
     });
   });
   T* out = dx.as<T>() + n * dx.stride[0] + c * dx.stride[1];
-  size_t at = 0;
+  auto sum = sums.begin();
   for (int64_t d = 0; d < depth; ++d)
     for (int64_t h = 0; h < height; ++h)
-      for (int64_t w = 0; w < width; ++w) out[voxel_offset(dx, {d, h, w})] = convert<T>(sums[at++]);
-}
-
-/// Calls f(place, corners) for all positions, in parallel.
-template <class C, class F>
-void for_all_places(const View& grid, const View& x, const GridSample& how, F f) {
-  const int64_t places = grid.size[1] * grid.size[2] * grid.size[3];
-  for (int64_t n = 0; n < grid.size[0]; ++n)
-    parallel_for(places, grain_of(8 * x.size[1]), [&](int64_t begin, int64_t end) {
-      each_place(grid, n, begin, end, [&](const Place& place) {
-        f(place, GridCorners<C>(grid.as<const C>() + place.in_grid(grid), grid.stride[4], x, how));
-      });
-    });
+      for (int64_t w = 0; w < width; ++w) out[voxel_offset(dx, {d, h, w})] = convert<T>(*sum++);
 }
 
 }  // namespace
 
 void grid_sample(const View& y, const View& x, const View& grid, const GridSample& how) {
   dispatch(Floats(), x.dtype, "grid_sample", "CPU", [&]<class T>() {
-    for_all_places<compute_t<T>>(grid, x, how, [&](const Place& place, const GridCorners<compute_t<T>>& corners) {
-      sample<T>(y, x, place, corners);
+    using C = compute_t<T>;
+    for_all_positions<C>(y, x, grid, how, [&](int64_t i, int64_t in_y, const auto& at) {
+      const T* sample = x.as<const T>() + i / positions_of(grid) * x.stride[0];
+      for (int64_t c = 0; c < x.size[1]; ++c) {
+        C sum = 0;
+        at.each([&](const int64_t(&voxel)[3], C weight, const C(&)[3]) {
+          sum += weight * static_cast<C>(sample[c * x.stride[1] + voxel_offset(x, voxel)]);
+        });
+        y.as<T>()[in_y + c * y.stride[1]] = convert<T>(sum);
+      }
     });
   });
 }
@@ -100,8 +74,9 @@ void grid_sample_backward(const View* dx, const View* dgrid, const View& dy, con
   dispatch(Floats(), x.dtype, "grid_sample_backward", "CPU", [&]<class T>() {
     using C = compute_t<T>;
     if (dgrid)
-      for_all_places<C>(grid, x, how, [&](const Place& place, const GridCorners<C>& corners) {
-        backward_grid<T>(*dgrid, dy, x, place, corners);
+      for_all_positions<C>(dy, x, grid, how, [&](int64_t i, int64_t in_dy, const auto& at) {
+        const T* sample = x.as<const T>() + i / positions_of(grid) * x.stride[0];
+        at.gradient(dgrid->as<C>() + 3 * i, x, sample, dy.as<const T>() + in_dy, dy.stride[1]);
       });
     if (!dx) return;
     // Positions may share voxels: a volume belongs to one thread.

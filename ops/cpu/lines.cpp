@@ -1,11 +1,11 @@
 // What looks at one line along an axis after the other: running sums, positions of extrema, and order.
-#include <limits>
+#include <utility>
 #include <vector>
 
 #include "core/dtype.h"
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/loops.h"
-#include "ops/scalar_ops.h"
+#include "ops/sort_key.h"
 
 namespace voxgrad::cpu {
 namespace {
@@ -48,12 +48,6 @@ void for_all_lines(const View& out, const View& in, int axis, F&& f) {
 /// Bool has the order of its bytes.
 DType ordered(DType dtype) { return dtype == b8 ? u8 : dtype; }
 
-template <class C>
-bool is_before(C a, C b, bool descending) {
-  if (descending) std::swap(a, b);
-  return a < b || (is_nan(b) && !is_nan(a));
-}
-
 /// From the last element to the first, so that the first of ties, or of NaNs, is what stays.
 template <bool largest, class T>
 void find_extremum(const Lines<int64_t, T>& lines) {
@@ -77,22 +71,13 @@ void find_extremum(const Lines<int64_t, T>& lines) {
 /// The first `wanted` positions of each line in order.
 template <class T>
 void find_order(const Lines<int64_t, T>& lines, int64_t wanted, bool descending) {
-  struct Item {
-    compute_t<T> value;
-    int64_t place;
-  };
-  const auto before = [descending](const Item& a, const Item& b) {
-    if (is_before(a.value, b.value, descending)) return true;
-    return a.place < b.place && !is_before(b.value, a.value, descending);
-  };
-  std::vector<Item> items(static_cast<size_t>(lines.length));
+  std::vector<std::pair<SortKey<T>, int64_t>> items(static_cast<size_t>(lines.length));
   for (int64_t j = 0; j < lines.count; ++j) {
-    for (int64_t k = 0; k < lines.length; ++k) items[static_cast<size_t>(k)] = {lines.input(k, j), k};
-    if (wanted < lines.length / 16)
-      std::partial_sort(items.begin(), items.begin() + wanted, items.end(), before);
-    else
-      std::sort(items.begin(), items.end(), before);
-    for (int64_t k = 0; k < wanted; ++k) lines.output(k, j) = items[static_cast<size_t>(k)].place;
+    for (int64_t k = 0; k < lines.length; ++k)
+      items[static_cast<size_t>(k)] = {sort_key(lines.input(k, j), descending), k};
+    std::nth_element(items.begin(), items.begin() + wanted, items.end());
+    std::sort(items.begin(), items.begin() + wanted);
+    for (int64_t k = 0; k < wanted; ++k) lines.output(k, j) = items[static_cast<size_t>(k)].second;
   }
 }
 

@@ -1,0 +1,108 @@
+// What a voxel adds to the sums of class_sums, and the gradient of its logits; once for both devices.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "ops/kernels.h"
+
+#ifdef __CUDA_ARCH__
+#define VG_UNROLL _Pragma("unroll")
+#else
+#define VG_UNROLL
+#endif
+
+namespace voxgrad {
+
+/// The number of the class at position l of sample n.
+VG_HOST_DEVICE inline int64_t class_at(const View& target, int64_t n, int64_t l) {
+  const int64_t i = n * target.stride[0] + l * target.stride[1];
+  if (target.dtype == i64) return static_cast<const int64_t*>(target.data)[i];
+  if (target.dtype == i32) return static_cast<const int32_t*>(target.data)[i];
+  return static_cast<const uint8_t*>(target.data)[i];
+}
+
+/// A voxel of `classes` classes, kClasses at most: a GPU keeps it in registers.
+template <class C, int kClasses>
+struct ClassVoxel {
+  int classes;
+  C p[kClasses];  // logits, until take_softmax(); gradients, after differentiate()
+  C minus_log[kClasses] = {};
+
+  template <class F>
+  VG_HOST_DEVICE void each(F f) const {
+    VG_UNROLL
+    for (int c = 0; c < kClasses; ++c)
+      if (c < classes) f(c);
+  }
+  /// From x[0], x[step], ...
+  template <class T>
+  VG_HOST_DEVICE void load(const T* x, int64_t step) {
+    each([&](int c) { p[c] = convert<C>(x[c * step]); });
+  }
+  template <class T>
+  VG_HOST_DEVICE void store(T* x, int64_t step) const {
+    each([&](int c) { x[c * step] = convert<T>(p[c]); });
+  }
+  VG_HOST_DEVICE void take_softmax() {
+    C top = -std::numeric_limits<C>::infinity(), total = 0;  // a NaN reaches the total
+    each([&](int c) { top = p[c] > top ? p[c] : top; });
+    each([&](int c) {
+      minus_log[c] = top - p[c];
+      p[c] = std::exp(p[c] - top);
+      total += p[c];
+    });
+    const C factor = 1 / total, log_total = std::log(total);
+    each([&](int c) {
+      p[c] *= factor;
+      minus_log[c] += log_total;
+    });
+  }
+  /// For a voxel of class `own`.
+  template <class Sum>
+  VG_HOST_DEVICE void add_to(Sum (&sums)[kClasses][kClassSums], int64_t own, bool squared) const {
+    each([&](int c) {
+      sums[c][0] += static_cast<Sum>(squared ? p[c] * p[c] : p[c]);
+      sums[c][4] += static_cast<Sum>(minus_log[c]);
+      if (c != own) return;
+      sums[c][1] += static_cast<Sum>(p[c]);
+      sums[c][2] += 1;
+      sums[c][3] += static_cast<Sum>(minus_log[c]);
+    });
+  }
+  /// From `grad` (C, 5), that of the sums.
+  VG_HOST_DEVICE void differentiate(const C* grad, int64_t own, const ClassSums& options) {
+    const auto of_p = [&](int c) {
+      const C* of_sums = grad + c * kClassSums;
+      return of_sums[0] * (options.squared ? 2 * p[c] : C(1)) + (c == own ? of_sums[1] : C(0));
+    };
+    if (!options.softmax) return each([&](int c) { p[c] = of_p(c); });
+    C common = grad[own * kClassSums + 3];
+    each([&](int c) { common += grad[c * kClassSums + 4] - p[c] * of_p(c); });
+    each([&](int c) {
+      const C* of_sums = grad + c * kClassSums;
+      p[c] = p[c] * (of_p(c) + common) - of_sums[4] - (c == own ? of_sums[3] : C(0));
+    });
+  }
+};
+
+/// Calls f.template operator()<k>() with a k that is no smaller than `classes`.
+template <class F>
+void with_classes(int64_t classes, const F& f) {
+  if (classes <= 2) return f.template operator()<2>();
+  if (classes <= 4) return f.template operator()<4>();
+  if (classes <= 8) return f.template operator()<8>();
+  f.template operator()<kMostClasses>();
+}
+
+/// Beside sums (S, C, 5): those of `rows` parts of the voxels of each, (S, rows, C, 5) at `data`.
+inline View sums_of_parts(const View& sums, void* data, int64_t rows) {
+  View parts = sums;
+  parts.rank = 4;
+  const int64_t size[] = {sums.size[0], rows, sums.size[1], sums.size[2]};
+  std::copy_n(size, 4, parts.size);
+  return dense_like(parts, data, f64);
+}
+
+}  // namespace voxgrad
