@@ -13,7 +13,7 @@
 #include "nn/layers.h"
 #include "nn/optim/clip.h"
 #include "nn/optim/grad_scaler.h"
-#include "nn/optim/sgd.h"
+#include "nn/optim/optimizers.h"
 #include "ops/loss.h"
 #include "ops/shape.h"
 

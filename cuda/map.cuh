@@ -29,6 +29,12 @@ struct Divider {
     magic = static_cast<uint32_t>((((uint64_t{1} << shift) - divisor) << 32) / divisor + 1);
   }
   __device__ uint32_t divide(uint32_t n) const { return (__umulhi(n, magic) + n) >> shift; }
+  /// The remainder; n becomes the quotient.
+  __device__ uint32_t take(uint32_t& n) const {
+    const uint32_t quotient = divide(n), remainder = n - quotient * divisor;
+    n = quotient;
+    return remainder;
+  }
 };
 
 /// The axes that N views have in common, the inner one first; at least one.
@@ -320,11 +326,28 @@ void dispatch_cuda(Types<Ts...> types, DType dtype, const char* op, F&& f) {
   dispatch(types, dtype, op, "CUDA", std::forward<F>(f));
 }
 
+/// Leaves `length` elements of an axis, from `begin` on.
+inline void cut_axis(View& view, int axis, int64_t begin, int64_t length) {
+  view.data = static_cast<char*>(view.data) + begin * view.stride[axis] * item_size(view.dtype);
+  view.size[axis] = length;
+}
+
+/// Calls f for both halves of a call along an axis of call.out; Call has cut(axis, begin, length).
+template <class Call, class F>
+void for_each_half(const Call& call, int axis, const F& f) {
+  const int64_t size = call.out.size[axis], half = size / 2;
+  for (const bool second : {false, true}) {
+    Call part = call;
+    part.cut(axis, second ? half : 0, second ? size - half : half);
+    f(part);
+  }
+}
+
 /// Whether the elements of (N, C, D, H, W) along `axis` come in vectors of `width` that are aligned everywhere.
 inline bool has_vectors(const View& view, int axis, int width) {
   const size_t bytes = static_cast<size_t>(width * item_size(view.dtype));
-  bool aligned = view.stride[axis] == 1 && view.size[axis] % width == 0 &&
-                 reinterpret_cast<uintptr_t>(view.data) % bytes == 0;
+  bool aligned =
+      view.stride[axis] == 1 && view.size[axis] % width == 0 && reinterpret_cast<uintptr_t>(view.data) % bytes == 0;
   for (int other = 0; other < 5; ++other)
     aligned &= other == axis || view.size[other] == 1 || view.stride[other] % width == 0;
   return aligned;

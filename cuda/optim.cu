@@ -46,13 +46,11 @@ __device__ void update_vector(const Update& update, C unscale, T* param, const T
   if constexpr (kStates > 0)
 #pragma unroll
     for (int k = 0; k < kStates; ++k) s[k] = load_vector<C, width>(state[k] + at);
+  [&]<size_t... k>(std::index_sequence<k...>) {
 #pragma unroll
-  for (int j = 0; j < width; ++j) {
-    if constexpr (kStates == 0) update_element(update, unscale, p.v[j], g.v[j]);
-    if constexpr (kStates == 1) update_element(update, unscale, p.v[j], g.v[j], s[0].v[j]);
-    if constexpr (kStates == 2) update_element(update, unscale, p.v[j], g.v[j], s[0].v[j], s[1].v[j]);
-    if constexpr (kStates == 3) update_element(update, unscale, p.v[j], g.v[j], s[0].v[j], s[1].v[j], s[2].v[j]);
+    for (int j = 0; j < width; ++j) update_element(update, unscale, p.v[j], g.v[j], s[k].v[j]...);
   }
+  (std::make_index_sequence<kStates>());
   if constexpr (!reads_only<Update>) store_vector(param + at, p);
   if constexpr (kStates > 0)
 #pragma unroll

@@ -1,6 +1,6 @@
 // Max pooling over (N, C, D, H, W) and its gradient. Both gather: a thread makes one output voxel, respectively one
 // voxel of the gradient, to which it adds every window that named it, in order; where the channels are innermost in
-// memory, 16 bytes of them. Contiguous rows: cuda/pool_rows.cuh, and a gradient in 16 bytes along the width.
+// memory, 16 bytes of them. Contiguous rows: cuda/pool_rows.cuh, and a gradient in up to 16 bytes along the width.
 #include <limits>
 
 #include "core/dtype.h"
@@ -21,16 +21,12 @@ struct PoolViews {
   bool indices_follow_out;       // rather than in
   int64_t first[3] = {0, 0, 0};  // depth, row and column of the part's first voxel
 
-  /// Leaves `length` elements of an axis, from `begin` on.
   void cut(int axis, int64_t begin, int64_t length) {
-    out.size[axis] = length;
+    cut_axis(out, axis, begin, length);
     if (axis >= 2) first[axis - 2] += begin;
-    for (View* view : {&out, &in, &indices}) {
-      // The windows of a part of a volume lie anywhere in the other.
-      const bool moves = view == &out || axis < 2 || (view == &indices && indices_follow_out);
-      if (moves && view->data)
-        view->data = static_cast<char*>(view->data) + begin * view->stride[axis] * item_size(view->dtype);
-    }
+    // The windows of a part of a volume lie anywhere in the other.
+    if (axis < 2) cut_axis(in, axis, begin, length);
+    if (indices.data && (axis < 2 || indices_follow_out)) cut_axis(indices, axis, begin, length);
   }
 };
 
@@ -39,46 +35,24 @@ template <class F>
 void for_each_pool_part(const PoolViews& views, const F& f) {
   if (views.out.numel() < int64_t{1} << 31) return f(views);
   const int axis = static_cast<int>(std::max_element(views.out.size, views.out.size + 5) - views.out.size);
-  const int64_t size = views.out.size[axis], half = size / 2;
-  for (const bool second : {false, true}) {
-    PoolViews part = views;
-    part.cut(axis, second ? half : 0, second ? size - half : half);
-    for_each_pool_part(part, f);
-  }
+  for_each_half(views, axis, [&](const PoolViews& part) { for_each_pool_part(part, f); });
 }
 
 /// PoolViews as kernels use them. Numbers count voxels of the output; the channels come in vectors.
-struct PoolProblem {
-  void *out, *indices;
-  const void* in;
-  int64_t out_stride[5], in_stride[5], indices_stride[5], in_size[3], first[3];
+struct PoolProblem : PoolViews {
   Divider size[5], window_stride[3];
-  PoolGeometry geometry;
   bool channels_inner;
 
   /// `width` voxels along `axis`, the channels or the width, are one of the numbered.
-  PoolProblem(const PoolViews& v, int width, int along = 1)
-      : out(v.out.data), indices(v.indices.data), in(v.in.data), geometry(v.geometry) {
-    for (int axis = 0; axis < 5; ++axis) {
-      out_stride[axis] = v.out.stride[axis];
-      in_stride[axis] = v.in.stride[axis];
-      indices_stride[axis] = v.indices.stride[axis];
-      size[axis] = Divider(axis == along ? v.out.size[axis] / width : v.out.size[axis]);
-    }
-    for (int i = 0; i < 3; ++i) {
-      in_size[i] = v.in.size[i + 2];
-      first[i] = v.first[i];
-      window_stride[i] = Divider(v.geometry.stride[i]);
-    }
-    channels_inner = (width > 1 && along == 1) || std::abs(out_stride[1]) < std::abs(out_stride[4]);
+  PoolProblem(const PoolViews& v, int width, int along = 1) : PoolViews(v) {
+    for (int axis = 0; axis < 5; ++axis)
+      size[axis] = Divider((out.size[axis] + (axis == along ? width - 1 : 0)) / (axis == along ? width : 1));
+    for (int i = 0; i < 3; ++i) window_stride[i] = Divider(geometry.stride[i]);
+    channels_inner = (width > 1 && along == 1) || std::abs(out.stride[1]) < std::abs(out.stride[4]);
   }
   /// Where voxel `number` stands.
   __device__ void locate(uint32_t number, int width, int64_t (&at)[5], int along = 1) const {
-    const auto take = [&](int axis) {
-      const uint32_t rest = size[axis].divide(number);
-      at[axis] = number - rest * size[axis].divisor;
-      number = rest;
-    };
+    const auto take = [&](int axis) { at[axis] = size[axis].take(number); };
     if (channels_inner) take(1);
     take(4);
     take(3);
@@ -89,8 +63,11 @@ struct PoolProblem {
   }
 };
 
-__device__ int64_t dot(const int64_t (&at)[5], const int64_t (&stride)[5]) {
-  return at[0] * stride[0] + at[1] * stride[1] + at[2] * stride[2] + at[3] * stride[3] + at[4] * stride[4];
+/// The element of `view` that stands at `at`.
+template <class T>
+__device__ T* element(const View& view, const int64_t (&at)[5]) {
+  const int64_t(&s)[kMaxRank] = view.stride;
+  return static_cast<T*>(view.data) + at[0] * s[0] + at[1] * s[1] + at[2] * s[2] + at[3] * s[3] + at[4] * s[4];
 }
 
 /// Blocks of a multiprocessor, so that enough loads are under way.
@@ -108,7 +85,7 @@ __global__ void __launch_bounds__(kBlock, kPoolBlocks<width>)
   for (uint32_t number = blockIdx.x * kBlock + threadIdx.x; number < count; number += gridDim.x * kBlock) {
     int64_t at[5];
     p.locate(number, width, at);
-    const T* volume = static_cast<const T*>(p.in) + at[0] * p.in_stride[0] + at[1] * p.in_stride[1];
+    const T* volume = element<const T>(p.in, {at[0], at[1]});
     Place start[3];
     for (int i = 0; i < 3; ++i)
       start[i] = static_cast<Place>((p.first[i] + at[i + 2]) * g.stride.values[i] - g.padding.values[i]);
@@ -122,9 +99,9 @@ __global__ void __launch_bounds__(kBlock, kPoolBlocks<width>)
 #pragma unroll
       for (int i = 0; i < 3; ++i) {
         const Place at_axis = start[i] + tap[i] * static_cast<Place>(g.dilation.values[i]);
-        inside &= at_axis < static_cast<Place>(p.in_size[i]);
-        offset += static_cast<int64_t>(at_axis) * p.in_stride[i + 2];
-        position = position * static_cast<Place>(p.in_size[i]) + at_axis;
+        inside &= at_axis < static_cast<Place>(p.in.size[i + 2]);
+        offset += static_cast<int64_t>(at_axis) * p.in.stride[i + 2];
+        position = position * static_cast<Place>(p.in.size[i + 2]) + at_axis;
       }
       if (inside) load_values<width>(volume + offset, loaded);
       return inside ? static_cast<Number>(position) : Number(-1);
@@ -149,16 +126,7 @@ __global__ void __launch_bounds__(kBlock, kPoolBlocks<width>)
             offer(fetch(kd, kh, kw, loaded), loaded);
           }
     }
-    T result[width];
-#pragma unroll
-    for (int j = 0; j < width; ++j) result[j] = convert<T>(best[j].value);
-    store_values<width>(static_cast<T*>(p.out) + dot(at, p.out_stride), result);
-    if constexpr (!std::is_same_v<Index, NoIndex>) {
-      Index place[width];
-#pragma unroll
-      for (int j = 0; j < width; ++j) place[j] = best[j].place;
-      store_values<width>(static_cast<Index*>(p.indices) + dot(at, p.indices_stride), place);
-    }
+    store_best(best, element<T>(p.out, at), element<Index>(p.indices, at));
   }
 }
 
@@ -174,7 +142,7 @@ struct WindowRange {
     const int64_t last = i + g.padding.values[axis];
     const int64_t first = last - (g.kernel_size.values[axis] - 1) * g.dilation.values[axis];
     begin = first > 0 ? divide(first + g.stride.values[axis] - 1) : 0;
-    end = min(divide(last) + 1, p.in_size[axis]);
+    end = min(divide(last) + 1, p.in.size[axis + 2]);
   }
 };
 
@@ -198,8 +166,8 @@ __global__ void __launch_bounds__(kBlock)
     for (int64_t od = d.begin; od < d.end; ++od)
       for (int64_t oh = h.begin; oh < h.end; ++oh) {
         const int64_t row[5] = {at[0], at[1], od, oh, w.begin};
-        const Index* indices = static_cast<const Index*>(p.indices) + dot(row, p.indices_stride);
-        const T* gradients = static_cast<const T*>(p.in) + dot(row, p.in_stride);
+        const Index* indices = element<const Index>(p.indices, row);
+        const T* gradients = element<const T>(p.in, row);
         for (int left = static_cast<int>(end - w.begin); left > 0; --left) {
           constexpr int read = axis == 4 ? 1 : width;
           Index named[read];
@@ -209,29 +177,37 @@ __global__ void __launch_bounds__(kBlock)
 #pragma unroll
           for (int j = 0; j < width; ++j)
             if (named[j % read] == place + (axis == 4 ? j : 0)) sum[j] += gradient[j % read];
-          indices += p.indices_stride[4];
-          gradients += p.in_stride[4];
+          indices += p.indices.stride[4];
+          gradients += p.in.stride[4];
         }
       }
-    T result[width];
+    T* out = element<T>(p.out, at);
+    const bool whole =
+        axis != 4 || (at[4] + width <= p.out.size[4] && reinterpret_cast<uintptr_t>(out) % (width * sizeof(T)) == 0);
+    if (whole) {
+      store_values<width>(out, sum);
+      continue;
+    }
 #pragma unroll
-    for (int j = 0; j < width; ++j) result[j] = convert<T>(sum[j]);
-    store_values<width>(static_cast<T*>(p.out) + dot(at, p.out_stride), result);
+    for (int j = 0; j < width; ++j)
+      if (at[4] + j < p.out.size[4]) out[j] = convert<T>(sum[j]);
   }
 }
 
-/// Calls f<width, axis>(problem, threads' items) for every part; a gradient may also be made in vectors along the
-/// width.
+/// Calls f<width, axis>(problem, threads' items) for every part; a gradient may also be made in runs along the
+/// width, the last of which may be shorter.
 template <class T, bool gradient, class F>
 void run_pool(const char* op, const PoolViews& views, const F& f) {
   constexpr int width = kVectorWidth<T>;
   for_each_pool_part(views, [&](const PoolViews& part) {
     const auto elements = static_cast<uint32_t>(part.out.numel()), vectors = elements / width;
+    const auto row = static_cast<uint32_t>(part.out.size[4]);
     if (has_vectors(part.out, 1, width) && has_vectors(part.in, 1, width) &&
         (!part.indices.data || has_vectors(part.indices, 1, width)))
       f.template operator()<width, 1>(PoolProblem(part, width), vectors);
-    else if (gradient && has_vectors(part.out, 4, width))
-      f.template operator()<width, gradient ? 4 : 1>(PoolProblem(part, width, 4), vectors);
+    else if (gradient && part.out.stride[4] == 1)
+      f.template operator()<width, gradient ? 4 : 1>(PoolProblem(part, width, 4),
+                                                     elements / row * ((row + width - 1) / width));
     else
       f.template operator()<1, 1>(PoolProblem(part, 1), elements);
     check_launch(op);

@@ -55,10 +55,23 @@ struct Best<C, NoIndex> {
   __device__ void offer(C other, int64_t) { value = larger(other, value); }
 };
 
+/// Writes neighbours, and where they stand if that is wanted.
+template <int width, class T, class C, class Index>
+__device__ void store_best(const Best<C, Index> (&best)[width], T* values, Index* places) {
+  C value[width];
+#pragma unroll
+  for (int j = 0; j < width; ++j) value[j] = best[j].value;
+  store_values<width>(values, value);
+  if constexpr (!std::is_same_v<Index, NoIndex>) {
+    Index place[width];
+#pragma unroll
+    for (int j = 0; j < width; ++j) place[j] = best[j].place;
+    store_values<width>(places, place);
+  }
+}
+
 struct PoolRows {
-  void *out, *indices;
-  const void* in;
-  int64_t out_stride[5], in_stride[5], indices_stride[5];
+  View out, in, indices;
   Divider channels, depth, height, vectors, out_width;
   int in_size[3], window[3], step[3], padding[3], dilation[3];
   uint32_t rows, tile_rows;
@@ -82,21 +95,20 @@ __global__ void __launch_bounds__(kBlock) max_pool_rows(const __grid_constant__ 
     const uint32_t rows = min(p.tile_rows, p.rows - first);
     __syncthreads();  // the last tile was read
     for (uint32_t r = threadIdx.x; r < rows; r += kBlock) {
-      const uint32_t slice = p.height.divide(first + r), volume = p.depth.divide(slice), n = p.channels.divide(volume);
-      const int64_t h = first + r - slice * p.height.divisor, d = slice - volume * p.depth.divisor,
-                    c = volume - n * p.channels.divisor;
+      uint32_t n = first + r;
+      const int64_t h = p.height.take(n), d = p.depth.take(n), c = p.channels.take(n);
       place[r] = {static_cast<int>(d) * p.step[0] - p.padding[0], static_cast<int>(h) * p.step[1] - p.padding[1]};
-      from[r] = n * p.in_stride[0] + c * p.in_stride[1];
-      to[r] = n * p.out_stride[0] + c * p.out_stride[1] + d * p.out_stride[2] + h * p.out_stride[3];
-      to_index[r] =
-          n * p.indices_stride[0] + c * p.indices_stride[1] + d * p.indices_stride[2] + h * p.indices_stride[3];
+      const auto offset = [&](const int64_t(&s)[kMaxRank]) { return n * s[0] + c * s[1] + d * s[2] + h * s[3]; };
+      from[r] = n * p.in.stride[0] + c * p.in.stride[1];
+      to[r] = offset(p.out.stride);
+      to_index[r] = offset(p.indices.stride);
     }
     __syncthreads();
     for (uint32_t item = threadIdx.x; item < rows * p.vectors.divisor; item += kBlock) {
       const uint32_t r = p.vectors.divide(item);
       const int w = static_cast<int>(item - r * p.vectors.divisor) * width;
       Entry best[width];
-      const T* in = static_cast<const T*>(p.in) + from[r] + w;
+      const T* in = static_cast<const T*>(p.in.data) + from[r] + w;
       for (int kd = 0; kd < p.window[0]; ++kd) {
         const int d = place[r].x + kd * p.dilation[0];
         if (static_cast<unsigned>(d) >= static_cast<unsigned>(p.in_size[0])) continue;
@@ -104,22 +116,13 @@ __global__ void __launch_bounds__(kBlock) max_pool_rows(const __grid_constant__ 
         for (int kh = 0; kh < p.window[1]; ++kh) {
           const int h = place[r].y + kh * p.dilation[1];
           if (static_cast<unsigned>(h) >= static_cast<unsigned>(p.in_size[1])) continue;
-          const auto loaded = load_vector<T, width>(in + d * p.in_stride[2] + h * p.in_stride[3]);
+          const auto loaded = load_vector<T, width>(in + d * p.in.stride[2] + h * p.in.stride[3]);
           const int at = (d * p.in_size[1] + h) * p.in_size[2] + w;
 #pragma unroll
           for (int j = 0; j < width; ++j) best[j].offer_next(static_cast<C>(loaded.v[j]), at + j);
         }
       }
-      C value[width];
-#pragma unroll
-      for (int j = 0; j < width; ++j) value[j] = best[j].value;
-      store_values<width>(values + r * length + w, value);
-      if constexpr (wanted) {
-        Index at[width];
-#pragma unroll
-        for (int j = 0; j < width; ++j) at[j] = best[j].place;
-        store_values<width>(places + r * length + w, at);
-      }
+      store_best(best, values + r * length + w, places + r * length + w);
     }
     __syncthreads();
     for (uint32_t item = threadIdx.x; item < rows * p.out_width.divisor; item += kBlock) {
@@ -135,8 +138,8 @@ __global__ void __launch_bounds__(kBlock) max_pool_rows(const __grid_constant__ 
         else if (places[column] >= 0)
           best.offer(values[column], places[column]);
       }
-      static_cast<T*>(p.out)[to[r] + ow * p.out_stride[4]] = convert<T>(best.value);
-      if constexpr (wanted) static_cast<Index*>(p.indices)[to_index[r] + ow * p.indices_stride[4]] = best.place;
+      static_cast<T*>(p.out.data)[to[r] + ow * p.out.stride[4]] = convert<T>(best.value);
+      if constexpr (wanted) static_cast<Index*>(p.indices.data)[to_index[r] + ow * p.indices.stride[4]] = best.place;
     }
   }
 }
@@ -156,14 +159,9 @@ bool launch_max_pool_rows(const View& y, const View* indices, const View& x, con
   constexpr int width = kVectorWidth<T>;
   const bool vectors = has_vectors(x, 4, width);
   PoolRows p{};
-  p.out = y.data;
-  p.in = x.data;
-  std::copy_n(y.stride, 5, p.out_stride);
-  std::copy_n(x.stride, 5, p.in_stride);
-  if (indices) {
-    p.indices = indices->data;
-    std::copy_n(indices->stride, 5, p.indices_stride);
-  }
+  p.out = y;
+  p.in = x;
+  if (indices) p.indices = *indices;
   p.channels = Divider(y.size[1]);
   p.depth = Divider(y.size[2]);
   p.height = Divider(y.size[3]);

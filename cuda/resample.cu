@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(kBlock) write_terms(const __grid_constant__ Al
 /// are on their way at a time.
 template <int kAtOnce, class T, int width, class C = compute_t<T>>
 __device__ void sum_column(const AxisTerms<C>& depth, const AxisTerms<C>& height, int od, int oh, const T* in,
-                           const int64_t (&stride)[5], C (&sum)[width]) {
+                           const int64_t (&stride)[kMaxRank], C (&sum)[width]) {
 #pragma unroll
   for (int j = 0; j < width; ++j) sum[j] = 0;
   const int planes = depth.count[od], rows = height.count[oh];
@@ -93,9 +93,7 @@ __device__ void sum_column(const AxisTerms<C>& depth, const AxisTerms<C>& height
 /// A part of the result, of fewer than 2^31 elements.
 template <class C>
 struct ResampleProblem {
-  void* out;
-  const void* in;
-  int64_t out_stride[5], in_stride[5];
+  View out, in;
   AxisTerms<C> terms[3];
   Divider channels, height, depth;
   // one kernel: runs of neighbours along the width
@@ -113,18 +111,13 @@ __global__ void __launch_bounds__(kBlock) resample_runs(const __grid_constant__ 
   using C = compute_t<T>;
   for (uint32_t item = blockIdx.x * kBlock + threadIdx.x; item < p.items; item += gridDim.x * kBlock) {
     uint32_t number = item;
-    const auto take = [&number](const Divider& size) {
-      const uint32_t rest = size.divide(number), digit = number - rest * size.divisor;
-      number = rest;
-      return static_cast<int>(digit);
-    };
-    int channel = p.channels_inner ? take(p.channels) : 0;
-    const int begin = take(p.runs) * static_cast<int>(p.length);
-    const int oh = take(p.height), od = take(p.depth);
-    if (!p.channels_inner) channel = take(p.channels);
-    const T* in = static_cast<const T*>(p.in) + number * p.in_stride[0] + int64_t{channel} * width * p.in_stride[1];
-    T* out = static_cast<T*>(p.out) + number * p.out_stride[0] + int64_t{channel} * width * p.out_stride[1] +
-             od * p.out_stride[2] + oh * p.out_stride[3];
+    const uint32_t inner = p.channels_inner ? p.channels.take(number) : 0;
+    const int begin = static_cast<int>(p.runs.take(number) * p.length);
+    const int oh = static_cast<int>(p.height.take(number)), od = static_cast<int>(p.depth.take(number));
+    const int64_t channel = int64_t{p.channels_inner ? inner : p.channels.take(number)} * width;
+    const T* in = static_cast<const T*>(p.in.data) + number * p.in.stride[0] + channel * p.in.stride[1];
+    T* out = static_cast<T*>(p.out.data) + number * p.out.stride[0] + channel * p.out.stride[1] + od * p.out.stride[2] +
+             oh * p.out.stride[3];
     int places[2] = {-1, -1};
     C columns[2][width];  // of these places, the newer one first
     const int end = min(begin + static_cast<int>(p.length), p.terms[2].size);
@@ -138,17 +131,14 @@ __global__ void __launch_bounds__(kBlock) resample_runs(const __grid_constant__ 
           places[0] = term.place;
 #pragma unroll
           for (int j = 0; j < width; ++j) columns[1][j] = columns[0][j];
-          sum_column<kAtOnce, T, width>(p.terms[0], p.terms[1], od, oh, in + term.place * p.in_stride[4], p.in_stride,
+          sum_column<kAtOnce, T, width>(p.terms[0], p.terms[1], od, oh, in + term.place * p.in.stride[4], p.in.stride,
                                         columns[0]);
         }
         const bool newer = term.place == places[0];
 #pragma unroll
         for (int j = 0; j < width; ++j) sum[j] += term.weight * (newer ? columns[0][j] : columns[1][j]);
       }
-      Vector<T, width> result;
-#pragma unroll
-      for (int j = 0; j < width; ++j) result.v[j] = convert<T>(sum[j]);
-      store_vector(out + ow * p.out_stride[4], result);
+      store_values<width>(out + ow * p.out.stride[4], sum);
     }
   }
 }
@@ -170,16 +160,17 @@ __global__ void __launch_bounds__(kBlock) resample_rows(const __grid_constant__ 
     const uint32_t rows = min(p.tile_rows, p.rows - first);
     __syncthreads();  // the last tile was read
     for (uint32_t r = threadIdx.x; r < rows; r += kBlock) {
-      const uint32_t slice = p.height.divide(first + r), number = p.depth.divide(slice), n = p.channels.divide(number);
-      place[r] = {static_cast<int>(slice - number * p.depth.divisor),
-                  static_cast<int>(first + r - slice * p.height.divisor)};
-      volume[r] = static_cast<const T*>(p.in) + n * p.in_stride[0] + (number - n * p.channels.divisor) * p.in_stride[1];
+      uint32_t number = first + r;
+      const auto h = static_cast<int>(p.height.take(number)), d = static_cast<int>(p.depth.take(number));
+      const uint32_t channel = p.channels.take(number);
+      place[r] = {d, h};
+      volume[r] = static_cast<const T*>(p.in.data) + number * p.in.stride[0] + channel * p.in.stride[1];
     }
     __syncthreads();
     for (uint32_t item = threadIdx.x; item < rows * p.row_vectors.divisor; item += kBlock) {
       const uint32_t r = p.row_vectors.divide(item), w = (item - r * p.row_vectors.divisor) * width;
       C sum[width];
-      sum_column<kAtOnce, T, width>(p.terms[0], p.terms[1], place[r].x, place[r].y, volume[r] + w, p.in_stride, sum);
+      sum_column<kAtOnce, T, width>(p.terms[0], p.terms[1], place[r].x, place[r].y, volume[r] + w, p.in.stride, sum);
       store_values<width>(sums + r * p.pitch + w, sum);
     }
     __syncthreads();
@@ -198,14 +189,10 @@ __global__ void __launch_bounds__(kBlock) resample_rows(const __grid_constant__ 
           for (int r = 0; r < kRows; ++r) result[r][j] += term.weight * from[r * p.pitch + term.place];
         }
       }
-      T* out = static_cast<T*>(p.out) + (first + group * kRows) * p.out_stride[3] + ow;
+      T* out = static_cast<T*>(p.out.data) + (first + group * kRows) * p.out.stride[3] + ow;
 #pragma unroll
-      for (int r = 0; r < kRows; ++r) {
-        Vector<T, out_width> stored;
-#pragma unroll
-        for (int j = 0; j < out_width; ++j) stored.v[j] = convert<T>(result[r][j]);
-        if (group * kRows + r < rows) store_vector(out + r * p.out_stride[3], stored);
-      }
+      for (int r = 0; r < kRows; ++r)
+        if (group * kRows + r < rows) store_values<out_width>(out + r * p.out.stride[3], result[r]);
     }
   }
 }
@@ -218,14 +205,11 @@ struct ResampleCall {
 
   int64_t term_count(int i) const { return out.size[i + 2] * most[i]; }
   void cut(int axis, int64_t begin, int64_t length) {
-    out.data = static_cast<char*>(out.data) + begin * out.stride[axis] * item_size(out.dtype);
-    out.size[axis] = length;
-    if (axis >= 2) {
+    cut_axis(out, axis, begin, length);
+    if (axis >= 2)
       map[axis - 2].first += begin;
-    } else {
-      in.data = static_cast<char*>(in.data) + begin * in.stride[axis] * item_size(in.dtype);
-      in.size[axis] = length;
-    }
+    else
+      cut_axis(in, axis, begin, length);
   }
 };
 
@@ -242,12 +226,7 @@ void for_each_resample_part(const ResampleCall& call, const F& f) {
       if (outer(other) > outer(axis)) axis = other;
   }
   if (axis < 0) return f(call);
-  const int64_t size = call.out.size[axis], half = size / 2;
-  for (const bool second : {false, true}) {
-    ResampleCall part = call;
-    part.cut(axis, second ? half : 0, second ? size - half : half);
-    for_each_resample_part(part, f);
-  }
+  for_each_half(call, axis, [&](const ResampleCall& part) { for_each_resample_part(part, f); });
 }
 
 template <class T>
@@ -284,7 +263,7 @@ void launch_rows(const ResampleCall& call, ResampleProblem<compute_t<T>> p, bool
   const int64_t in_width = call.in.size[4], out_width = call.out.size[4];
   const bool vectors = has_vectors(call.in, 4, width), pairs = vectors && has_vectors(call.out, 4, pair);
   p.rows = static_cast<uint32_t>(call.out.numel() / out_width);
-  p.out_stride[3] = out_width;  // also where the height is 1 and its stride anything
+  p.out.stride[3] = out_width;  // also where the height is 1 and its stride anything
   p.row_vectors = Divider(in_width / (vectors ? width : 1));
   p.out_vectors = Divider(out_width / (pairs ? pair : 1));
   p.pitch = static_cast<uint32_t>(in_width);
@@ -303,6 +282,8 @@ template <class T>
 void resample_part(const Launch& launch, const ResampleCall& call) {
   using C = compute_t<T>;
   ResampleProblem<C> p{};
+  p.out = call.out;
+  p.in = call.in;
   AllTerms<C> all;
   int64_t terms = 0, positions = 0;
   for (int i = 0; i < 3; ++i) {
@@ -321,10 +302,6 @@ void resample_part(const Launch& launch, const ResampleCall& call) {
   }
   write_terms<C><<<grid_size(*std::max_element(call.out.size + 2, call.out.size + 5)), kBlock, 0, launch.stream>>>(all);
   check_launch("resample");
-  p.out = call.out.data;
-  p.in = call.in.data;
-  std::copy_n(call.out.stride, 5, p.out_stride);
-  std::copy_n(call.in.stride, 5, p.in_stride);
   p.channels = Divider(call.out.size[1]);
   p.depth = Divider(call.out.size[2]);
   p.height = Divider(call.out.size[3]);

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "core/dtype.h"
+
 namespace voxgrad::cuda {
 
 template <class T, int width>
@@ -48,14 +50,15 @@ __device__ void load_values(const T* from, T (&to)[width]) {
     for (int j = 0; j < part; ++j) to[k + j] = loaded.v[j];
   }
 }
-template <int width, class T>
-__device__ void store_values(T* to, const T (&from)[width]) {
+/// Rounded to T.
+template <int width, class T, class C>
+__device__ void store_values(T* to, const C (&from)[width]) {
   constexpr int part = std::min(width, kVectorWidth<T>);
 #pragma unroll
   for (int k = 0; k < width; k += part) {
     Vector<T, part> stored;
 #pragma unroll
-    for (int j = 0; j < part; ++j) stored.v[j] = from[k + j];
+    for (int j = 0; j < part; ++j) stored.v[j] = convert<T>(from[k + j]);
     store_vector(to + k, stored);
   }
 }

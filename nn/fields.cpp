@@ -1,6 +1,8 @@
 #include "nn/fields.h"
 
+#include <algorithm>
 #include <bit>
+#include <sstream>
 #include <type_traits>
 
 #include "ops/create.h"
@@ -26,6 +28,27 @@ T read_field(const Tensor& tensor) {
 }
 
 }  // namespace
+
+std::vector<std::string> split_names(const char* list) {
+  std::vector<std::string> names;
+  std::istringstream stream(list);
+  for (std::string name; std::getline(stream, name, ',');) {
+    const size_t begin = name.find_first_not_of(" \t\n"), end = name.find_last_not_of(" \t\n");
+    name = name.substr(begin, end - begin + 1);
+    if (name.size() > 1 && name.back() == '_') name.pop_back();
+    names.push_back(name);
+  }
+  return names;
+}
+
+bool set_field(const Fields& fields, std::initializer_list<std::string_view> names, double value) {
+  const auto named = [&](const auto& field) {
+    return std::find(names.begin(), names.end(), field.first) != names.end();
+  };
+  const auto field = std::find_if(fields.begin(), fields.end(), named);
+  if (field != fields.end()) *std::get<double*>(field->second) = value;
+  return field != fields.end();
+}
 
 void write_fields(TensorMap& state, const std::string& prefix, const Fields& fields) {
   for (const auto& [name, address] : fields) {
@@ -55,10 +78,18 @@ void write_class(TensorMap& state, const char* name) {
   write_fields(state, "class.", {{name, &version}});
 }
 
-void check_version(const TensorMap& state, const char* name) {
+void check_class(const TensorMap& state, const char* name, const char* article) {
+  check(state.contains(concat("class.", name)), name, "this is not the state of ", article, ' ', name);
   int64_t version = 0;
   read_fields(state, "class.", {{name, &version}}, name);
   check(version == kVersion, name, "class.", name, " must be ", kVersion, ", the version read here, got ", version);
+}
+
+TensorMap write_state(const char* name, const Fields& fields) {
+  TensorMap state;
+  write_class(state, name);
+  write_fields(state, "", fields);
+  return state;
 }
 
 TensorMap with_prefix(const TensorMap& state, const std::string& prefix) {

@@ -131,18 +131,6 @@ void detail::check_parameter(const std::string& name, const Tensor& tensor) {
         ", does not require grad: make it an nn::Parameter, or an nn::Buffer if it is not to be trained");
 }
 
-std::vector<std::string> detail::split_names(const char* list) {
-  std::vector<std::string> names;
-  std::istringstream stream(list);
-  for (std::string name; std::getline(stream, name, ',');) {
-    const size_t begin = name.find_first_not_of(" \t\n"), end = name.find_last_not_of(" \t\n");
-    name = name.substr(begin, end - begin + 1);
-    if (name.size() > 1 && name.back() == '_') name.pop_back();
-    names.push_back(name);
-  }
-  return names;
-}
-
 NamedModules Module::named_modules() const {
   NamedModules found;
   collect_modules(self(), "", found);

@@ -15,6 +15,7 @@
 
 #include "core/safetensors.h"
 #include "core/tensor.h"
+#include "nn/fields.h"
 
 namespace voxgrad::nn {
 
@@ -136,9 +137,6 @@ class Layer : public Module {
 };
 
 namespace detail {
-
-/// "weight, bias_" as {"weight", "bias"}: a member's trailing underscore is no part of its name.
-std::vector<std::string> split_names(const char* list);
 
 /// Throws unless `tensor` requires grad or did once.
 void check_parameter(const std::string& name, const Tensor& tensor);

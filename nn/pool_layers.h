@@ -10,27 +10,12 @@
 
 namespace voxgrad::nn {
 
-template <class Options>
-inline constexpr const char* kPoolName = "";
-template <>
-inline constexpr const char* kPoolName<MaxPoolOptions<1>> = "MaxPool1d";
-template <>
-inline constexpr const char* kPoolName<MaxPoolOptions<2>> = "MaxPool2d";
-template <>
-inline constexpr const char* kPoolName<MaxPoolOptions<3>> = "MaxPool3d";
-template <>
-inline constexpr const char* kPoolName<AvgPoolOptions<1>> = "AvgPool1d";
-template <>
-inline constexpr const char* kPoolName<AvgPoolOptions<2>> = "AvgPool2d";
-template <>
-inline constexpr const char* kPoolName<AvgPoolOptions<3>> = "AvgPool3d";
-
 /// What MaxPool3d and AvgPool3d have in common: MaxPool3d(2), MaxPool3d(3, 2, 1), MaxPool3d(Triple(1, 2, 2)),
 /// MaxPool3d(2, {.ceil_mode = true}), MaxPool3d{{.kernel_size = 2}}.
 template <class Options, int N, Tensor (*function)(const Tensor&, const Options&)>
 class Pool : public Layer {
  public:
-  explicit Pool(const Options& given) : options_(given) { options_.validate(kPoolName<Options>); }
+  explicit Pool(const Options& given) : options_(given) { options_.validate(concat(Options::kLayer, N, 'd').c_str()); }
   explicit Pool(const Extent<N>& kernel_size) : Pool(Options{.kernel_size = kernel_size}) {}
   Pool(const Extent<N>& kernel_size, const Extent<N>& stride, const Padding<N>& padding = 0)
       : Pool(Options{.kernel_size = kernel_size, .stride = stride, .padding = padding}) {}

@@ -32,10 +32,7 @@ void check_input(const Tensor& x, const InterpolateOptions& options) {
   const int64_t axes = x.dim() - 2, wanted = row_of(options.mode).axes;
   check(wanted == 0 || wanted == axes, kOp, "mode ", options.mode, " is for ", wanted, " spatial axes, the input ",
         x.shape(), " has ", axes);
-  for (int64_t i = 1; i < x.dim(); ++i) {
-    check(x.size(i) > 0, kOp, "input has an empty axis other than the batch: ", x.shape());
-    check(x.size(i) <= int64_t{1} << 62, kOp, "input has an axis of more than 2^62: ", x.shape());
-  }
+  check_axes(kOp, x, axes);
   const int64_t given = options.size ? options.size->values.size() : options.scale_factor->count;
   check(given == 1 || given == axes, kOp, options.size ? "size" : "scale_factor", " has ", given, " values, the input ",
         x.shape(), " has ", axes, " spatial axes");

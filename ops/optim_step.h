@@ -83,6 +83,7 @@ struct AdamUpdate {
 template <class T>
 struct RmspropUpdate {
   T lr, alpha, rest, eps, weight_decay, momentum, sign;
+  bool has_momentum;
 
   explicit RmspropUpdate(const RmspropStep& step)
       : lr(static_cast<T>(step.lr)),
@@ -91,10 +92,22 @@ struct RmspropUpdate {
         eps(static_cast<T>(step.eps)),
         weight_decay(static_cast<T>(step.weight_decay)),
         momentum(static_cast<T>(step.momentum)),
-        sign(step.maximize ? T(-1) : T(1)) {}
+        sign(step.maximize ? T(-1) : T(1)),
+        has_momentum(step.momentum != 0) {}
 
-  /// `momentum_buffer` and `grad_avg` (centered) may be null.
-  VG_HOST_DEVICE void operator()(T& param, T grad, T& square_avg, T* momentum_buffer, T* grad_avg) const {
+  /// With the state that there is: of one beside square_avg, has_momentum says which it is.
+  VG_HOST_DEVICE void operator()(T& param, T grad, T& square_avg) const {
+    apply(param, grad, square_avg, nullptr, nullptr);
+  }
+  VG_HOST_DEVICE void operator()(T& param, T grad, T& square_avg, T& other) const {
+    apply(param, grad, square_avg, has_momentum ? &other : nullptr, has_momentum ? nullptr : &other);
+  }
+  VG_HOST_DEVICE void operator()(T& param, T grad, T& square_avg, T& momentum_buffer, T& grad_avg) const {
+    apply(param, grad, square_avg, &momentum_buffer, &grad_avg);
+  }
+
+ private:
+  VG_HOST_DEVICE void apply(T& param, T grad, T& square_avg, T* momentum_buffer, T* grad_avg) const {
     const T g = sign * grad + weight_decay * param;
     square_avg = alpha * square_avg + rest * g * g;
     T square = square_avg;
@@ -103,28 +116,9 @@ struct RmspropUpdate {
       square -= *grad_avg * *grad_avg;
       if (square < T(0)) square = T(0);  // by rounding only
     }
-    const T change = g / (std::sqrt(square) + eps);
-    if (momentum_buffer) {
-      *momentum_buffer = momentum * *momentum_buffer + change;
-      param -= lr * *momentum_buffer;
-    } else {
-      param -= lr * change;
-    }
-  }
-};
-
-/// RmspropUpdate with the state that there is, in order.
-template <class T>
-struct RmspropOfState {
-  RmspropUpdate<T> update;
-  bool has_momentum;
-
-  VG_HOST_DEVICE void operator()(T& param, T grad, T& square) const { update(param, grad, square, nullptr, nullptr); }
-  VG_HOST_DEVICE void operator()(T& param, T grad, T& square, T& other) const {
-    update(param, grad, square, has_momentum ? &other : nullptr, has_momentum ? nullptr : &other);
-  }
-  VG_HOST_DEVICE void operator()(T& param, T grad, T& square, T& momentum, T& average) const {
-    update(param, grad, square, &momentum, &average);
+    T change = g / (std::sqrt(square) + eps);
+    if (momentum_buffer) change = *momentum_buffer = momentum * *momentum_buffer + change;
+    param -= lr * change;
   }
 };
 
@@ -225,12 +219,11 @@ void with_update(const AdamStep& step, const F& run) {
 }
 template <class T, class F>
 void with_update(const RmspropStep& step, const F& run) {
-  const bool momentum = step.momentum != 0;
-  const RmspropOfState<T> update{RmspropUpdate<T>(step), momentum};
-  if (momentum && step.centered)
+  const RmspropUpdate<T> update(step);
+  if (update.has_momentum && step.centered)
     run(update, std::array{0, 1, 2});
-  else if (momentum || step.centered)
-    run(update, std::array{0, momentum ? 1 : 2});
+  else if (update.has_momentum || step.centered)
+    run(update, std::array{0, update.has_momentum ? 1 : 2});
   else
     run(update, std::array{0});
 }

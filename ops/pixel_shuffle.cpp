@@ -17,26 +17,21 @@ Tensor pixel_shuffle(const Tensor& x, int64_t upscale_factor) {
   check(x.size(1) % parts == 0, op, "the ", x.size(1), " channels of ", x.shape(), " are no multiple of ", r, "^",
         axes);
   // (N, C, r, r, r, D, H, W), from which the axes are taken in the order of the result's memory.
-  Shape split{x.size(0), x.size(1) / parts}, result = split;
+  Shape split{x.size(0), x.size(1) / parts};
   for (int64_t i = 0; i < axes; ++i) split.push_back(r);
-  for (int64_t i = 0; i < axes; ++i) {
-    split.push_back(x.size(i + 2));
-    result.push_back(x.size(i + 2) * r);
-  }
+  for (int64_t i = 0; i < axes; ++i) split.push_back(x.size(i + 2));
   const bool last = axes > 1 && x.suggest_memory_format() == MemoryFormat::channels_last;
-  Dims order{0}, back{0};
-  if (!last) order.push_back(1);
+  Dims order{0}, result{x.size(0)}, back{0, axes + 1};
   for (int64_t i = 0; i < axes; ++i) {
     order.push_back(2 + axes + i);
     order.push_back(2 + i);
+    result.push_back(x.size(i + 2) * r);
+    back.push_back(i + 1);
   }
-  Tensor y = permute(reshape(x, split), last ? (order.push_back(1), order) : order);
-  if (!last) return reshape(y, result);
-  result.erase(1);
-  result.push_back(split[1]);
-  back.push_back(axes + 1);
-  for (int64_t i = 0; i < axes; ++i) back.push_back(i + 1);
-  return permute(reshape(y, result), back);
+  order.insert(last ? order.size() : 1, 1);
+  result.insert(last ? result.size() : 1, split[1]);
+  const Tensor y = reshape(permute(reshape(x, split), order), result);
+  return last ? permute(y, back) : y;
 }
 
 }  // namespace voxgrad

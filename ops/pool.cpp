@@ -19,10 +19,7 @@ void check_input(const char* op, const Tensor& x, int64_t axes) {
   check_defined(op, "input", x);
   check_floating(op, x);
   check(x.dim() == axes + 2 || x.dim() == axes + 1, op, "input must be ", kForms[axes - 1], ", got ", describe(x));
-  for (int64_t i = x.dim() - axes - 1; i < x.dim(); ++i) {
-    check(x.size(i) > 0, op, "input has an empty axis other than the batch: ", x.shape());
-    check(x.size(i) <= int64_t{1} << 62, op, "input has an axis of more than 2^62: ", x.shape());
-  }
+  check_axes(op, x, axes);
 }
 
 /// What a caller asked for, for any number of axes.
@@ -114,21 +111,40 @@ MaxPoolResult max_pool(const char* op, const Windows& w, const Tensor& x, bool w
           want_indices ? lowered(result.indices.to(i64), w.axes(), batched) : Tensor()};
 }
 
-Tensor avg_pool(const char* op, const Windows& w, const Tensor& x, bool count_include_pad,
-                std::optional<int64_t> divisor) {
+template <class Options>
+Windows windows_of(const Options& o) {
+  Windows w{Dims(o.kernel_size.values),   Dims(o.stride.value_or(o.kernel_size).values),
+            Dims(o.padding.begin.values), Dims(o.padding.end.values),
+            Dims(o.kernel_size.values),   o.ceil_mode};
+  if constexpr (requires { o.dilation; })
+    w.dilation = Dims(o.dilation.values);
+  else
+    w.dilation = Dims::filled(w.axes(), 1);
+  return w;
+}
+
+template <int N>
+Tensor max_pool(const char* op, const Tensor& x, const MaxPoolOptions<N>& o) {
+  return max_pool(op, windows_of(o), x, false).output;
+}
+
+template <int N>
+Tensor avg_pool(const char* op, const Tensor& x, const AvgPoolOptions<N>& o) {
+  const Windows w = windows_of(o);
+  const std::optional<int64_t> divisor = o.divisor_override;
   check(!divisor || *divisor != 0, op, "divisor_override must not be zero");
   const Triple size = pooled_size(op, w, x);
   ResampleMaps maps;
-  for (int64_t i = 0; i < w.axes(); ++i) {
-    Resample& box = maps[static_cast<size_t>(i + 3 - w.axes())];
-    box = {.mode = Resample::Mode::box, .count_include_pad = count_include_pad};
+  for (int64_t i = 0; i < N; ++i) {
+    Resample& box = maps[static_cast<size_t>(i + 3 - N)];
+    box = {.mode = Resample::Mode::box, .count_include_pad = o.count_include_pad};
     box.kernel = w.kernel_size[i];
     box.stride = w.stride[i];
     box.padding = w.padding[i];
     box.padding_end = w.padding_end[i];
     if (divisor) box.weight = i == 0 ? 1 / static_cast<double>(*divisor) : 1;
   }
-  return lowered(resample(lifted(x, w.axes()), maps, size), w.axes(), x.dim() == w.axes() + 2);
+  return lowered(resample(lifted(x, N), maps, size), N, x.dim() == N + 2);
 }
 
 // ---- to any size
@@ -171,19 +187,6 @@ Tensor adaptive_max_pool(const char* op, const Tensor& x, const Dims& size) {
   return max_pool(op, {kernel, kernel, none, none, ones, false}, even, false).output;
 }
 
-template <int N>
-Windows windows_of(const MaxPoolOptions<N>& o) {
-  return {Dims(o.kernel_size.values),   Dims(o.stride.value_or(o.kernel_size).values),
-          Dims(o.padding.begin.values), Dims(o.padding.end.values),
-          Dims(o.dilation.values),      o.ceil_mode};
-}
-template <int N>
-Windows windows_of(const AvgPoolOptions<N>& o) {
-  return {Dims(o.kernel_size.values),   Dims(o.stride.value_or(o.kernel_size).values),
-          Dims(o.padding.begin.values), Dims(o.padding.end.values),
-          Dims::filled(N, 1),           o.ceil_mode};
-}
-
 }  // namespace
 
 template <int N>
@@ -202,52 +205,38 @@ template struct AvgPoolOptions<1>;
 template struct AvgPoolOptions<2>;
 template struct AvgPoolOptions<3>;
 
-Tensor max_pool3d(const Tensor& x, const MaxPoolOptions<3>& options) {
-  return max_pool("max_pool3d", windows_of(options), x, false).output;
+Tensor max_pool3d(const Tensor& x, const MaxPoolOptions<3>& o) { return max_pool("max_pool3d", x, o); }
+Tensor max_pool2d(const Tensor& x, const MaxPoolOptions<2>& o) { return max_pool("max_pool2d", x, o); }
+Tensor max_pool1d(const Tensor& x, const MaxPoolOptions<1>& o) { return max_pool("max_pool1d", x, o); }
+MaxPoolResult max_pool3d_with_indices(const Tensor& x, const MaxPoolOptions<3>& o) {
+  return max_pool("max_pool3d", windows_of(o), x, true);
 }
-MaxPoolResult max_pool3d_with_indices(const Tensor& x, const MaxPoolOptions<3>& options) {
-  return max_pool("max_pool3d", windows_of(options), x, true);
+MaxPoolResult max_pool2d_with_indices(const Tensor& x, const MaxPoolOptions<2>& o) {
+  return max_pool("max_pool2d", windows_of(o), x, true);
 }
-Tensor avg_pool3d(const Tensor& x, const AvgPoolOptions<3>& o) {
-  return avg_pool("avg_pool3d", windows_of(o), x, o.count_include_pad, o.divisor_override);
+MaxPoolResult max_pool1d_with_indices(const Tensor& x, const MaxPoolOptions<1>& o) {
+  return max_pool("max_pool1d", windows_of(o), x, true);
 }
-Tensor adaptive_avg_pool3d(const Tensor& x, const Extent<3>& output_size) {
-  return adaptive_avg_pool("adaptive_avg_pool3d", x, Dims(output_size.values));
+Tensor avg_pool3d(const Tensor& x, const AvgPoolOptions<3>& o) { return avg_pool("avg_pool3d", x, o); }
+Tensor avg_pool2d(const Tensor& x, const AvgPoolOptions<2>& o) { return avg_pool("avg_pool2d", x, o); }
+Tensor avg_pool1d(const Tensor& x, const AvgPoolOptions<1>& o) { return avg_pool("avg_pool1d", x, o); }
+Tensor adaptive_avg_pool3d(const Tensor& x, const Extent<3>& size) {
+  return adaptive_avg_pool("adaptive_avg_pool3d", x, size.values);
 }
-Tensor adaptive_max_pool3d(const Tensor& x, const Extent<3>& output_size) {
-  return adaptive_max_pool("adaptive_max_pool3d", x, Dims(output_size.values));
+Tensor adaptive_avg_pool2d(const Tensor& x, const Extent<2>& size) {
+  return adaptive_avg_pool("adaptive_avg_pool2d", x, size.values);
 }
-
-Tensor max_pool2d(const Tensor& x, const MaxPoolOptions<2>& options) {
-  return max_pool("max_pool2d", windows_of(options), x, false).output;
+Tensor adaptive_avg_pool1d(const Tensor& x, const Extent<1>& size) {
+  return adaptive_avg_pool("adaptive_avg_pool1d", x, size.values);
 }
-MaxPoolResult max_pool2d_with_indices(const Tensor& x, const MaxPoolOptions<2>& options) {
-  return max_pool("max_pool2d", windows_of(options), x, true);
+Tensor adaptive_max_pool3d(const Tensor& x, const Extent<3>& size) {
+  return adaptive_max_pool("adaptive_max_pool3d", x, size.values);
 }
-Tensor avg_pool2d(const Tensor& x, const AvgPoolOptions<2>& o) {
-  return avg_pool("avg_pool2d", windows_of(o), x, o.count_include_pad, o.divisor_override);
+Tensor adaptive_max_pool2d(const Tensor& x, const Extent<2>& size) {
+  return adaptive_max_pool("adaptive_max_pool2d", x, size.values);
 }
-Tensor adaptive_avg_pool2d(const Tensor& x, const Extent<2>& output_size) {
-  return adaptive_avg_pool("adaptive_avg_pool2d", x, Dims(output_size.values));
-}
-Tensor adaptive_max_pool2d(const Tensor& x, const Extent<2>& output_size) {
-  return adaptive_max_pool("adaptive_max_pool2d", x, Dims(output_size.values));
-}
-
-Tensor max_pool1d(const Tensor& x, const MaxPoolOptions<1>& options) {
-  return max_pool("max_pool1d", windows_of(options), x, false).output;
-}
-MaxPoolResult max_pool1d_with_indices(const Tensor& x, const MaxPoolOptions<1>& options) {
-  return max_pool("max_pool1d", windows_of(options), x, true);
-}
-Tensor avg_pool1d(const Tensor& x, const AvgPoolOptions<1>& o) {
-  return avg_pool("avg_pool1d", windows_of(o), x, o.count_include_pad, o.divisor_override);
-}
-Tensor adaptive_avg_pool1d(const Tensor& x, const Extent<1>& output_size) {
-  return adaptive_avg_pool("adaptive_avg_pool1d", x, Dims(output_size.values));
-}
-Tensor adaptive_max_pool1d(const Tensor& x, const Extent<1>& output_size) {
-  return adaptive_max_pool("adaptive_max_pool1d", x, Dims(output_size.values));
+Tensor adaptive_max_pool1d(const Tensor& x, const Extent<1>& size) {
+  return adaptive_max_pool("adaptive_max_pool1d", x, size.values);
 }
 
 }  // namespace voxgrad

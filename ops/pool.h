@@ -38,6 +38,7 @@ struct MaxPoolOptions {
   Extent<N> dilation{1};
   bool ceil_mode = false;
 
+  static constexpr const char* kLayer = "MaxPool";
   /// Throws Error, with `op` in front, for what fits no input. The functions below do this first.
   void validate(const char* op) const;
 };
@@ -50,6 +51,7 @@ struct AvgPoolOptions {
   bool count_include_pad = true;
   std::optional<int64_t> divisor_override{};
 
+  static constexpr const char* kLayer = "AvgPool";
   void validate(const char* op) const;
 };
 

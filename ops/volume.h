@@ -13,6 +13,14 @@ namespace voxgrad {
 /// D, H, W of (N, C, D, H, W).
 inline Triple spatial_size(const Tensor& x) { return {x.size(2), x.size(3), x.size(4)}; }
 
+/// The channels and the `axes` spatial axes of x have elements, and no more than leave room for padding in 64 bits.
+inline void check_axes(const char* op, const Tensor& x, int64_t axes) {
+  for (int64_t i = x.dim() - axes - 1; i < x.dim(); ++i) {
+    check(x.size(i) > 0, op, "input has an empty axis other than the batch: ", x.shape());
+    check(x.size(i) <= int64_t{1} << 62, op, "input has an axis of more than 2^62: ", x.shape());
+  }
+}
+
 /// A new (N, channels, size...) in the memory format of `like`, an (N, C, D, H, W).
 inline Tensor empty_volume(const Tensor& like, int64_t channels, const Triple& size, DType dtype) {
   const Shape shape{like.size(0), channels, size[0], size[1], size[2]};

@@ -18,15 +18,12 @@ void validate(const EmaOptions& o) {
   check(o.warmup == 0 || o.warmup >= 1, kOp, "warmup must be 0 or at least 1, got ", o.warmup);
 }
 
-}  // namespace
-
 /// What a state_dict holds beside the averages.
-struct ExponentialMovingAverage::State {
-  EmaOptions options;
-  int64_t updates;
+nn::Fields fields_of(EmaOptions& options, int64_t& updates) {
+  return nn::named_fields("updates, decay, warmup", updates, options.decay, options.warmup);
+}
 
-  nn::Fields fields() { return {{"updates", &updates}, {"decay", &options.decay}, {"warmup", &options.warmup}}; }
-};
+}  // namespace
 
 ExponentialMovingAverage::ExponentialMovingAverage(const nn::Module& model, const EmaOptions& options)
     : options_(options), self_(std::make_shared<ExponentialMovingAverage*>(this)) {
@@ -88,22 +85,23 @@ ExponentialMovingAverage::Swapped::~Swapped() {
 }
 
 TensorMap ExponentialMovingAverage::state_dict() const {
-  TensorMap dict;
-  nn::write_class(dict, kOp);
-  nn::write_fields(dict, "", State{options_, updates_}.fields());
+  EmaOptions options = options_;
+  int64_t updates = updates_;
+  TensorMap dict = nn::write_state(kOp, fields_of(options, updates));
   nn::add_prefixed(dict, "values.", values_);
   return dict;
 }
 
-ExponentialMovingAverage::State ExponentialMovingAverage::read(const TensorMap& dict) const {
-  check(dict.contains(concat("class.", kOp)), kOp, "this is not the state of an ", kOp);
-  nn::check_version(dict, kOp);
-  State read{options_, updates_};
-  nn::read_fields(dict, "", read.fields(), kOp);
-  validate(read.options);
-  check_count(kOp, "updates", read.updates, 0);
+void ExponentialMovingAverage::read_state(const TensorMap& dict, bool keep) {
+  EmaOptions options;
+  int64_t updates = 0;
+  const nn::Fields fields = fields_of(options, updates);
+  nn::check_class(dict, kOp, "an");
+  nn::read_fields(dict, "", fields, kOp);
+  validate(options);
+  check_count(kOp, "updates", updates, 0);
   const TensorMap given = nn::with_prefix(dict, "values.");
-  check(given.size() == values_.size() && dict.size() == given.size() + read.fields().size() + 1, kOp, "the state has ",
+  check(given.size() == values_.size() && dict.size() == given.size() + fields.size() + 1, kOp, "the state has ",
         given.size(), " values among ", dict.size(), " entries, the model has ", values_.size());
   for (const auto& [name, value] : values_) {
     const auto entry = given.find(name);
@@ -112,17 +110,11 @@ ExponentialMovingAverage::State ExponentialMovingAverage::read(const TensorMap& 
     check(tensor.defined() && tensor.shape() == value.shape() && tensor.dtype() == value.dtype(), kOp, "values.", name,
           " is ", describe(tensor), ", expected ", describe(value));
   }
-  return read;
-}
-
-void ExponentialMovingAverage::check_state_dict(const TensorMap& dict) const { read(dict); }
-
-void ExponentialMovingAverage::load_state_dict(const TensorMap& dict) {
-  const State loaded = read(dict);
+  if (!keep) return;
   NoGradGuard no_grad;
-  for (const auto& [name, value] : values_) value.copy_(dict.at("values." + name));
-  options_ = loaded.options;
-  updates_ = loaded.updates;
+  for (const auto& [name, value] : values_) value.copy_(given.at(name));
+  options_ = options;
+  updates_ = updates;
 }
 
 }  // namespace voxgrad::optim

@@ -21,7 +21,7 @@ struct EmaOptions {
 ///
 /// It holds the model's tensors, not the model: like an optimizer it is made after the model has its device and dtype.
 /// update() may be part of a captured CUDA graph. For one thread at a time.
-class ExponentialMovingAverage {
+class ExponentialMovingAverage : public nn::Stateful {
  public:
   /// Starts with the model as it is. Throws Error for options out of range.
   explicit ExponentialMovingAverage(const nn::Module& model, const EmaOptions& options = {});
@@ -51,17 +51,13 @@ class ExponentialMovingAverage {
   };
   Swapped swap() const { return Swapped(*this); }
 
-  /// "values.<name>", "updates", and the options.
-  TensorMap state_dict() const;
-  /// Throws as load_state_dict does, and changes nothing.
-  void check_state_dict(const TensorMap& state) const;
-  /// Throws, before anything is changed, for the state of another model, an incomplete one, and options out of range.
-  void load_state_dict(const TensorMap& state);
+  /// "values.<name>", "updates", and the options. load_state_dict throws for the state of another model, an incomplete
+  /// one, and options out of range.
+  TensorMap state_dict() const override;
 
  private:
-  struct State;
+  void read_state(const TensorMap& state, bool keep) override;
   void advance(bool count);
-  State read(const TensorMap& state) const;
 
   EmaOptions options_;
   int64_t updates_ = 0;

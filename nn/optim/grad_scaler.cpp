@@ -20,21 +20,13 @@ void validate(const GradScalerOptions& o) {
   check(o.growth_interval > 0, kOp, "growth_interval must be positive, got ", o.growth_interval);
 }
 
-}  // namespace
-
 /// What a state_dict holds.
-struct GradScaler::State {
-  GradScalerOptions options;
-  int64_t growth_tracker;
+nn::Fields fields_of(GradScalerOptions& o, int64_t& growth_tracker) {
+  return nn::named_fields("scale, growth_factor, backoff_factor, growth_interval, growth_tracker",  //
+                          o.init_scale, o.growth_factor, o.backoff_factor, o.growth_interval, growth_tracker);
+}
 
-  nn::Fields fields() {
-    return {{"scale", &options.init_scale},
-            {"growth_factor", &options.growth_factor},
-            {"backoff_factor", &options.backoff_factor},
-            {"growth_interval", &options.growth_interval},
-            {"growth_tracker", &growth_tracker}};
-  }
-};
+}  // namespace
 
 GradScaler::GradScaler(const GradScalerOptions& options) : options_(options) { validate(options); }
 
@@ -112,38 +104,28 @@ double GradScaler::get_scale() const {
   return scale_.defined() ? scale_.item() : options_.init_scale;
 }
 
-GradScaler::State GradScaler::state() const {
-  State now{options_, growth_tracker_.defined() ? growth_tracker_.item<int64_t>() : first_tracker_};
-  now.options.init_scale = get_scale();
-  return now;
-}
-
 TensorMap GradScaler::state_dict() const {
-  TensorMap dict;
-  nn::write_class(dict, kOp);
-  if (options_.enabled) nn::write_fields(dict, "", state().fields());
-  return dict;
+  if (!options_.enabled) return nn::write_state(kOp, {});
+  GradScalerOptions options = options_;
+  options.init_scale = get_scale();
+  int64_t tracker = growth_tracker_.defined() ? growth_tracker_.item<int64_t>() : first_tracker_;
+  return nn::write_state(kOp, fields_of(options, tracker));
 }
 
-GradScaler::State GradScaler::read(const TensorMap& dict) const {
-  State read = state();
-  if (!options_.enabled) return read;
-  check(dict.contains(concat("class.", kOp)), kOp, "this is not the state of a GradScaler");
-  nn::check_version(dict, kOp);
-  nn::read_fields(dict, "", read.fields(), kOp);
-  check(dict.size() == read.fields().size() + 1, kOp, "the state has ", dict.size(), " entries, expected ",
-        read.fields().size() + 1);
-  validate(read.options);
-  check_count(kOp, "growth_tracker", read.growth_tracker, 0);
-  return read;
-}
-
-void GradScaler::check_state_dict(const TensorMap& dict) const { read(dict); }
-
-void GradScaler::load_state_dict(const TensorMap& dict) {
-  const State loaded = read(dict);
-  options_ = loaded.options;
-  first_tracker_ = loaded.growth_tracker;
+void GradScaler::read_state(const TensorMap& state, bool keep) {
+  if (!options_.enabled) return;
+  GradScalerOptions options;
+  int64_t tracker = 0;
+  const nn::Fields fields = fields_of(options, tracker);
+  nn::check_class(state, kOp, "a");
+  nn::read_fields(state, "", fields, kOp);
+  check(state.size() == fields.size() + 1, kOp, "the state has ", state.size(), " entries, expected ",
+        fields.size() + 1);
+  validate(options);
+  check_count(kOp, "growth_tracker", tracker, 0);
+  if (!keep) return;
+  options_ = options;
+  first_tracker_ = tracker;
   if (!scale_.defined()) return;
   scale_.fill_(options_.init_scale);
   growth_tracker_.fill_(static_cast<double>(first_tracker_));

@@ -26,7 +26,7 @@ struct GradScalerOptions {
 ///
 /// For losses and parameters on one device, where the scale lives too. Nothing waits for the device, and all of it may
 /// be captured in a CUDA graph, all four together, after a step outside.
-class GradScaler {
+class GradScaler : public nn::Stateful {
  public:
   /// Throws Error for options out of range.
   explicit GradScaler(const GradScalerOptions& options = {});
@@ -51,26 +51,20 @@ class GradScaler {
 
   /// Scale, factors, interval, and the updates since the last change. Waits for the device. Only the class if not
   /// enabled, when loading takes any state.
-  TensorMap state_dict() const;
-  /// Throws as load_state_dict does, and changes nothing.
-  void check_state_dict(const TensorMap& state) const;
-  /// Throws, before anything is changed, for what no scaler writes.
-  void load_state_dict(const TensorMap& state);
+  TensorMap state_dict() const override;
 
  private:
   struct Checked {
     Tensor found_inf;  ///< i64
     bool unscaled = false, stepped = false;
   };
-  struct State;
-  State state() const;
-  State read(const TensorMap& state) const;
+  void read_state(const TensorMap& state, bool keep) override;
   Checked& check_gradients(const Optimizer& optimizer, bool unscale);
 
   GradScalerOptions options_;
   int64_t first_tracker_ = 0;
-  Tensor scale_,
-      growth_tracker_;  // f32, i64, without axes; from options_ and first_tracker_ on the first loss's device
+  // f32, i64, without axes; from options_ and first_tracker_ on the first loss's device
+  Tensor scale_, growth_tracker_;
   std::map<const Optimizer*, Checked> checked_;  // since the last update
 };
 

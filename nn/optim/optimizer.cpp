@@ -26,20 +26,19 @@ void check_values(const char* op, const std::string& name, const Tensor& buffer,
 
 /// Each element is stepped once. The parameters are contiguous.
 void check_disjoint(const char* op, const Tensors& params) {
-  struct Range {
-    const char *begin, *end;
-    size_t number;
-  };
-  std::vector<Range> ranges;
+  std::vector<std::tuple<const char*, const char*, size_t>> ranges;  // begin, end, number
   for (size_t i = 0; i < params.size(); ++i) {
     const auto* begin = static_cast<const char*>(params[i].raw_data());
     const int64_t bytes = params[i].numel() * item_size(params[i].dtype());
     if (bytes > 0) ranges.push_back({begin, begin + bytes, i});
   }
-  std::sort(ranges.begin(), ranges.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
-  for (size_t i = 1; i < ranges.size(); ++i)
-    check(ranges[i - 1].end <= ranges[i].begin, op, "parameters ", std::min(ranges[i - 1].number, ranges[i].number),
-          " and ", std::max(ranges[i - 1].number, ranges[i].number), " share memory");
+  std::sort(ranges.begin(), ranges.end());
+  for (size_t i = 1; i < ranges.size(); ++i) {
+    const auto [begin, end, number] = ranges[i - 1];
+    const auto [next_begin, next_end, next] = ranges[i];
+    check(end <= next_begin, op, "parameters ", std::min(number, next), " and ", std::max(number, next),
+          " share memory");
+  }
 }
 
 }  // namespace
@@ -203,9 +202,8 @@ bool Optimizer::has_state(size_t group) const {
                      [&](const Slot& slot) { return slot.group == group && slot.step > 0; });
 }
 
-double Optimizer::lr(size_t group) const { return lr_of(group); }
 void Optimizer::set_lr(size_t group, double lr) {
-  change_lr(group, lr);
+  change_option(group, {"lr"}, lr);
   initial_lr_[group].reset();
 }
 void Optimizer::set_lr(double lr) {
@@ -234,9 +232,8 @@ TensorMap Optimizer::state_dict() const {
   return state;
 }
 
-void Optimizer::read_state(const TensorMap& state, std::vector<Slot>* loaded) {
-  check(state.contains(std::string("class.") + name_), name_, "this is not the state of an ", name_);
-  nn::check_version(state, name_);
+void Optimizer::read_state(const TensorMap& state, bool keep) {
+  nn::check_class(state, name_, "an");
   size_t known = 1;
   const auto count_below = [&](const std::string& prefix) { return nn::with_prefix(state, prefix).size(); };
 
@@ -253,6 +250,8 @@ void Optimizer::read_state(const TensorMap& state, std::vector<Slot>* loaded) {
     known += count_below(prefix);
   }
 
+  NoGradGuard no_grad;
+  std::vector<Slot> loaded;
   for (size_t i = 0; i < slots_.size(); ++i) {
     Slot slot{.param = slots_[i].param, .group = slots_[i].group};
     const std::string prefix = concat("state.", i, '.');
@@ -271,28 +270,16 @@ void Optimizer::read_state(const TensorMap& state, std::vector<Slot>* loaded) {
               is_half(slot.param.dtype()) ? ", whose state is f32" : "");
         check_values(name_, prefix + spec.name, buffer, spec.squares);
         ++entries;
-        if (loaded) slot.buffers[b] = buffer.to(slot.param.device()).clone().contiguous();
+        if (keep) slot.buffers[b] = buffer.to(slot.param.device()).clone().contiguous();
       }
       known += entries;
     }
-    if (loaded) loaded->push_back(std::move(slot));
+    loaded.push_back(std::move(slot));
   }
   check(known == state.size(), name_, "the state has ", state.size() - known,
         " entries more than these parameters and options need");
-}
-
-void Optimizer::check_state_dict(const TensorMap& state) const {
-  const_cast<Optimizer*>(this)->read_state(state, nullptr);  // without a place to load to, nothing is changed
-}
-
-void Optimizer::load_state_dict(const TensorMap& state) {
-  std::vector<Slot> loaded;
-  {
-    NoGradGuard no_grad;
-    read_state(state, &loaded);
-  }
-  BufferSpecs specs;
-  for (size_t g = 0; g < num_groups(); ++g) read_options(g, state, concat("param_groups.", g, '.'), specs, true);
+  if (!keep) return;
+  for (size_t g = 0; g < num_groups(); ++g) read_options(g, state, concat("param_groups.", g, '.'), specs[g], true);
   slots_ = std::move(loaded);
 }
 
@@ -303,11 +290,6 @@ void check_count(const char* op, const std::string& name, int64_t count, int64_t
 void check_not_negative(const char* optimizer, std::initializer_list<std::pair<const char*, double>> options) {
   for (const auto& [option, value] : options)
     check(std::isfinite(value) && value >= 0, optimizer, option, " must be finite and at least 0, got ", value);
-}
-
-void check_betas(const char* optimizer, const std::array<double, 2>& betas) {
-  for (const double beta : betas)
-    check(beta >= 0 && beta < 1, optimizer, "betas must lie in [0, 1), got ", betas[0], " and ", betas[1]);
 }
 
 }  // namespace voxgrad::optim

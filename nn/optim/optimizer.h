@@ -40,14 +40,28 @@ struct GradScaling {
   Tensor found_inf{};  ///< i64: where it is not 0, the step is not taken, and not counted; undefined: as 0
 };
 
+/// The parameters of a group that are at the same step.
+struct Update {
+  int64_t step = 0;  ///< 1 for the first, whose buffers are zero
+  Tensors params, grads;
+  std::vector<size_t> slots{};                 ///< the parameters' numbers
+  std::array<Tensors, kMaxBuffers> buffers{};  ///< in the order of the specs; empty where not used
+  GradScaling given{};
+  Tensor skipped{};  ///< how many of `step` steps the device did not take; undefined: none
+
+  StepScaling scaling() const {
+    const auto if_defined = [](const Tensor& tensor) { return tensor.defined() ? &tensor : nullptr; };
+    return {if_defined(given.scale), if_defined(given.found_inf), if_defined(skipped)};
+  }
+};
+
 /// Changes parameters by their gradients. The parameters must be contiguous floating leaves, each given once, that
 /// share no memory; their state has their dtype, that of halves is f32, as is the arithmetic. For one thread at a time,
 /// while no other uses the parameters.
-class Optimizer {
+class Optimizer : public nn::Stateful {
  public:
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
-  virtual ~Optimizer() = default;
 
   /// One step for every parameter that has a gradient; the others, their state too, are left as they are.
   /// Throws, before anything is changed, for a gradient whose shape, dtype or device is not the parameter's, and for a
@@ -62,47 +76,28 @@ class Optimizer {
   void zero_grad() const;
 
   size_t num_groups() const { return group_sizes_.size(); }
-  double lr(size_t group = 0) const;
+  virtual double lr(size_t group = 0) const = 0;
   /// Throws unless `lr` is finite and not negative. Without `group`: for all groups.
   void set_lr(size_t group, double lr);
   void set_lr(double lr);
   /// Sets momentum, or beta1 where there are betas. Throws where there is neither, and as set_options does.
-  void set_momentum(size_t group, double momentum) { change_momentum(group, momentum); }
+  void set_momentum(size_t group, double momentum) { change_option(group, {"momentum", "beta1"}, momentum); }
 
   /// "state.<parameter>.<buffer>" and "state.<parameter>.step", "param_groups.<group>.<option>",
   /// "param_groups.<group>.params" (the numbers of its parameters), and "class.<name>". Buffers are handles.
-  TensorMap state_dict() const;
-  /// Throws as load_state_dict does, and changes nothing.
-  void check_state_dict(const TensorMap& state) const;
-  /// Takes over the options and copies of the buffers. Throws, before anything is changed, if `state` comes from
-  /// another kind of optimizer, from other groups or shapes, or is not complete; if an option is one that the
-  /// constructor refuses, a step count lies outside [1, 2^62], a buffer holds a value that is not finite, or one of
-  /// squares (exp_avg_sq, max_exp_avg_sq, square_avg) a negative one.
-  void load_state_dict(const TensorMap& state);
+  /// load_state_dict takes over the options and copies of the buffers. It throws if the state comes from another kind
+  /// of optimizer, from other groups or shapes, or is not complete; if an option is one that the constructor refuses, a
+  /// step count lies outside [1, 2^62], a buffer holds a value that is not finite, or one of squares (exp_avg_sq,
+  /// max_exp_avg_sq, square_avg) a negative one.
+  TensorMap state_dict() const override;
 
  protected:
-  /// The parameters of a group that are at the same step.
-  struct Update {
-    int64_t step = 0;  ///< 1 for the first, whose buffers are zero
-    Tensors params, grads;
-    std::vector<size_t> slots{};                 ///< the parameters' numbers
-    std::array<Tensors, kMaxBuffers> buffers{};  ///< in the order of the specs; empty where not used
-    GradScaling given{};
-    Tensor skipped{};  ///< how many of `step` steps the device did not take; undefined: none
-
-    StepScaling scaling() const {
-      const auto if_defined = [](const Tensor& tensor) { return tensor.defined() ? &tensor : nullptr; };
-      return {if_defined(given.scale), if_defined(given.found_inf), if_defined(skipped)};
-    }
-  };
-
   Optimizer(const char* name, const std::vector<Tensors>& groups);
 
   virtual void update(size_t group, const Update& u) = 0;
   virtual BufferSpecs buffers(size_t group) const = 0;
-  virtual double lr_of(size_t group) const = 0;
-  virtual void change_lr(size_t group, double lr) = 0;
-  virtual void change_momentum(size_t group, double momentum) = 0;
+  /// Sets the option that has one of these names.
+  virtual void change_option(size_t group, std::initializer_list<std::string_view> names, double value) = 0;
   virtual void write_options(size_t group, TensorMap& state, const std::string& prefix) const = 0;
   /// Reads and checks a group's options; `buffers` receives what they need. Keeps them only if `keep`.
   virtual void read_options(size_t group, const TensorMap& state, const std::string& prefix, BufferSpecs& buffers,
@@ -130,8 +125,7 @@ class Optimizer {
   void count_skip(Update& u);
   struct Captured;
   void replay(std::vector<Captured>& updates);
-  /// Checks all of `state`; with `loaded`, also fills a copy of the slots from it.
-  void read_state(const TensorMap& state, std::vector<Slot>* loaded);
+  void read_state(const TensorMap& state, bool keep) override;
 
   const char* name_;
   std::vector<size_t> group_sizes_;
@@ -140,8 +134,8 @@ class Optimizer {
   std::shared_ptr<Optimizer*> self_ = std::make_shared<Optimizer*>(this);  // captured steps see by it that it is gone
 };
 
-/// An optimizer whose groups have options of one type. Options has members lr, kName, validate(), fields() and
-/// buffers().
+/// An optimizer whose groups have options of one type. Options has members lr, kName, validate(), which throws Error
+/// for values out of range, fields(), buffers(), and step(), which updates the parameters of a group.
 template <class Options>
 class OptimizerOf : public Optimizer {
  public:
@@ -158,6 +152,7 @@ class OptimizerOf : public Optimizer {
     }
   }
 
+  double lr(size_t group = 0) const override { return options(group).lr; }
   /// Throws if there is no such group.
   const Options& options(size_t group = 0) const {
     check(group < options_.size(), name(), "there is no parameter group ", group, " among ", options_.size());
@@ -175,20 +170,10 @@ class OptimizerOf : public Optimizer {
 
  protected:
   BufferSpecs buffers(size_t group) const override { return options_[group].buffers(); }
-  double lr_of(size_t group) const override { return options(group).lr; }
-  void change_lr(size_t group, double lr) override {
+  void update(size_t group, const Update& u) override { options_[group].step(u); }
+  void change_option(size_t group, std::initializer_list<std::string_view> names, double value) override {
     Options changed = options(group);
-    changed.lr = lr;
-    set_options(group, changed);
-  }
-  void change_momentum(size_t group, double momentum) override {
-    Options changed = options(group);
-    if constexpr (requires { changed.betas; })
-      changed.betas[0] = momentum;
-    else if constexpr (requires { changed.momentum; })
-      changed.momentum = momentum;
-    else
-      fail(name(), "has no momentum");
+    check(nn::set_field(changed.fields(), names, value), name(), "has no ", *names.begin());
     set_options(group, changed);
   }
   void write_options(size_t group, TensorMap& state, const std::string& prefix) const override {
@@ -228,7 +213,5 @@ void check_count(const char* op, const std::string& name, int64_t count, int64_t
 
 /// Throws "<optimizer>: <option> must be finite and at least 0, got -1" for the first of `options` that is not.
 void check_not_negative(const char* optimizer, std::initializer_list<std::pair<const char*, double>> options);
-/// Throws unless both lie in [0, 1).
-void check_betas(const char* optimizer, const std::array<double, 2>& betas);
 
 }  // namespace voxgrad::optim

@@ -8,34 +8,22 @@ namespace voxgrad::optim {
 
 Schedule::Schedule(const char* name, Optimizer& optimizer) : name_(name), optimizer_(optimizer) {}
 
-TensorMap Schedule::state_dict() const {
-  TensorMap state;
-  nn::write_class(state, name_);
-  nn::write_fields(state, "", const_cast<Schedule*>(this)->fields());
-  return state;
-}
+TensorMap Schedule::state_dict() const { return nn::write_state(name_, const_cast<Schedule*>(this)->fields()); }
 
 void Schedule::read_state(const TensorMap& state, bool keep) {
-  const nn::Fields own = fields();
-  check(state.contains(std::string("class.") + name_), name_, "this is not the state of a ", name_);
-  nn::check_version(state, name_);
-  check(state.size() == own.size() + 1, name_, "the state has ", state.size(), " entries, expected ", own.size() + 1);
+  nn::check_class(state, name_, "a");
+  const size_t expected = fields().size() + 1;
+  check(state.size() == expected, name_, "the state has ", state.size(), " entries, expected ", expected);
   const TensorMap before = state_dict();
   try {
-    nn::read_fields(state, "", own, name_);
+    nn::read_fields(state, "", fields(), name_);
     check_fields();
   } catch (...) {
-    nn::read_fields(before, "", own, name_);
+    nn::read_fields(before, "", fields(), name_);
     throw;
   }
-  if (!keep) nn::read_fields(before, "", own, name_);
+  if (!keep) nn::read_fields(before, "", fields(), name_);
 }
-
-void Schedule::check_state_dict(const TensorMap& state) const {
-  const_cast<Schedule*>(this)->read_state(state, false);  // puts everything back
-}
-
-void Schedule::load_state_dict(const TensorMap& state) { read_state(state, true); }
 
 StepSchedule::StepSchedule(const char* name, Optimizer& optimizer) : Schedule(name, optimizer) {
   for (size_t group = 0; group < optimizer.num_groups(); ++group) {
@@ -54,7 +42,7 @@ void StepSchedule::set_steps(int64_t steps) {
   const std::optional<double> momentum = momentum_at(steps);
   for (size_t group = 0; group < rates.size(); ++group) {
     if (momentum) optimizer().set_momentum(group, *momentum);
-    optimizer().change_lr(group, rates[group]);
+    optimizer().change_option(group, {"lr"}, rates[group]);
   }
   steps_ = steps;
 }
@@ -72,28 +60,14 @@ void StepSchedule::check_fields() const {
     check_not_negative(name(), {{concat("initial_lr.", group).c_str(), initial_[group]}});
 }
 
-StepLR::StepLR(Optimizer& optimizer, const StepLROptions& options)
-    : StepSchedule("StepLR", optimizer), options_(options) {
-  check(options.step_size > 0, name(), "step_size must be positive, got ", options.step_size);
-  check_not_negative(name(), {{"gamma", options.gamma}});
-  set_steps(0);
-}
-
-double StepLR::lr_at(int64_t steps, double initial) const {
-  return initial * std::pow(options_.gamma, static_cast<double>(steps / options_.step_size));
-}
-
-LinearLR::LinearLR(Optimizer& optimizer, const LinearLROptions& options)
-    : StepSchedule("LinearLR", optimizer), options_(options) {
-  check(options.start_factor > 0 && options.start_factor <= 1, name(), "start_factor must lie in (0, 1], got ",
-        options.start_factor);
-  check(options.end_factor >= 0 && options.end_factor <= 1, name(), "end_factor must lie in [0, 1], got ",
-        options.end_factor);
-  check(options.total_iters > 0, name(), "total_iters must be positive, got ", options.total_iters);
-  set_steps(0);
-}
-
 namespace {
+
+void check_positive(const char* schedule, const char* option, int64_t value) {
+  check(value > 0, schedule, option, " must be positive, got ", value);
+}
+void check_in(bool inside, const char* schedule, const char* option, const char* range, double value) {
+  check(inside, schedule, option, " must lie in ", range, ", got ", value);
+}
 
 /// From `start` at 0 to `end` at `total` and beyond.
 double ramp(double start, double end, int64_t steps, int64_t total) {
@@ -101,116 +75,92 @@ double ramp(double start, double end, int64_t steps, int64_t total) {
   return start + (end - start) * done;
 }
 
-}  // namespace
-
-double LinearLR::lr_at(int64_t steps, double initial) const {
-  return initial * ramp(options_.start_factor, options_.end_factor, steps, options_.total_iters);
-}
-
-CosineAnnealingLR::CosineAnnealingLR(Optimizer& optimizer, const CosineAnnealingLROptions& options)
-    : StepSchedule("CosineAnnealingLR", optimizer), options_(options) {
-  check(options.t_max > 0, name(), "t_max must be positive, got ", options.t_max);
-  check(options.warmup_steps >= 0, name(), "warmup_steps must not be negative, got ", options.warmup_steps);
-  check(options.warmup_start_factor > 0 && options.warmup_start_factor <= 1, name(),
-        "warmup_start_factor must lie in (0, 1], got ", options.warmup_start_factor);
-  check_not_negative(name(), {{"eta_min", options.eta_min}});
-  set_steps(0);
-}
-
-double CosineAnnealingLR::lr_at(int64_t steps, double initial) const {
-  if (steps < options_.warmup_steps)
-    return initial * ramp(options_.warmup_start_factor, 1, steps, options_.warmup_steps);
-  const double turn = static_cast<double>(steps - options_.warmup_steps) / static_cast<double>(options_.t_max);
-  return options_.eta_min + (initial - options_.eta_min) * (1 + std::cos(std::numbers::pi * turn)) / 2;
-}
-
-MultiStepLR::MultiStepLR(Optimizer& optimizer, const MultiStepLROptions& options)
-    : StepSchedule("MultiStepLR", optimizer), options_(options) {
-  check_not_negative(name(), {{"gamma", options.gamma}});
-  set_steps(0);
-}
-
-double MultiStepLR::lr_at(int64_t steps, double initial) const {
-  const auto passed = std::count_if(options_.milestones.begin(), options_.milestones.end(),
-                                    [&](int64_t milestone) { return milestone <= steps; });
-  return initial * std::pow(options_.gamma, static_cast<double>(passed));
-}
-
-ExponentialLR::ExponentialLR(Optimizer& optimizer, double gamma)
-    : StepSchedule("ExponentialLR", optimizer), gamma_(gamma) {
-  check_not_negative(name(), {{"gamma", gamma}});
-  set_steps(0);
-}
-
-double ExponentialLR::lr_at(int64_t steps, double initial) const {
-  return initial * std::pow(gamma_, static_cast<double>(steps));
-}
-
-PolynomialLR::PolynomialLR(Optimizer& optimizer, const PolynomialLROptions& options)
-    : StepSchedule("PolynomialLR", optimizer), options_(options) {
-  check(options.total_iters > 0, name(), "total_iters must be positive, got ", options.total_iters);
-  check_not_negative(name(), {{"power", options.power}});
-  set_steps(0);
-}
-
-double PolynomialLR::lr_at(int64_t steps, double initial) const {
-  return initial * std::pow(ramp(1, 0, steps, options_.total_iters), options_.power);
-}
-
-LambdaLR::LambdaLR(Optimizer& optimizer, std::function<double(int64_t)> factor)
-    : StepSchedule("LambdaLR", optimizer), factor_(std::move(factor)) {
-  check(static_cast<bool>(factor_), name(), "the function is empty");
-  set_steps(0);
-}
-
-OneCycleLR::OneCycleLR(Optimizer& optimizer, const OneCycleLROptions& options)
-    : StepSchedule("OneCycleLR", optimizer), options_(options) {
-  check(options.total_steps > 0, name(), "total_steps must be positive, got ", options.total_steps);
-  check(options.pct_start >= 0 && options.pct_start <= 1, name(), "pct_start must lie in [0, 1], got ",
-        options.pct_start);
-  check(options.div_factor > 0 && options.final_div_factor > 0, name(), "factors must be positive, got ",
-        options.div_factor, " and ", options.final_div_factor);
-  check_not_negative(
-      name(),
-      {{"max_lr", options.max_lr}, {"base_momentum", options.base_momentum}, {"max_momentum", options.max_momentum}});
-  set_steps(0);
-}
-
-OneCycleLR::Place OneCycleLR::place(int64_t steps) const {
-  check(steps <= options_.total_steps, name(), "step ", steps, " of ", options_.total_steps);
-  const auto now = static_cast<double>(steps), total = static_cast<double>(options_.total_steps);
+/// `rates`: the first, the highest and the last. Where the cycle is: from one of them to another.
+double one_cycle(const OneCycleLROptions& o, int64_t steps, const std::array<double, 3>& rates) {
+  check(steps <= o.total_steps, o.kName, "step ", steps, " of ", o.total_steps);
+  const auto now = static_cast<double>(steps), total = static_cast<double>(o.total_steps);
   struct Phase {
     double end;
-    int from, to;
+    size_t from, to;
   };
-  const double up = options_.pct_start * total;
-  const std::vector<Phase> phases = options_.three_phase
+  const double up = o.pct_start * total;
+  const std::vector<Phase> phases = o.three_phase
                                         ? std::vector<Phase>{{up - 1, 0, 1}, {2 * up - 2, 1, 0}, {total - 1, 0, 2}}
                                         : std::vector<Phase>{{up - 1, 0, 1}, {total - 1, 1, 2}};
   double begin = 0;
-  size_t i = 0;
-  for (; i + 1 < phases.size() && now > phases[i].end; ++i) begin = phases[i].end;
-  const double length = phases[i].end - begin;
-  return {phases[i].from, phases[i].to, length > 0 ? std::min(1.0, (now - begin) / length) : 1};
-}
-
-double OneCycleLR::anneal(double from, double to, double done) const {
-  if (options_.anneal_strategy == AnnealStrategy::linear) return from + (to - from) * done;
+  auto phase = phases.begin();
+  for (; phase + 1 != phases.end() && now > phase->end; ++phase) begin = phase->end;
+  const double length = phase->end - begin, done = length > 0 ? std::min(1.0, (now - begin) / length) : 1;
+  const double from = rates[phase->from], to = rates[phase->to];
+  if (o.anneal_strategy == AnnealStrategy::linear) return from + (to - from) * done;
   return to + (from - to) / 2 * (1 + std::cos(std::numbers::pi * done));
 }
 
-double OneCycleLR::lr_at(int64_t steps, double) const {
-  const Place p = place(steps);
-  const double first = options_.max_lr / options_.div_factor;
-  const double rates[] = {first, options_.max_lr, first / options_.final_div_factor};
-  return anneal(rates[p.from], rates[p.to], p.done);
+}  // namespace
+
+void StepLROptions::validate() const {
+  check_positive(kName, "step_size", step_size);
+  check_not_negative(kName, {{"gamma", gamma}});
+}
+double StepLROptions::lr_at(int64_t steps, double initial) const {
+  return initial * std::pow(gamma, static_cast<double>(steps / step_size));
 }
 
-std::optional<double> OneCycleLR::momentum_at(int64_t steps) const {
-  if (!options_.cycle_momentum) return std::nullopt;
-  const Place p = place(steps);
-  const double momenta[] = {options_.max_momentum, options_.base_momentum, options_.max_momentum};
-  return anneal(momenta[p.from], momenta[p.to], p.done);
+void LinearLROptions::validate() const {
+  check_in(start_factor > 0 && start_factor <= 1, kName, "start_factor", "(0, 1]", start_factor);
+  check_in(end_factor >= 0 && end_factor <= 1, kName, "end_factor", "[0, 1]", end_factor);
+  check_positive(kName, "total_iters", total_iters);
+}
+double LinearLROptions::lr_at(int64_t steps, double initial) const {
+  return initial * ramp(start_factor, end_factor, steps, total_iters);
+}
+
+void CosineAnnealingLROptions::validate() const {
+  check_positive(kName, "t_max", t_max);
+  check(warmup_steps >= 0, kName, "warmup_steps must not be negative, got ", warmup_steps);
+  check_in(warmup_start_factor > 0 && warmup_start_factor <= 1, kName, "warmup_start_factor", "(0, 1]",
+           warmup_start_factor);
+  check_not_negative(kName, {{"eta_min", eta_min}});
+}
+double CosineAnnealingLROptions::lr_at(int64_t steps, double initial) const {
+  if (steps < warmup_steps) return initial * ramp(warmup_start_factor, 1, steps, warmup_steps);
+  const double turn = static_cast<double>(steps - warmup_steps) / static_cast<double>(t_max);
+  return eta_min + (initial - eta_min) * (1 + std::cos(std::numbers::pi * turn)) / 2;
+}
+
+void MultiStepLROptions::validate() const { check_not_negative(kName, {{"gamma", gamma}}); }
+double MultiStepLROptions::lr_at(int64_t steps, double initial) const {
+  const auto passed = std::count_if(milestones.begin(), milestones.end(), [&](int64_t m) { return m <= steps; });
+  return initial * std::pow(gamma, static_cast<double>(passed));
+}
+
+void ExponentialLROptions::validate() const { check_not_negative(kName, {{"gamma", gamma}}); }
+double ExponentialLROptions::lr_at(int64_t steps, double initial) const {
+  return initial * std::pow(gamma, static_cast<double>(steps));
+}
+
+void PolynomialLROptions::validate() const {
+  check_positive(kName, "total_iters", total_iters);
+  check_not_negative(kName, {{"power", power}});
+}
+double PolynomialLROptions::lr_at(int64_t steps, double initial) const {
+  return initial * std::pow(ramp(1, 0, steps, total_iters), power);
+}
+
+void OneCycleLROptions::validate() const {
+  check_positive(kName, "total_steps", total_steps);
+  check_in(pct_start >= 0 && pct_start <= 1, kName, "pct_start", "[0, 1]", pct_start);
+  check(div_factor > 0 && final_div_factor > 0, kName, "factors must be positive, got ", div_factor, " and ",
+        final_div_factor);
+  check_not_negative(kName, {{"max_lr", max_lr}, {"base_momentum", base_momentum}, {"max_momentum", max_momentum}});
+}
+double OneCycleLROptions::lr_at(int64_t steps, double) const {
+  const double first = max_lr / div_factor;
+  return one_cycle(*this, steps, {first, max_lr, first / final_div_factor});
+}
+std::optional<double> OneCycleLROptions::momentum_at(int64_t steps) const {
+  if (!cycle_momentum) return std::nullopt;
+  return one_cycle(*this, steps, {max_momentum, base_momentum, max_momentum});
 }
 
 SequentialLR::SequentialLR(Optimizer& optimizer, std::vector<std::shared_ptr<StepSchedule>> schedules,
@@ -274,7 +224,7 @@ void ReduceLROnPlateau::reduce() {
 }
 
 nn::Fields ReduceLROnPlateau::fields() {
-  return {{"best", &best_}, {"bad_steps", &bad_steps_}, {"cooldown_left", &cooldown_left_}};
+  return nn::named_fields("best, bad_steps, cooldown_left", best_, bad_steps_, cooldown_left_);
 }
 
 void ReduceLROnPlateau::check_fields() const {

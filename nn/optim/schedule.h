@@ -12,19 +12,16 @@
 namespace voxgrad::optim {
 
 /// Base of all schedules; each keeps a reference to its optimizer, which must outlive it.
-class Schedule {
+///
+/// load_state_dict throws if the state comes from another kind of schedule, is not complete, or holds numbers that no
+/// run leaves: counts outside [0, 2^62], learning rates that are negative or not finite, NaN.
+class Schedule : public nn::Stateful {
  public:
   Schedule(const Schedule&) = delete;
   Schedule& operator=(const Schedule&) = delete;
-  virtual ~Schedule() = default;
 
   /// How far the schedule is. The options are not part of it, and the learning rates are the optimizer's.
-  TensorMap state_dict() const;
-  /// Throws as load_state_dict does, and changes nothing.
-  void check_state_dict(const TensorMap& state) const;
-  /// Throws, before anything is changed, if `state` comes from another kind of schedule, is not complete, or holds
-  /// numbers that no run leaves: counts outside [0, 2^62], learning rates that are negative or not finite, NaN.
-  void load_state_dict(const TensorMap& state);
+  TensorMap state_dict() const override;
 
  protected:
   Schedule(const char* name, Optimizer& optimizer);
@@ -35,7 +32,7 @@ class Schedule {
   virtual void check_fields() const = 0;
 
  private:
-  void read_state(const TensorMap& state, bool keep);
+  void read_state(const TensorMap& state, bool keep) override;
 
   const char* name_;
   Optimizer& optimizer_;
@@ -67,107 +64,113 @@ class StepSchedule : public Schedule {
   std::vector<double> initial_;
 };
 
-struct StepLROptions {
-  int64_t step_size = 1;
-  double gamma = 0.1;
+/// A StepSchedule by its options, which have members kName, validate(), lr_at(), perhaps momentum_at().
+template <class Options>
+class ScheduleOf : public StepSchedule {
+ public:
+  /// Throws Error for options out of range.
+  explicit ScheduleOf(Optimizer& optimizer, const Options& options = {})
+      : StepSchedule(Options::kName, optimizer), options_(options) {
+    options_.validate();
+    set_steps(0);
+  }
+  double lr_at(int64_t steps, double initial) const override { return options_.lr_at(steps, initial); }
+  std::optional<double> momentum_at(int64_t steps) const override {
+    if constexpr (requires { options_.momentum_at(steps); }) return options_.momentum_at(steps);
+    return std::nullopt;
+  }
+
+ private:
+  Options options_;
 };
 
 /// Times gamma every step_size steps.
-class StepLR : public StepSchedule {
- public:
-  StepLR(Optimizer& optimizer, const StepLROptions& options);
-  double lr_at(int64_t steps, double initial) const override;
+struct StepLROptions {
+  int64_t step_size = 1;
+  double gamma = 0.1;
 
- private:
-  StepLROptions options_;
+  static constexpr const char* kName = "StepLR";
+  void validate() const;
+  double lr_at(int64_t steps, double initial) const;
 };
+using StepLR = ScheduleOf<StepLROptions>;
 
+/// A factor that goes linearly from start_factor to end_factor in total_iters steps, and stays there.
 struct LinearLROptions {
   double start_factor = 1.0 / 3;  ///< in (0, 1]
   double end_factor = 1;          ///< in [0, 1]
   int64_t total_iters = 5;
+
+  static constexpr const char* kName = "LinearLR";
+  void validate() const;
+  double lr_at(int64_t steps, double initial) const;
 };
+using LinearLR = ScheduleOf<LinearLROptions>;
 
-/// A factor that goes linearly from start_factor to end_factor in total_iters steps, and stays there.
-class LinearLR : public StepSchedule {
- public:
-  explicit LinearLR(Optimizer& optimizer, const LinearLROptions& options = {});
-  double lr_at(int64_t steps, double initial) const override;
-
- private:
-  LinearLROptions options_;
-};
-
+/// Half a cosine from the initial learning rate down to eta_min, after a linear warm-up; going on beyond t_max it
+/// comes up again, as PyTorch's does. Loshchilov and Hutter, "SGDR", ICLR 2017.
 struct CosineAnnealingLROptions {
   int64_t t_max = 0;  ///< steps from the end of the warm-up to eta_min
   double eta_min = 0;
   int64_t warmup_steps = 0;  ///< steps before that, through which the learning rate grows linearly
   double warmup_start_factor = 0.01;
+
+  static constexpr const char* kName = "CosineAnnealingLR";
+  void validate() const;
+  double lr_at(int64_t steps, double initial) const;
 };
+using CosineAnnealingLR = ScheduleOf<CosineAnnealingLROptions>;
 
-/// Half a cosine from the initial learning rate down to eta_min, after a linear warm-up; going on beyond t_max it
-/// comes up again, as PyTorch's does. Loshchilov and Hutter, "SGDR", ICLR 2017.
-class CosineAnnealingLR : public StepSchedule {
- public:
-  CosineAnnealingLR(Optimizer& optimizer, const CosineAnnealingLROptions& options);
-  double lr_at(int64_t steps, double initial) const override;
-
- private:
-  CosineAnnealingLROptions options_;
-};
-
+/// Times gamma at each milestone.
 struct MultiStepLROptions {
   std::vector<int64_t> milestones{};  ///< one that is listed twice counts twice
   double gamma = 0.1;
+
+  static constexpr const char* kName = "MultiStepLR";
+  void validate() const;
+  double lr_at(int64_t steps, double initial) const;
 };
+using MultiStepLR = ScheduleOf<MultiStepLROptions>;
 
-/// Times gamma at each milestone.
-class MultiStepLR : public StepSchedule {
- public:
-  MultiStepLR(Optimizer& optimizer, const MultiStepLROptions& options);
-  double lr_at(int64_t steps, double initial) const override;
+/// Times gamma at every step: ExponentialLR(optimizer, 0.9).
+struct ExponentialLROptions {
+  ExponentialLROptions(double factor) : gamma(factor) {}
+  double gamma;
 
- private:
-  MultiStepLROptions options_;
+  static constexpr const char* kName = "ExponentialLR";
+  void validate() const;
+  double lr_at(int64_t steps, double initial) const;
 };
+using ExponentialLR = ScheduleOf<ExponentialLROptions>;
 
-/// Times gamma at every step.
-class ExponentialLR : public StepSchedule {
- public:
-  ExponentialLR(Optimizer& optimizer, double gamma);
-  double lr_at(int64_t steps, double initial) const override;
-
- private:
-  double gamma_;
-};
-
+/// Times (1 - steps / total_iters) ^ power, and 0 from there on.
 struct PolynomialLROptions {
   int64_t total_iters = 5;
   double power = 1;
+
+  static constexpr const char* kName = "PolynomialLR";
+  void validate() const;
+  double lr_at(int64_t steps, double initial) const;
 };
+using PolynomialLR = ScheduleOf<PolynomialLROptions>;
 
-/// Times (1 - steps / total_iters) ^ power, and 0 from there on.
-class PolynomialLR : public StepSchedule {
- public:
-  explicit PolynomialLR(Optimizer& optimizer, const PolynomialLROptions& options = {});
-  double lr_at(int64_t steps, double initial) const override;
+/// Times factor(steps): LambdaLR(optimizer, [](int64_t steps) { return ...; }). The function is not part of the state.
+struct LambdaLROptions {
+  template <class F>
+  LambdaLROptions(F function) : factor(std::move(function)) {}
+  std::function<double(int64_t steps)> factor;
 
- private:
-  PolynomialLROptions options_;
+  static constexpr const char* kName = "LambdaLR";
+  void validate() const { check(static_cast<bool>(factor), kName, "the function is empty"); }
+  double lr_at(int64_t steps, double initial) const { return initial * factor(steps); }
 };
-
-/// Times factor(steps). The function is not part of the state.
-class LambdaLR : public StepSchedule {
- public:
-  LambdaLR(Optimizer& optimizer, std::function<double(int64_t steps)> factor);
-  double lr_at(int64_t steps, double initial) const override { return initial * factor_(steps); }
-
- private:
-  std::function<double(int64_t)> factor_;
-};
+using LambdaLR = ScheduleOf<LambdaLROptions>;
 
 enum class AnnealStrategy : uint8_t { cos, linear };
 
+/// Up to max_lr and down again, the momentum the other way round. The last rate is that after total_steps - 1 steps
+/// and one more; step() throws beyond. Smith and Topin,
+/// "Super-convergence: very fast training of neural networks using large learning rates", 2019.
 struct OneCycleLROptions {
   double max_lr = 0;        ///< of all groups; the optimizer's own rates do not count
   int64_t total_steps = 0;  ///< epochs * steps in each
@@ -178,28 +181,13 @@ struct OneCycleLROptions {
   double div_factor = 25;         ///< max_lr / the first rate
   double final_div_factor = 1e4;  ///< the first rate / the last one
   bool three_phase = false;       ///< down to the first rate as fast as up, then to the last one
+
+  static constexpr const char* kName = "OneCycleLR";
+  void validate() const;
+  double lr_at(int64_t steps, double initial) const;
+  std::optional<double> momentum_at(int64_t steps) const;
 };
-
-/// Up to max_lr and down again, the momentum the other way round. The last rate is that after total_steps - 1 steps
-/// and one more; step() throws beyond. Smith and Topin,
-/// "Super-convergence: very fast training of neural networks using large learning rates", 2019.
-class OneCycleLR : public StepSchedule {
- public:
-  OneCycleLR(Optimizer& optimizer, const OneCycleLROptions& options);
-  double lr_at(int64_t steps, double initial) const override;
-  std::optional<double> momentum_at(int64_t steps) const override;
-
- private:
-  /// Where the cycle is: from one of (first rate, max_lr, last rate) to another, of which `done` is done.
-  struct Place {
-    int from, to;
-    double done;
-  };
-  Place place(int64_t steps) const;
-  double anneal(double from, double to, double done) const;
-
-  OneCycleLROptions options_;
-};
+using OneCycleLR = ScheduleOf<OneCycleLROptions>;
 
 /// One schedule after the other, each from its beginning: the i-th from milestones[i - 1] on. All are made for this
 /// optimizer; their own counts are not used.

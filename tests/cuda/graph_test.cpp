@@ -4,10 +4,8 @@
 
 #include "core/autograd.h"
 #include "nn/layers.h"
-#include "nn/optim/adam.h"
 #include "nn/optim/clip.h"
-#include "nn/optim/rmsprop.h"
-#include "nn/optim/sgd.h"
+#include "nn/optim/optimizers.h"
 #include "ops/create.h"
 #include "ops/linalg.h"
 #include "ops/loss.h"

@@ -5,7 +5,7 @@
 
 #include "core/autograd.h"
 #include "nn/layers.h"
-#include "nn/optim/sgd.h"
+#include "nn/optim/optimizers.h"
 #include "ops/create.h"
 #include "ops/fused.h"
 #include "ops/gradcheck.h"

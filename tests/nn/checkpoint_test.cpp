@@ -6,9 +6,8 @@
 #include <fstream>
 
 #include "nn/layers.h"
-#include "nn/optim/adam.h"
 #include "nn/optim/clip.h"
-#include "nn/optim/sgd.h"
+#include "nn/optim/optimizers.h"
 #include "ops/create.h"
 #include "ops/loss.h"
 #include "tests/support.h"

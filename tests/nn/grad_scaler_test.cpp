@@ -5,10 +5,8 @@
 #include <functional>
 #include <map>
 
-#include "nn/optim/adagrad.h"
-#include "nn/optim/adam.h"
 #include "nn/optim/clip.h"
-#include "nn/optim/sgd.h"
+#include "nn/optim/optimizers.h"
 #include "ops/create.h"
 #include "ops/elementwise.h"
 #include "ops/reduce.h"

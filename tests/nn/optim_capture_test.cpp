@@ -4,8 +4,7 @@
 #include <memory>
 
 #include "core/capture.h"
-#include "nn/optim/adam.h"
-#include "nn/optim/sgd.h"
+#include "nn/optim/optimizers.h"
 #include "ops/create.h"
 #include "ops/elementwise.h"
 #include "tests/support.h"

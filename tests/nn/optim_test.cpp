@@ -4,12 +4,8 @@
 #include <map>
 
 #include "core/autograd.h"
-#include "nn/optim/adagrad.h"
-#include "nn/optim/adam.h"
 #include "nn/optim/clip.h"
-#include "nn/optim/lion.h"
-#include "nn/optim/rmsprop.h"
-#include "nn/optim/sgd.h"
+#include "nn/optim/optimizers.h"
 #include "ops/create.h"
 #include "tests/support.h"
 

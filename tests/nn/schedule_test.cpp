@@ -5,9 +5,7 @@
 #include <functional>
 #include <map>
 
-#include "nn/optim/adagrad.h"
-#include "nn/optim/adam.h"
-#include "nn/optim/sgd.h"
+#include "nn/optim/optimizers.h"
 #include "ops/create.h"
 #include "tests/support.h"
 
