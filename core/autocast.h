@@ -15,10 +15,11 @@ namespace voxgrad {
 /// table.
 ///
 /// Parameters stay f32, and their gradients are f32. What a leaf that requires grad is converted to is kept with it
-/// until its elements are written, so that it is converted once a step, however often it is used.
+/// until its elements are written, so that it is converted once a step, however often it is used. A write through a
+/// pointer that mutable_data() gave earlier does not count: ask for the pointer anew, as for backward passes.
 ///
 /// Throws Error if `dtype` is neither bf16 nor f16 and `enabled` is true.
-class autocast {
+class [[nodiscard]] autocast {
  public:
   explicit autocast(DType dtype, bool enabled = true);
   ~autocast();

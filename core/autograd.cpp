@@ -1,6 +1,7 @@
 #include "core/autograd.h"
 
 #include <atomic>
+#include <mutex>
 #include <optional>
 
 #include "core/autocast.h"
@@ -114,13 +115,17 @@ class CheckpointedCall : public std::enable_shared_from_this<CheckpointedCall> {
  public:
   CheckpointedCall(std::function<Tensors(const Tensors&)> function, const Tensors& inputs);
 
-  Tensors first();
-  void again();
+  Tensors first() { return run(); }
+  /// What `entry` was saved for.
+  const Tensor& get(Saved::Recomputed& entry);
+  static bool recomputing() { return current_ && current_->recomputing_; }
   /// Of the call under way on this thread, null if there is none: see Saved's constructor.
   static std::shared_ptr<Saved::Recomputed> note(const Tensor& tensor);
 
  private:
   Tensors run();
+  void again();
+  void find(size_t number, const Tensor& tensor);
 
   static inline thread_local CheckpointedCall* current_ = nullptr;
 
@@ -129,8 +134,10 @@ class CheckpointedCall : public std::enable_shared_from_this<CheckpointedCall> {
   GeneratorState random_;
   std::optional<DType> autocast_;
   std::vector<std::weak_ptr<Saved::Recomputed>> saved_;
+  std::vector<std::pair<std::shared_ptr<Saved::Recomputed>, Saved>> found_;  // by the second call
   size_t next_ = 0;
-  bool recomputing_ = false;
+  bool running_ = false, recomputing_ = false;
+  std::recursive_mutex mutex_;  // of backward passes
 };
 
 }  // namespace
@@ -138,9 +145,12 @@ class CheckpointedCall : public std::enable_shared_from_this<CheckpointedCall> {
 /// What the operation that saved it gets from the second call.
 struct Saved::Recomputed {
   std::shared_ptr<CheckpointedCall> call;
-  std::shared_ptr<Node> grad_fn;  // of the tensor as it was saved
+  std::shared_ptr<Node> grad_fn;  // of the tensor as it was saved, as what follows
   size_t output = 0;
-  Tensor tensor;
+  Shape shape;
+  Strides strides;
+  TensorOptions options;
+  Saved found;
 };
 
 namespace {
@@ -153,21 +163,22 @@ CheckpointedCall::CheckpointedCall(std::function<Tensors(const Tensors&)> functi
 
 Tensors CheckpointedCall::run() {
   const Restore current(current_, this);
+  const Restore running(running_, true);
   next_ = 0;
   Tensors inputs;
   for (const Saved& input : inputs_) inputs.push_back(input());
   return function_(inputs);
 }
 
-Tensors CheckpointedCall::first() { return run(); }
-
 void CheckpointedCall::again() {
+  check(!running_, "checkpoint", "a gradient of what a checkpointed function computes cannot be taken within it");
   const GradModeGuard mode(true);
   const autocast guard(autocast_.value_or(f32), autocast_.has_value());
   const Restore recomputing(recomputing_, true);
   const GeneratorState now = default_generator().state();
   default_generator().set_state(random_);
   try {
+    found_.clear();
     run();
   } catch (...) {
     default_generator().set_state(now);
@@ -176,30 +187,54 @@ void CheckpointedCall::again() {
   default_generator().set_state(now);
   check(next_ == saved_.size(), "checkpoint", "the function's operations saved ", saved_.size(),
         " tensors when it was first called, and now ", next_);
+  for (auto& [entry, tensor] : found_) entry->found = std::move(tensor);
+  found_.clear();
+}
+
+const Tensor& CheckpointedCall::get(Saved::Recomputed& entry) {
+  const std::lock_guard lock(mutex_);
+  if (!entry.found.defined()) again();
+  return entry.found();
+}
+
+void CheckpointedCall::find(size_t number, const Tensor& tensor) {
+  const auto entry = number < saved_.size() ? saved_[number].lock() : nullptr;
+  if (!entry) return;
+  const Saved::Recomputed& first = *entry;
+  check(tensor.shape() == first.shape && tensor.strides() == first.strides && tensor.dtype() == first.options.dtype &&
+            tensor.device() == first.options.device,
+        "checkpoint", "the function's operations saved a tensor ", first.shape, ' ', first.options.dtype, " on ",
+        first.options.device, " with strides ", first.strides, " when it was first called, and now ", describe(tensor),
+        " with strides ", tensor.strides());
+  Tensor kept = tensor.detach();
+  if (first.grad_fn) {
+    AutogradData& data = data_of(kept);
+    data.requires_grad = true;
+    data.grad_fn = first.grad_fn;
+    data.output = first.output;
+  }
+  const Restore outside(current_, static_cast<CheckpointedCall*>(nullptr));  // kept as it is
+  found_.emplace_back(entry, Saved(kept));
 }
 
 std::shared_ptr<Saved::Recomputed> CheckpointedCall::note(const Tensor& tensor) {
   CheckpointedCall* call = current_;
   if (!call) return nullptr;
   const size_t number = call->next_++;
-  if (!call->recomputing_) {
-    const AutogradData* data = find_data(tensor);
-    auto entry = std::make_shared<Saved::Recomputed>(
-        Saved::Recomputed{call->shared_from_this(), data ? data->grad_fn : nullptr, data ? data->output : 0, {}});
-    call->saved_.push_back(entry);
-    return entry;
+  if (call->recomputing_) {
+    call->find(number, tensor);
+    return nullptr;
   }
-  if (number >= call->saved_.size()) return nullptr;
-  const auto entry = call->saved_[number].lock();
-  if (!entry) return nullptr;
-  entry->tensor = tensor.detach();
-  if (entry->grad_fn) {
-    AutogradData& data = data_of(entry->tensor);
-    data.requires_grad = true;
-    data.grad_fn = entry->grad_fn;
-    data.output = entry->output;
-  }
-  return nullptr;
+  const AutogradData* data = find_data(tensor);
+  auto entry = std::make_shared<Saved::Recomputed>(Saved::Recomputed{call->shared_from_this(),
+                                                                     data ? data->grad_fn : nullptr,
+                                                                     data ? data->output : 0,
+                                                                     tensor.shape(),
+                                                                     tensor.strides(),
+                                                                     tensor.options(),
+                                                                     {}});
+  call->saved_.push_back(entry);
+  return entry;
 }
 
 }  // namespace
@@ -214,13 +249,12 @@ Saved::Saved(const Tensor& tensor) {
 }
 
 const Tensor& Saved::operator()() const {
-  if (recomputed_) {
-    if (!recomputed_->tensor.defined()) recomputed_->call->again();
-    return recomputed_->tensor;
-  }
+  if (recomputed_) return recomputed_->call->get(*recomputed_);
   if (tensor_.defined()) check_version(tensor_, version_);
   return tensor_;
 }
+
+bool autograd::recomputing() { return CheckpointedCall::recomputing(); }
 
 Tensors autograd::checkpoint(std::function<Tensors(const Tensors&)> function, const Tensors& inputs) {
   check(static_cast<bool>(function), "checkpoint", "the function is empty");

@@ -90,7 +90,7 @@ struct TensorBody {
 bool grad_enabled();
 
 /// Sets recording on this thread for as long as it lives.
-class GradModeGuard {
+class [[nodiscard]] GradModeGuard {
  public:
   explicit GradModeGuard(bool enabled);
   ~GradModeGuard();
@@ -102,7 +102,7 @@ class GradModeGuard {
 };
 
 /// Nothing is recorded while it lives: `NoGradGuard no_grad;`
-class NoGradGuard : public GradModeGuard {
+class [[nodiscard]] NoGradGuard : public GradModeGuard {
  public:
   NoGradGuard() : GradModeGuard(false) {}
 };
@@ -160,10 +160,14 @@ void once_differentiable(const char* op);
 
 /// function(inputs), recorded as usual, but of what its operations save for the backward pass nothing is kept: the
 /// backward pass calls `function` again, once, with the same inputs, random numbers of the default generator and
-/// autocast, so that the bits are the same. What `function` refers to must live until then. Gradients of any order.
+/// autocast, so that the bits are the same. What `function` refers to must live until then, and not be written to.
+/// Layers that change their state in training (BatchNorm, SpectralNorm) do so in the first call only. Gradients of any
+/// order; but none may be taken within `function`.
 /// Chen et al., "Training deep nets with sublinear memory cost", arXiv:1604.06174. The backward pass throws Error if an
-/// input was written to since, or if the second call saves another number of tensors.
+/// input was written to since, or if the second call saves other tensors by number, shape, strides or dtype.
 Tensors checkpoint(std::function<Tensors(const Tensors& inputs)> function, const Tensors& inputs);
+/// Whether this is the second call, on this thread: state that the first call changed is to stay.
+bool recomputing();
 
 /// The name of the operation whose gradient is being computed on this thread; empty if there is none.
 std::string running_node();

@@ -189,7 +189,7 @@ void Engine::accumulate_recorded(AutogradData& data, const Tensor& grad) {
     return data.grad;
   };
   for (Tensor before = now();; before = now()) {
-    Tensor sum = before.defined() ? before.add(grad) : grad;
+    Tensor sum = before.defined() ? before.add(grad) : grad.clone();  // its own: written to by what scales gradients
     const std::lock_guard lock(data.mutex);
     if (data.grad.is_same(before)) return std::swap(data.grad, sum);
   }

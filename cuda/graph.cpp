@@ -5,6 +5,7 @@
 // handed out again in it, and to nobody else. Memory from elsewhere that captured kernels read or write is kept alive.
 #include <array>
 #include <atomic>
+#include <set>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -59,6 +60,7 @@ class GraphRecording final : public Capture {
     const cudaError_t status = cudaGraphInstantiate(&exec_, graph, 0);
     cudaGraphDestroy(graph);
     check_cuda(status, "CUDAGraph: instantiation");
+    std::erase_if(own_, [](const std::weak_ptr<Storage>& own) { return own.expired(); });
   }
 
   void replay() {
@@ -70,12 +72,18 @@ class GraphRecording final : public Capture {
     check_cuda(cudaEventRecord(replayed_, stream), "CUDAGraph::replay");
     for (const auto& [storage, written] : used_)
       if (written) storage->bump_version();
+    for (const std::weak_ptr<Storage>& own : own_)  // which the first replay fills as it was recorded
+      if (const auto storage = replays_ > 0 ? own.lock() : nullptr) storage->bump_version();
+    ++replays_;
   }
 
   Device device() const override { return Device::cuda(stream_.device()); }
   void use(const std::shared_ptr<Storage>& storage, bool write) override {
     if (refreshing_ || storage->device() != device() || storage->data() == nullptr) return;
-    if (!Allocator::of(stream_.device()).belongs_to(storage->data(), handle())) used_[storage] |= write;
+    if (!Allocator::of(stream_.device()).belongs_to(storage->data(), handle()))
+      used_[storage] |= write;
+    else if (write)
+      own_.insert(storage);
   }
   void optimizer_step(std::function<void(bool)> step) override {
     stepping_ = true;
@@ -136,9 +144,11 @@ class GraphRecording final : public Capture {
   cudaEvent_t replayed_ = nullptr;  // after the last replay
   cudaGraphExec_t exec_ = nullptr;
   std::unordered_map<std::shared_ptr<Storage>, bool> used_;  // whether it is written
+  std::set<std::weak_ptr<Storage>, std::owner_less<>> own_;  // of the graph's memory, written
   std::vector<std::function<void(bool)>> steps_;
   std::vector<std::unique_ptr<Storage>> numbers_;
   size_t next_number_ = 0;
+  int64_t replays_ = 0;
   bool stepping_ = false, refreshing_ = false;  // an optimizer's step is being captured; replayed
 };
 

@@ -182,15 +182,15 @@ __global__ void __launch_bounds__(kBlock)
         }
       }
     T* out = element<T>(p.out, at);
-    const bool whole =
-        axis != 4 || (at[4] + width <= p.out.size[4] && reinterpret_cast<uintptr_t>(out) % (width * sizeof(T)) == 0);
-    if (whole) {
-      store_values<width>(out, sum);
-      continue;
-    }
+    if constexpr (axis == 4) {
+      if (at[4] + width > p.out.size[4] || reinterpret_cast<uintptr_t>(out) % (width * sizeof(T)) != 0) {
 #pragma unroll
-    for (int j = 0; j < width; ++j)
-      if (at[4] + j < p.out.size[4]) out[j] = convert<T>(sum[j]);
+        for (int j = 0; j < width; ++j)
+          if (at[4] + j < p.out.size[4]) out[j] = convert<T>(sum[j]);
+        continue;
+      }
+    }
+    store_values<width>(out, sum);
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "core/autograd.h"
 #include "ops/create.h"
 
 namespace voxgrad::nn {
@@ -90,7 +91,8 @@ NormArguments BatchNorm<N>::arguments() const {
 
 template <int N>
 void BatchNorm<N>::count_batch() const {
-  if (is_training() && num_batches_tracked.defined()) num_batches_tracked.add_(ones_like(num_batches_tracked));
+  if (is_training() && num_batches_tracked.defined() && !autograd::recomputing())
+    num_batches_tracked.add_(ones_like(num_batches_tracked));
 }
 
 template class BatchNorm<1>;

@@ -9,6 +9,7 @@
 #include <optional>
 #include <utility>
 
+#include "core/autograd.h"
 #include "nn/conv_layers.h"
 #include "nn/init.h"
 #include "nn/module.h"
@@ -87,7 +88,8 @@ class SpectralNorm : public Layer {
   }
   Tensor weight() const { return detail::divided_by_singular_value(original, axis_, u, v); }
   Tensor forward(const Tensor& x) const override {
-    if (is_training()) detail::power_iteration(original, axis_, u, v, options_.n_power_iterations, options_.eps);
+    if (is_training() && !autograd::recomputing())
+      detail::power_iteration(original, axis_, u, v, options_.n_power_iterations, options_.eps);
     return layer_.forward_with(x, weight());
   }
   Members members() override {

@@ -4,6 +4,7 @@
 #include "ops/checks.h"
 #include "ops/create.h"
 #include "ops/elementwise.h"
+#include "ops/halves.h"
 #include "ops/kernels.h"
 #include "ops/norm.h"
 #include "ops/reduce.h"
@@ -17,10 +18,11 @@ namespace {
 /// The gradients of y = relu(z + bias) in z and in the bias, in one pass.
 Tensors fused_gradients(const Tensor& grad, const Tensor& y, DType bias_dtype) {
   const Tensor dy = grad.contiguous(y.suggest_memory_format());
-  Tensors grads{empty_like(y), empty({y.size(1)}, {bias_dtype, y.device()})};
+  Tensors grads{empty_like(y), empty({y.size(1)}, {widened(y.dtype()), y.device()})};
   kernels(y.device())
       .relu_bias_backward(as_rows(y, grads[0].view_out()), grads[1].view_out(), as_rows(y, dy.view_in()),
                           as_rows(y, y.view_in()));
+  grads[1] = grads[1].to(bias_dtype);
   return grads;
 }
 

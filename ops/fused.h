@@ -17,7 +17,8 @@ struct NormActivation {
   bool activation_first = false;  ///< activation, then norm
 };
 
-/// norm and activation of x: one kernel forward and one backward for group, instance and batch norm. Throws what the
+/// norm and activation of x: one kernel forward and one backward for group, instance and, in training, batch norm; the
+/// functions one after the other for layer norm and batch norm in evaluation. Throws what the
 /// functions by themselves throw.
 Tensor norm_activation(const Tensor& x, const NormActivation& what);
 

@@ -110,8 +110,8 @@ void check_operands(const Tensor& x, const Tensor& grid) {
   check(grid.size(0) == x.size(0) && grid.size(-1) == x.dim() - 2, kOp, "grid must be (", x.size(0), ", ..., ",
         x.dim() - 2, ") for ", input, ", got ", positions);
   check(grid.device() == x.device(), kOp, "tensors lie on different devices: ", input, " and ", positions);
-  check(grid.dtype() == x.dtype() || (is_half(x.dtype()) && grid.dtype() == f32), kOp, "dtypes differ: ", input,
-        " and ", positions);
+  check(grid.dtype() == x.dtype() || (x.dtype() != f64 && grid.dtype() != f64 && is_floating(grid.dtype())), kOp,
+        "dtypes differ: ", input, " and ", positions);
   for (int64_t i = 1; i < x.dim(); ++i)
     check(x.size(i) > 0, kOp, "input has an empty axis other than the batch: ", x.shape());
 }

@@ -9,6 +9,9 @@ namespace voxgrad {
 
 inline bool is_half(DType dtype) { return dtype == DType::bf16 || dtype == DType::f16; }
 
+/// f32 for halves, else `dtype`.
+inline DType widened(DType dtype) { return is_half(dtype) ? DType::f32 : dtype; }
+
 /// x in float32 if it is of halves, differentiably: for compositions whose intermediates a half would not hold.
 Tensor widened(const Tensor& x);
 

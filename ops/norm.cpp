@@ -92,7 +92,8 @@ Tensors fused_gradients(const Tensor& grad, const Tensor& x, const Tensor& mean,
   };
   allocate(grads[1], dweight, r.weight);
   allocate(grads[2], dbias, r.bias);
-  allocate(grads[3], sums, r.added);
+  // Behind a convolution under autocast a bias may be of the other kind of halves.
+  allocate(grads[3], sums, r.added ? std::optional(wide(x.dtype())) : std::nullopt);
   // The gradient that has passed a norm of each channel by itself sums to zero there.
   if (r.added && r.groups[1] == x.size(1) && r.activations.before.kind == ActivationKind::none) {
     grads[3].zero_();
@@ -103,6 +104,7 @@ Tensors fused_gradients(const Tensor& grad, const Tensor& x, const Tensor& mean,
       .group_norm_backward({as_rows(x, dx.view_out()), pointer(dweight), pointer(dbias), pointer(sums)},
                            as_rows(x, dy.view_in()), as_rows(x, x.view_in()), mean.view_in(), rstd.view_in(),
                            pointer(gamma), pointer(beta), r.activations);
+  if (r.added) grads[3] = grads[3].to(*r.added);
   return grads;
 }
 
@@ -239,13 +241,13 @@ void track(const Tensor& running, const Tensor& value, double momentum) {
 }
 
 void track(const Tensor& x, const Normalised& result, const NormArguments& norm) {
-  if (x.numel() == 0) return;
+  if (x.numel() == 0 || autograd::recomputing()) return;
   NoGradGuard no_grad;
-  track(norm.running_mean, result.mean, norm.momentum);
   const double count = static_cast<double>(x.numel() / x.size(1)), unbiased = count / (count - 1);
   const Tensor deviation = reciprocal(result.rstd);
-  track(norm.running_var, clamp(affine(deviation * deviation, unbiased, -norm.eps * unbiased), 0, INFINITY),
-        norm.momentum);
+  const Tensor var = clamp(affine(deviation * deviation, unbiased, -norm.eps * unbiased), 0, INFINITY);
+  track(norm.running_mean, result.mean, norm.momentum);
+  track(norm.running_var, var, norm.momentum);
 }
 
 }  // namespace

@@ -68,15 +68,14 @@ void ExponentialMovingAverage::update() {
 
 ExponentialMovingAverage::Swapped::Swapped(const ExponentialMovingAverage& average) {
   NoGradGuard no_grad;
-  const auto exchange = [&](const Tensors& own, const Tensors& kept) {
-    for (size_t i = 0; i < own.size(); ++i) {
-      own_.push_back(own[i].detach());
-      saved_.push_back(own_.back().clone());
+  Tensors kept = average.averages_;
+  kept.insert(kept.end(), average.copies_.begin(), average.copies_.end());
+  for (const Tensors& own : {average.params_, average.buffers_})
+    for (const Tensor& tensor : own) {
+      own_.push_back(tensor.detach());
+      saved_.push_back(own_.back().clone());  // all of them before anything is written: memory may run out
     }
-    for (size_t i = 0; i < own.size(); ++i) own[i].detach().copy_(kept[i]);
-  };
-  exchange(average.params_, average.averages_);
-  exchange(average.buffers_, average.copies_);
+  for (size_t i = 0; i < own_.size(); ++i) own_[i].copy_(kept[i]);
 }
 
 ExponentialMovingAverage::Swapped::~Swapped() {

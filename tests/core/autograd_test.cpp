@@ -296,5 +296,15 @@ TEST(AutogradDeathTest, GraphsMayOutliveTheMainThread) {
   EXPECT_EXIT(keep_one_and_exit(), testing::ExitedWithCode(0), "");
 }
 
+TEST(Autograd, LeavesDoNotShareRecordedGradients) {
+  const Tensor a = ones({2}).requires_grad_(), b = ones({2}).requires_grad_();
+  const Tensor s = a + b;
+  sum(s * s).backward({}, false, true);
+  EXPECT_NE(a.grad().storage(), b.grad().storage());
+  NoGradGuard no_grad;
+  a.grad().detach().mul_(2);
+  EXPECT_EQ(b.grad().to_vector(), std::vector<double>({4, 4}));
+}
+
 }  // namespace
 }  // namespace voxgrad

@@ -143,6 +143,22 @@ TEST_F(CudaGraph, ReplaysReadWhatWasCopiedIntoTheirInputs) {
   EXPECT_EQ(y.to_vector(), std::vector<double>(6, 9));
 }
 
+// What a replay writes is not what a graph outside of it has saved.
+TEST_F(CudaGraph, ReplaysCountAsWritesToTheirResults) {
+  const Tensor x = rand({4}, kGpu), w = rand({4}, kGpu).requires_grad_();
+  Tensor y;
+  cuda::CUDAGraph graph;
+  graph.capture([&] {
+    NoGradGuard no_grad;
+    y = x * 2.0;
+  });
+  graph.replay();
+  sum(y * w).backward();
+  const Tensor loss = sum(y * w);
+  graph.replay();
+  EXPECT_ERROR(loss.backward(), "was written to in place");
+}
+
 TEST_F(CudaGraph, TrainingAllocatesNothingAfterTheFirstSteps) {
   Training training(with<optim::Adam>(optim::AdamOptions{}));
   training.load(0);

@@ -112,6 +112,29 @@ TEST(Autocast, F64CodePassesGradcheckUnderIt) {
                         {randn({1, 2, 3, 2, 2}, {.dtype = f64, .requires_grad = true})}));
 }
 
+// A bias of the other kind of halves than the guard's gets its gradient through float32.
+TEST(Autocast, ModelsOfTheOtherHalf) {
+  manual_seed(4);
+  for (const bool norm : {false, true}) {
+    nn::Sequential model{nn::Conv3d{2, 8, 3}};
+    if (norm) model.push_back(nn::GroupNorm{2, 8, {.affine = false}});
+    if (!norm) model.push_back(nn::ReLU{});
+    const Tensor x = randn({2, 2, 5, 5, 5});
+    const auto bias_gradient = [&](bool low) {
+      model.zero_grad();
+      const autocast guard(bf16, low);
+      const Tensor y = model(low ? x : x.to(model.parameters()[0].dtype()));
+      sum(y.to(f32) * sin(y.to(f32))).backward();
+      return model.parameters()[1].grad().to(f32);
+    };
+    const Tensor exact = bias_gradient(false);
+    model.to(f16);
+    const Tensor got = bias_gradient(true);
+    EXPECT_EQ(model.parameters()[1].grad().dtype(), f16);
+    EXPECT_LE(amax(abs(got - exact)).item(), 0.1 * amax(abs(exact)).item() + 0.5) << norm;
+  }
+}
+
 /// The storage that a convolution's gradient keeps of its weight: the converted values.
 Tensor converted(const Tensor& w) { return w.body()->autograd->converted.values; }
 

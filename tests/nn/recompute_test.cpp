@@ -1,12 +1,16 @@
 // autograd::checkpoint: the bits, orders and readers of gradients are those without it, and less memory is kept.
 #include "nn/recompute.h"
 
+#include <map>
+#include <thread>
+
 #include "core/autocast.h"
 #include "nn/layers.h"
 #include "ops/create.h"
 #include "ops/elementwise.h"
 #include "ops/gradcheck.h"
 #include "ops/reduce.h"
+#include "ops/shape.h"
 #include "tests/support.h"
 
 namespace voxgrad {
@@ -125,9 +129,61 @@ TEST(Recompute, RefusesWhatCannotBeComputedAgain) {
   const Tensor y = nn::checkpoint([](const Tensor& t) { return exp(t); }, x);
   x.detach().fill_(1);
   EXPECT_ERROR(sum(y).backward(), "was written to in place");
+  EXPECT_ERROR(nn::checkpoint([](const Tensor& t) { return grad({sum(exp(t))}, {t}, {}, true, true)[0]; }, leaf),
+               "checkpoint: a gradient of what a checkpointed function computes cannot be taken within it");
+}
+
+TEST(Recompute, ASecondCallThatDiffersLeavesNothingBehind) {
+  const Tensor leaf = rand({3}).requires_grad_();
   int calls = 0;
-  const Tensor z = nn::checkpoint([&](const Tensor& t) { return calls++ ? t * 1.0 : exp(t); }, leaf);
-  EXPECT_ERROR(sum(z).backward(), "checkpoint: the function's operations saved 1 tensors");
+  const Tensor y = nn::checkpoint([&](const Tensor& t) { return calls++ ? t * 1.0 : exp(t); }, leaf);
+  EXPECT_ERROR(sum(y).backward({}, true), "checkpoint: the function's operations saved 1 tensors");
+  EXPECT_ERROR(sum(y).backward(), "checkpoint: the function's operations saved 1 tensors");
+  int64_t length = 2;
+  const Tensor z = nn::checkpoint([&](const Tensor& t) { return sin(narrow(t, 0, 0, length)); }, leaf);
+  length = 3;
+  EXPECT_ERROR(sum(z).backward({}, true), "saved a tensor [2] f32 on cpu with strides [1] when it was first called");
+  length = 2;
+  sum(z).backward();
+  const auto overwrites = [](const Tensor& t) {
+    const Tensor h = t * 2.0, product = h * h;
+    h.detach().zero_();
+    return product;
+  };
+  EXPECT_ERROR(sum(nn::checkpoint(overwrites, leaf)).backward(), "was written to in place");
+}
+
+TEST(Recompute, StateMovesOnce) {
+  nn::Sequential model{nn::Conv3d{1, 4, 1}, nn::BatchNorm3d{4}, nn::ReLU{},
+                       nn::SpectralNorm<nn::Conv3d>{nn::Conv3d{4, 2, 1}}};
+  const Tensor x = randn({2, 1, 3, 3, 3}).requires_grad_();
+  const TensorMap start = [&] {
+    TensorMap copy;
+    for (const auto& [name, tensor] : model.state_dict()) copy[name] = tensor.clone();
+    return copy;
+  }();
+  const auto run = [&](bool recompute) {
+    model.load_state_dict(start);
+    model.zero_grad();
+    sum(sin(recompute ? nn::checkpoint(model, x) : model(x))).backward();
+    std::map<std::string, std::vector<double>> all;
+    for (const auto& [name, tensor] : model.state_dict()) all[name] = tensor.to_vector();
+    for (const auto& [name, tensor] : model.named_parameters()) all["d" + name] = tensor.grad().to_vector();
+    return all;
+  };
+  EXPECT_EQ(run(true), run(false));
+}
+
+TEST(Recompute, ThreadsShareARetainedGraph) {
+  const nn::Sequential model = block();
+  const Tensor x = randn({1, 3, 4, 4, 4}).requires_grad_();
+  const Tensor y = sum(nn::checkpoint(model, x));
+  std::vector<double> results[2];
+  const auto run = [&](int i) { results[i] = grad({y}, {x}, {}, true)[0].to_vector(); };
+  std::thread first(run, 0), second(run, 1);
+  first.join();
+  second.join();
+  EXPECT_EQ(results[0], results[1]);
 }
 
 }  // namespace
