@@ -115,7 +115,7 @@ class CheckpointedCall : public std::enable_shared_from_this<CheckpointedCall> {
  public:
   CheckpointedCall(std::function<Tensors(const Tensors&)> function, const Tensors& inputs);
 
-  Tensors first() { return run(); }
+  Tensors first(const Tensors& inputs) { return run(inputs); }
   /// What `entry` was saved for.
   const Tensor& get(Saved::Recomputed& entry);
   static bool recomputing() { return current_ && current_->recomputing_; }
@@ -123,7 +123,7 @@ class CheckpointedCall : public std::enable_shared_from_this<CheckpointedCall> {
   static std::shared_ptr<Saved::Recomputed> note(const Tensor& tensor);
 
  private:
-  Tensors run();
+  Tensors run(const Tensors& inputs);
   void again();
   void find(size_t number, const Tensor& tensor);
 
@@ -161,17 +161,17 @@ CheckpointedCall::CheckpointedCall(std::function<Tensors(const Tensors&)> functi
       random_(default_generator().state()),
       autocast_(autocast::dtype()) {}
 
-Tensors CheckpointedCall::run() {
+Tensors CheckpointedCall::run(const Tensors& inputs) {
   const Restore current(current_, this);
   const Restore running(running_, true);
   next_ = 0;
-  Tensors inputs;
-  for (const Saved& input : inputs_) inputs.push_back(input());
   return function_(inputs);
 }
 
 void CheckpointedCall::again() {
   check(!running_, "checkpoint", "a gradient of what a checkpointed function computes cannot be taken within it");
+  Tensors inputs;
+  for (const Saved& input : inputs_) inputs.push_back(input());
   const GradModeGuard mode(true);
   const autocast guard(autocast_.value_or(f32), autocast_.has_value());
   const Restore recomputing(recomputing_, true);
@@ -179,7 +179,7 @@ void CheckpointedCall::again() {
   default_generator().set_state(random_);
   try {
     found_.clear();
-    run();
+    run(inputs);
   } catch (...) {
     default_generator().set_state(now);
     throw;
@@ -219,7 +219,7 @@ void CheckpointedCall::find(size_t number, const Tensor& tensor) {
 
 std::shared_ptr<Saved::Recomputed> CheckpointedCall::note(const Tensor& tensor) {
   CheckpointedCall* call = current_;
-  if (!call) return nullptr;
+  if (!call || !recording) return nullptr;
   const size_t number = call->next_++;
   if (call->recomputing_) {
     call->find(number, tensor);
@@ -259,7 +259,7 @@ bool autograd::recomputing() { return CheckpointedCall::recomputing(); }
 Tensors autograd::checkpoint(std::function<Tensors(const Tensors&)> function, const Tensors& inputs) {
   check(static_cast<bool>(function), "checkpoint", "the function is empty");
   if (!recording) return function(inputs);
-  return std::make_shared<CheckpointedCall>(std::move(function), inputs)->first();
+  return std::make_shared<CheckpointedCall>(std::move(function), inputs)->first(inputs);
 }
 
 autograd::SavedOutput::SavedOutput(const Tensor& output)

@@ -61,10 +61,10 @@ Names documented() {
 TEST(OpsPage, NamesAllThatIsPublic) {
   const std::string& text = headers();
   Names wanted = all(text, "^(?:inline )?(?:const )?(?:Tensors?&?|Selection|\\w+Result) (?!operator)(\\w+)\\(");
-  wanted.merge(all(text, "^class (\\w+) : public (?:OptimizerOf<\\w+>|Schedule|StepSchedule|Dataset|Sampler) "));
-  for (const std::string& layer : all(text, "^class (\\w+) : public Layer ")) {
-    Names forms = all(text, "^using (\\w+) = " + layer + "<");  // Conv3d = Conv<3>, rather than Conv
-    wanted.merge(forms.empty() ? Names{layer} : forms);
+  for (const std::string& name :
+       all(text, "^class (\\w+) : public (?:Layer|Optimizer|Schedule|StepSchedule|Dataset|Sampler) ")) {
+    Names forms = all(text, "^using (\\w+) = " + name + "<");  // Conv3d = Conv<3>, rather than Conv
+    wanted.merge(forms.empty() ? Names{name} : forms);
   }
   EXPECT_GT(wanted.size(), 150u);
   const Names named = documented();
