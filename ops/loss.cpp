@@ -1,6 +1,7 @@
 // Losses. Those of pairs are composed of elementwise operators and a reduction. Those of classes follow from a few sums
-// over the voxels of every class, which a kernel takes in one pass over the logits, as another makes their gradient;
-// what is left are operators on tensors of the number of classes, in double.
+// over the voxels of every class, which a kernel takes in one pass over the logits, as another makes their gradient; of
+// more classes than kernels hold, and of probabilities for targets, they are composed too. What is left are operators
+// on tensors of the number of classes, in double.
 #include "ops/loss.h"
 
 #include "core/autograd.h"
