@@ -16,11 +16,6 @@ struct GridProblem {
   View y, x, grid, dgrid;
   GridSample how;
   int64_t channels;
-
-  template <class C>
-  __device__ GridCorners<C> corners(int64_t at) const {
-    return {static_cast<const C*>(grid.data) + at, grid.stride[4], x, how};
-  }
 };
 
 /// How many channels a thread takes that has no vectors of them: a divisor of their number.
@@ -31,12 +26,6 @@ struct GridItems {
   uint32_t count;
   std::array<int64_t, 4> base;
   Offsets<4> offsets;
-
-  __device__ void at(uint32_t item, int64_t (&place)[4]) const {
-    offsets.at(item, place);
-#pragma unroll
-    for (int k = 0; k < 4; ++k) place[k] += base[k];
-  }
 };
 
 /// Calls f(blocks, items) for all threads' work.
@@ -60,15 +49,24 @@ void for_each_items(const GridProblem& p, const F& f) {
   });
 }
 
+/// Calls f(where it begins, corners) for the items of this thread.
+template <class C, class F>
+__device__ void each_item(const GridProblem& p, const GridItems& items, const F& f) {
+  for (uint32_t i = blockIdx.x * kBlock + threadIdx.x; i < items.count; i += gridDim.x * kBlock) {
+    int64_t at[4];
+    items.offsets.at(i, at);
+#pragma unroll
+    for (int k = 0; k < 4; ++k) at[k] += items.base[k];
+    f(at, GridCorners<C>(static_cast<const C*>(p.grid.data) + at[2], p.grid.stride[4], p.x, p.how));
+  }
+}
+
 /// `width` channels are an aligned vector.
 template <class T, int width>
 __global__ void __launch_bounds__(kBlock)
     grid_sample_kernel(const __grid_constant__ GridProblem p, const __grid_constant__ GridItems items) {
   using C = compute_t<T>;
-  for (uint32_t i = blockIdx.x * kBlock + threadIdx.x; i < items.count; i += gridDim.x * kBlock) {
-    int64_t at[4];
-    items.at(i, at);
-    const auto corners = p.corners<C>(at[2]);
+  each_item<C>(p, items, [&](const int64_t(&at)[4], const GridCorners<C>& corners) {
     for (int64_t c = 0; c < p.channels; c += width) {
       const T* x = static_cast<const T*>(p.x.data) + at[1] + c * p.x.stride[1];
       C sum[width] = {};
@@ -82,19 +80,17 @@ __global__ void __launch_bounds__(kBlock)
       for (int j = 0; j < width; ++j) result.v[j] = convert<T>(sum[j]);
       store_vector(static_cast<T*>(p.y.data) + at[0] + c * p.y.stride[1], result);
     }
-  }
+  });
 }
 
 template <class T>
 __global__ void __launch_bounds__(kBlock)
     grid_gradient_kernel(const __grid_constant__ GridProblem p, const __grid_constant__ GridItems items) {
   using C = compute_t<T>;
-  for (uint32_t i = blockIdx.x * kBlock + threadIdx.x; i < items.count; i += gridDim.x * kBlock) {
-    int64_t at[4];
-    items.at(i, at);
-    p.corners<C>(at[2]).gradient(static_cast<C*>(p.dgrid.data) + at[3], p.x, static_cast<const T*>(p.x.data) + at[1],
-                                 static_cast<const T*>(p.y.data) + at[0], p.y.stride[1]);
-  }
+  each_item<C>(p, items, [&](const int64_t(&at)[4], const GridCorners<C>& corners) {
+    corners.gradient(static_cast<C*>(p.dgrid.data) + at[3], p.x, static_cast<const T*>(p.x.data) + at[1],
+                     static_cast<const T*>(p.y.data) + at[0], p.y.stride[1]);
+  });
 }
 
 /// The unit of the sums: 2^-exponent. A voxel takes at most `positions` times the largest gradient: that stays below
@@ -125,10 +121,7 @@ __global__ void __launch_bounds__(kBlock)
     add_gradients(const __grid_constant__ GridProblem p, const __grid_constant__ GridItems items, Units<T> units) {
   using C = compute_t<T>;
   const int exponent = units.exponent();
-  for (uint32_t i = blockIdx.x * kBlock + threadIdx.x; i < items.count; i += gridDim.x * kBlock) {
-    int64_t at[4];
-    items.at(i, at);
-    const auto corners = p.corners<C>(at[2]);
+  each_item<C>(p, items, [&](const int64_t(&at)[4], const GridCorners<C>& corners) {
     for (int64_t c = 0; c < p.channels; c += width) {
       const auto dy = load_vector<T, width>(static_cast<const T*>(p.y.data) + at[0] + c * p.y.stride[1]);
       auto* sums = static_cast<unsigned long long*>(p.x.data) + at[1] + c * p.x.stride[1];
@@ -141,7 +134,7 @@ __global__ void __launch_bounds__(kBlock)
         }
       });
     }
-  }
+  });
 }
 
 /// Memory at `data` as (N, C, D, H, W) of i64, in the order in which `like` lies in memory.

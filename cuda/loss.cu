@@ -9,51 +9,22 @@
 namespace voxgrad::cuda {
 namespace {
 
-/// How blocks share the voxels: ranges of each sample. Follows from shapes alone.
-struct Ranges {
-  int64_t samples, length, ranges, range;
-
-  explicit Ranges(const View& x) : samples(x.size[0]), length(x.size[2]) {
-    constexpr int64_t kStep = 8 * kBlock;
-    range = std::clamp<int64_t>(samples * length / 1024 / kStep, 1, 8) * kStep;
-    ranges = (length + range - 1) / range;
-  }
-  int64_t blocks() const { return samples * ranges; }
-};
-
-/// partial (sample, range, class, 5).
+/// A block takes `range` positions of a sample. partial (sample, range, class, 5).
 template <class T, int kClasses>
-__global__ void __launch_bounds__(kBlock, sizeof(compute_t<T>) == 8 ? 1
-                                          : kClasses <= 4           ? 3
-                                                                    : 2)
-    sums_kernel(const __grid_constant__ Ranges shape, const __grid_constant__ View x,
-                const __grid_constant__ View target, IndexCheck inside, ClassSums options, double* partial) {
+__global__ void __launch_bounds__(kBlock)
+    sums_kernel(const __grid_constant__ View x, const __grid_constant__ View target, IndexCheck inside,
+                ClassSums options, int64_t range, int64_t ranges, double* partial) {
   using C = compute_t<T>;
-  constexpr int kVoxels = std::max(1, 64 / (kClasses * static_cast<int>(sizeof(C))));  // on their way at a time
   __shared__ double shared[kBlock];
   const int classes = static_cast<int>(x.size[1]);
-  for (int64_t part = blockIdx.x; part < shape.samples * shape.ranges; part += gridDim.x) {
-    const int64_t n = quotient(part, shape.ranges), begin = (part - n * shape.ranges) * shape.range,
-                  end = min(begin + shape.range, shape.length);
+  for (int64_t part = blockIdx.x; part < x.size[0] * ranges; part += gridDim.x) {
+    const int64_t n = quotient(part, ranges), begin = (part - n * ranges) * range, end = min(begin + range, x.size[2]);
     C sums[kClasses][kClassSums] = {};
-    for (int64_t first = begin + threadIdx.x; first < end; first += kVoxels * kBlock) {
-      ClassVoxel<C, kClasses> voxel[kVoxels];
-      int64_t number[kVoxels];
-#pragma unroll
-      for (int u = 0; u < kVoxels; ++u) {
-        const int64_t l = first + u * kBlock;
-        number[u] = options.ignore_index;
-        voxel[u].classes = classes;
-        if (l >= end) continue;
-        number[u] = class_at(target, n, l);
-        voxel[u].load(static_cast<const T*>(x.data) + n * x.stride[0] + l * x.stride[2], x.stride[1]);
-      }
-#pragma unroll
-      for (int u = 0; u < kVoxels; ++u) {
-        if (number[u] == options.ignore_index || !inside(number[u])) continue;
-        if (options.softmax) voxel[u].take_softmax();
-        voxel[u].add_to(sums, number[u], options.squared);
-      }
+    for (int64_t l = begin + threadIdx.x; l < end; l += kBlock) {
+      const int64_t number = class_at(target, n, l);
+      ClassVoxel<C, kClasses> voxel{classes, {}};
+      voxel.load(static_cast<const T*>(x.data) + n * x.stride[0] + l * x.stride[2], x.stride[1]);
+      if (number != options.ignore_index && inside(number)) voxel.add_to(sums, number, options);
     }
 #pragma unroll
     for (int i = 0; i < kClasses * kClassSums; ++i) {
@@ -76,7 +47,6 @@ __global__ void __launch_bounds__(kBlock)
     ClassVoxel<compute_t<T>, kClasses> voxel{static_cast<int>(x.size[1]), {}};
     if (number != options.ignore_index && inside(number)) {
       voxel.load(static_cast<const T*>(x.data) + n * x.stride[0] + l * x.stride[2], x.stride[1]);
-      if (options.softmax) voxel.take_softmax();
       voxel.differentiate(grad + n * grad_step, number, options);
     }
     voxel.store(static_cast<T*>(dx.data) + n * dx.stride[0] + l * dx.stride[2], dx.stride[1]);
@@ -90,14 +60,16 @@ namespace kernel {
 void class_sums(const char* op, const View& sums, const View& x, const View& target, const ClassSums& options) {
   if (sums.numel() == 0) return;
   const Launch launch(x);
-  const Ranges shape(x);
-  const int64_t rows = sums.size[0] == 1 ? shape.blocks() : shape.ranges;
+  constexpr int64_t kStep = 8 * kBlock;
+  const int64_t range = std::clamp<int64_t>(x.size[0] * x.size[2] / 512 / kStep, 1, 8) * kStep;
+  const int64_t ranges = (x.size[2] + range - 1) / range, blocks = x.size[0] * ranges;
+  const int64_t rows = sums.size[0] == 1 ? blocks : ranges;
   const Workspace partial(launch, static_cast<size_t>(rows * sums.numel()) * sizeof(double));
-  if (shape.blocks() > 0)
+  if (blocks > 0)
     dispatch(Floats(), x.dtype, op, "CUDA", [&]<class T>() {
       with_classes(x.size[1], [&]<int kClasses>() {
-        sums_kernel<T, kClasses><<<grid_size(shape.blocks(), 1), kBlock, 0, launch.stream>>>(
-            shape, x, target, IndexCheck(x.size[1], op, launch), options, partial.as<double>());
+        sums_kernel<T, kClasses><<<grid_size(blocks, 1), kBlock, 0, launch.stream>>>(
+            x, target, IndexCheck(x.size[1], op, launch), options, range, ranges, partial.as<double>());
         check_launch(op);
       });
     });

@@ -10,23 +10,6 @@
 namespace voxgrad::cuda::kernel {
 namespace {
 
-template <class T>
-struct ToKey {
-  bool descending;
-  __device__ SortKey<T> operator()(T element) const { return sort_key(element, descending); }
-};
-/// The line of a position, and where it is in its line.
-struct ToLine {
-  Divider length;
-  __device__ uint32_t operator()(uint32_t position) const { return length.divide(position); }
-};
-struct ToPlace {
-  Divider length;
-  __device__ uint32_t operator()(uint32_t position) const {
-    return position - length.divide(position) * length.divisor;
-  }
-};
-
 /// Sorts `keys` and `values` with them, by the low `bits` of the keys.
 template <class Key>
 void sort_pairs(cub::DoubleBuffer<Key>& keys, cub::DoubleBuffer<uint32_t>& values, int64_t count, int bits,
@@ -60,18 +43,23 @@ void sort_lines(const View& index, const View& in, bool descending, const Launch
   cub::DoubleBuffer<Key> keys(key_memory.as<Key>(), key_memory.as<Key>() + count);
   cub::DoubleBuffer<uint32_t> positions(position_memory.as<uint32_t>(), position_memory.as<uint32_t>() + count);
   const auto dense = [&](void* data) { return dense_like(in, data, i32); };
+  const Divider line(length);
 
-  map<Key, T>("sort", ToKey<T>{descending}, dense(keys.Current()), in);
+  map<Key, T>(
+      "sort", [=] __device__(T x) { return sort_key(x, descending); }, dense(keys.Current()), in);
   arange(dense(positions.Current()), 0, 1);
   sort_pairs(keys, positions, count, 8 * sizeof(Key), launch);
   if (lines > 1) {
     cub::DoubleBuffer<uint32_t> of_line(key_memory.as<uint32_t>(), key_memory.as<uint32_t>() + count);
-    map<uint32_t, uint32_t>("sort", ToLine{Divider(length)}, dense(of_line.Current()), dense(positions.Current()));
+    map<uint32_t, uint32_t>(
+        "sort", [=] __device__(uint32_t i) { return line.divide(i); }, dense(of_line.Current()),
+        dense(positions.Current()));
     sort_pairs(of_line, positions, count, std::bit_width(static_cast<uint64_t>(lines - 1)), launch);
   }
   View first = dense(positions.Current());
   first.size[first.rank - 1] = index.size[index.rank - 1];
-  map<int64_t, uint32_t>("sort", ToPlace{Divider(length)}, index, first);
+  map<int64_t, uint32_t>(
+      "sort", [=] __device__(uint32_t i) { return i - line.divide(i) * line.divisor; }, index, first);
 }
 
 }  // namespace

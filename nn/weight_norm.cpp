@@ -24,12 +24,12 @@ Tensor normalised(const Tensor& vector, double eps) { return vector / clamp(norm
 }  // namespace
 
 Tensor weight_norms(const Tensor& weight, std::optional<int64_t> axis) {
-  if (!axis) return norm(weight);
+  if (!axis) return norm(weight).to(weight.dtype());
   Dims others;
   const int64_t kept = normalize_axis(*axis, weight.dim(), "WeightNorm");
   for (int64_t i = 0; i < weight.dim(); ++i)
     if (i != kept) others.push_back(i);
-  return norm(weight, 2, others, true);
+  return norm(weight, 2, others, true).to(weight.dtype());
 }
 
 Tensor scaled_direction(const Tensor& direction, const Tensor& magnitude, std::optional<int64_t> axis) {

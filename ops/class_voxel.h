@@ -27,7 +27,7 @@ VG_HOST_DEVICE inline int64_t class_at(const View& target, int64_t n, int64_t l)
 template <class C, int kClasses>
 struct ClassVoxel {
   int classes;
-  C p[kClasses];  // logits, until take_softmax(); gradients, after differentiate()
+  C p[kClasses];  // logits, then probabilities, then gradients
   C minus_log[kClasses] = {};
 
   template <class F>
@@ -59,11 +59,12 @@ struct ClassVoxel {
       minus_log[c] += log_total;
     });
   }
-  /// For a voxel of class `own`.
+  /// Of a loaded voxel of class `own`.
   template <class Sum>
-  VG_HOST_DEVICE void add_to(Sum (&sums)[kClasses][kClassSums], int64_t own, bool squared) const {
+  VG_HOST_DEVICE void add_to(Sum (&sums)[kClasses][kClassSums], int64_t own, const ClassSums& options) {
+    if (options.softmax) take_softmax();
     each([&](int c) {
-      sums[c][0] += static_cast<Sum>(squared ? p[c] * p[c] : p[c]);
+      sums[c][0] += static_cast<Sum>(options.squared ? p[c] * p[c] : p[c]);
       sums[c][4] += static_cast<Sum>(minus_log[c]);
       if (c != own) return;
       sums[c][1] += static_cast<Sum>(p[c]);
@@ -71,13 +72,14 @@ struct ClassVoxel {
       sums[c][3] += static_cast<Sum>(minus_log[c]);
     });
   }
-  /// From `grad` (C, 5), that of the sums.
+  /// Of a loaded voxel of class `own`, from `grad` (C, 5), that of the sums.
   VG_HOST_DEVICE void differentiate(const C* grad, int64_t own, const ClassSums& options) {
     const auto of_p = [&](int c) {
       const C* of_sums = grad + c * kClassSums;
       return of_sums[0] * (options.squared ? 2 * p[c] : C(1)) + (c == own ? of_sums[1] : C(0));
     };
     if (!options.softmax) return each([&](int c) { p[c] = of_p(c); });
+    take_softmax();
     C common = grad[own * kClassSums + 3];
     each([&](int c) { common += grad[c * kClassSums + 4] - p[c] * of_p(c); });
     each([&](int c) {

@@ -1,6 +1,7 @@
 // Losses. Those of pairs are composed of elementwise operators and a reduction. Those of classes follow from a few sums
-// over the voxels of every class, which a kernel takes in one pass over the logits, as another makes their gradient;
-// what is left are operators on tensors of the number of classes, in double.
+// over the voxels of every class, which a kernel takes in one pass over the logits, as another makes their gradient; of
+// more classes than kernels hold, and of probabilities for targets, they are composed too. What is left are operators
+// on tensors of the number of classes, in double.
 #include "ops/loss.h"
 
 #include "core/autograd.h"
@@ -13,7 +14,6 @@
 #include "ops/kernels.h"
 #include "ops/reduce.h"
 #include "ops/shape.h"
-#include "ops/volume.h"
 
 namespace voxgrad {
 namespace {
@@ -170,17 +170,15 @@ Tensor composed_sums(const char* op, const Tensor& input, const Tensor& target, 
 Tensor class_sums(const char* op, const Tensor& input, const Tensor& target, const ClassSums& options,
                   bool of_samples) {
   if (is_soft(target) || input.size(1) > kMostClasses) return composed_sums(op, input, target, options, of_samples);
-  const Tensor x = is_dense_volume(input) ? input : input.contiguous(input.suggest_memory_format());
-  const int64_t n = x.size(0), c = x.size(1), voxels = target.numel() / std::max<int64_t>(n, 1);
-  const Tensor numbers = reshape(target, {n, voxels});
+  const int64_t n = input.size(0), c = input.size(1), length = target.numel() / std::max<int64_t>(n, 1);
+  const Tensor x = reshape(input, {n, c, length}), numbers = reshape(target, {n, length});
   const Tensor sums = empty({of_samples ? n : 1, c, kClassSums}, {f64, x.device()});
-  kernels(x.device()).class_sums(op, sums.view_out(), as_rows(x, x.view_in()), numbers.view_in(), options);
+  kernels(x.device()).class_sums(op, sums.view_out(), x.view_in(), numbers.view_in(), options);
   return record(op, sums, {x}, [=, x = Saved(x), numbers = Saved(numbers)](const Tensor& g) {
     if (grad_enabled()) return grad({composed_sums(op, x(), numbers(), options, of_samples)}, {x()}, {g}, false, true);
     const Tensor dx = empty_like(x()), gradients = g.to(x().dtype() == f64 ? f64 : f32).contiguous();
     kernels(dx.device())
-        .class_sums_backward(as_rows(dx, dx.view_out()), gradients.view_in(), as_rows(dx, x().view_in()),
-                             numbers().view_in(), options);
+        .class_sums_backward(dx.view_out(), gradients.view_in(), x().view_in(), numbers().view_in(), options);
     return Tensors{dx};
   });
 }

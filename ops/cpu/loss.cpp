@@ -22,8 +22,7 @@ void class_sums(const char* op, const View& sums, const View& x, const View& tar
       if (number == options.ignore_index) continue;
       ClassVoxel<compute_t<T>, kClasses> voxel{static_cast<int>(classes), {}};
       voxel.load(x.as<const T>() + n * x.stride[0] + l * x.stride[2], x.stride[1]);
-      if (options.softmax) voxel.take_softmax();
-      voxel.add_to(of_part, number, options.squared);
+      voxel.add_to(of_part, number, options);
     }
     std::copy_n(of_part[0], own, partial.data() + part * own);
   };
@@ -46,7 +45,6 @@ void class_sums_backward(const View& dx, const View& grad, const View& x, const 
     ClassVoxel<compute_t<T>, kClasses> voxel{static_cast<int>(classes), {}};
     if (number != options.ignore_index) {
       voxel.load(x.as<const T>() + n * x.stride[0] + l * x.stride[2], x.stride[1]);
-      if (options.softmax) voxel.take_softmax();
       voxel.differentiate(grad.as<const compute_t<T>>() + n * grad_step, number, options);
     }
     voxel.store(dx.as<T>() + n * dx.stride[0] + l * dx.stride[2], dx.stride[1]);
