@@ -1,7 +1,5 @@
 // The optimizers' steps (ops/optim_step.h), one pass over the parameters and their state. A launch takes a table of
 // parameters as its argument: a model of some dozens is one launch.
-#include <array>
-
 #include "cuda/graph.h"
 #include "cuda/kernels.h"
 #include "cuda/map.cuh"
@@ -25,10 +23,10 @@ struct Table {
   int64_t count[kMostParams];
   int64_t first_piece[kMostParams + 1] = {0};
 
-  void add(const StepViews& views, const std::array<int, kStates>& states) {
+  void add(const StepViews& views) {
     param[params] = views.param.as<T>();
     grad[params] = views.grad.as<const T>();
-    for (size_t k = 0; k < states.size(); ++k) state[params][k] = views.state[states[k]].template as<C>();
+    for (int k = 0; k < kStates; ++k) state[params][k] = views.state[k].template as<C>();
     count[params] = views.param.numel();
     first_piece[params + 1] = first_piece[params] + (count[params] + kPiece - 1) / kPiece;
     ++params;
@@ -107,25 +105,25 @@ __global__ void count_kernel(Step given, const Step* live, const int64_t* skippe
   *update = Update(step);
 }
 
-/// Launches the step of all parameters; states[k]: which of StepViews::state is the update's k-th.
-template <class T, class Update, size_t kStates>
+/// Launches the step of all parameters.
+template <class T, int kStates, class Update>
 void launch_all(const char* op, const Launch& launch, std::span<const StepViews> params, const Update& update,
-                const Update* live, const std::array<int, kStates>& states, const StepGate& gate) {
-  using Params = Table<T, static_cast<int>(kStates)>;
+                const Update* live, const StepGate& gate) {
+  using Params = Table<T, kStates>;
   Params table;
   for (size_t i = 0; i < params.size(); ++i) {
-    if (params[i].param.numel() > 0) table.add(params[i], states);
+    if (params[i].param.numel() > 0) table.add(params[i]);
     if (table.params == 0 || (table.params < kMostParams && i + 1 < params.size())) continue;
     const unsigned grid = grid_size(table.first_piece[table.params], 1);
-    step_kernel<Update, T, static_cast<int>(kStates)><<<grid, kBlock, 0, launch.stream>>>(update, live, gate, table);
+    step_kernel<Update, T, kStates><<<grid, kBlock, 0, launch.stream>>>(update, live, gate, table);
     check_launch(op);
     table = Params();
   }
 }
 
-template <class T, class Step, class Update, size_t kStates>
+template <class T, int kStates, class Step, class Update>
 void step_all(const char* op, std::span<const StepViews> params, const Step& step, const Update& update,
-              const std::array<int, kStates>& states, const StepGate& gate) {
+              const StepGate& gate) {
   const Launch launch(params.front().param);
   bool refreshed = false;
   if constexpr (requires { step.step; })
@@ -135,11 +133,11 @@ void step_all(const char* op, std::span<const StepViews> params, const Step& ste
       const Workspace counted(launch, sizeof(Update));
       count_kernel<<<1, 1, 0, launch.stream>>>(step, live, gate.skipped, counted.as<Update>());
       check_launch(op);
-      return launch_all<T>(op, launch, params, update, counted.as<const Update>(), states, gate);
+      return launch_all<T, kStates>(op, launch, params, update, counted.as<const Update>(), gate);
     }
   const Update* live = live_number(launch, update, &refreshed);
   if (refreshed) return check_launch(op);
-  launch_all<T>(op, launch, params, update, live, states, gate);
+  launch_all<T, kStates>(op, launch, params, update, live, gate);
 }
 
 }  // namespace
@@ -148,8 +146,9 @@ void step(const char* op, std::span<const StepViews> params, const AnyStep& step
   if (params.empty()) return;
   const auto run = [&](const auto& taken) {
     dispatch_cuda(Floats(), params.front().param.dtype, op, [&]<class T>() {
-      with_update<compute_t<T>>(
-          taken, [&](const auto& update, const auto& states) { step_all<T>(op, params, taken, update, states, gate); });
+      with_update<compute_t<T>>(taken, [&]<size_t states>(const auto& update) {
+        step_all<T, static_cast<int>(states)>(op, params, taken, update, gate);
+      });
     });
   };
   std::visit(run, step);

@@ -20,9 +20,17 @@ struct alignas(2 * sizeof(C)) Term {
   int place;  // along the axis of the input
 };
 
+/// What the terms of an axis are made from.
+struct AxisMap {
+  Resample map;
+  bool transposed;
+  int64_t first, inputs, outputs;  // the first position of this part of the result; sizes of the map's sides
+};
+
 /// The terms of the positions of one axis: number k of position o is terms[k * size + o].
 template <class C>
 struct AxisTerms {
+  AxisMap from;
   int size;  // of this part of the result
   int* count;
   Term<C>* terms;
@@ -32,34 +40,6 @@ struct AxisTerms {
     return std::bit_cast<Term<C>>(*(reinterpret_cast<const Word<words>*>(terms) + (int64_t{k} * size + o)));
   }
 };
-
-/// What the terms are made from.
-struct AxisMap {
-  Resample map;
-  bool transposed;
-  int64_t first, inputs, outputs;  // the part's first position; sizes of the map's sides
-};
-
-template <class C>
-struct AllTerms {
-  AxisTerms<C> axis[3];
-  AxisMap map[3];
-};
-
-template <class C>
-__global__ void __launch_bounds__(kBlock) write_terms(const __grid_constant__ AllTerms<C> all) {
-  for (int axis = 0; axis < 3; ++axis) {
-    const AxisTerms<C>& to = all.axis[axis];
-    const AxisMap& m = all.map[axis];
-    for (int64_t o = thread_index(); o < to.size; o += thread_count()) {
-      int count = 0;
-      for_terms(m.map, m.transposed, m.first + o, m.inputs, m.outputs, [&](int64_t place, double weight) {
-        to.terms[int64_t{count++} * to.size + o] = {static_cast<C>(weight), static_cast<int>(place)};
-      });
-      to.count[o] = count;
-    }
-  }
-}
 
 /// The sum of vectors that begin at `in`, over depth and height with the weights of position (od, oh). `kAtOnce` rows
 /// are on their way at a time.
@@ -102,9 +82,23 @@ struct ResampleProblem {
   bool channels_inner;
   uint32_t items;
   // the other: tiles of rows
-  uint32_t rows, tile_rows, pitch;  // pitch: elements of a row of sums
+  uint32_t rows, tile_rows, in_width;
   Divider row_vectors, out_vectors;
 };
+
+template <class C>
+__global__ void __launch_bounds__(kBlock) write_terms(const __grid_constant__ ResampleProblem<C> p) {
+  for (const AxisTerms<C>& to : p.terms) {
+    const AxisMap& m = to.from;
+    for (int64_t o = thread_index(); o < to.size; o += thread_count()) {
+      int count = 0;
+      for_terms(m.map, m.transposed, m.first + o, m.inputs, m.outputs, [&](int64_t place, double weight) {
+        to.terms[int64_t{count++} * to.size + o] = {static_cast<C>(weight), static_cast<int>(place)};
+      });
+      to.count[o] = count;
+    }
+  }
+}
 
 template <class T, int width, int kAtOnce>
 __global__ void __launch_bounds__(kBlock) resample_runs(const __grid_constant__ ResampleProblem<compute_t<T>> p) {
@@ -171,14 +165,14 @@ __global__ void __launch_bounds__(kBlock) resample_rows(const __grid_constant__ 
       const uint32_t r = p.row_vectors.divide(item), w = (item - r * p.row_vectors.divisor) * width;
       C sum[width];
       sum_column<kAtOnce, T, width>(p.terms[0], p.terms[1], place[r].x, place[r].y, volume[r] + w, p.in.stride, sum);
-      store_values<width>(sums + r * p.pitch + w, sum);
+      store_values<width>(sums + r * p.in_width + w, sum);
     }
     __syncthreads();
     const uint32_t groups = (rows + kRows - 1) / kRows;
     for (uint32_t item = threadIdx.x; item < groups * p.out_vectors.divisor; item += kBlock) {
       const uint32_t group = p.out_vectors.divide(item);
       const int ow = static_cast<int>(item - group * p.out_vectors.divisor) * out_width;
-      const C* from = sums + group * kRows * p.pitch;
+      const C* from = sums + group * kRows * p.in_width;
       C result[kRows][out_width] = {};
 #pragma unroll
       for (int j = 0; j < out_width; ++j) {
@@ -186,7 +180,7 @@ __global__ void __launch_bounds__(kBlock) resample_rows(const __grid_constant__ 
         for (int k = 0; k < count; ++k) {
           const Term<C> term = along.get(ow + j, k);
 #pragma unroll
-          for (int r = 0; r < kRows; ++r) result[r][j] += term.weight * from[r * p.pitch + term.place];
+          for (int r = 0; r < kRows; ++r) result[r][j] += term.weight * from[r * p.in_width + term.place];
         }
       }
       T* out = static_cast<T*>(p.out.data) + (first + group * kRows) * p.out.stride[3] + ow;
@@ -266,7 +260,7 @@ void launch_rows(const ResampleCall& call, ResampleProblem<compute_t<T>> p, bool
   p.out.stride[3] = out_width;  // also where the height is 1 and its stride anything
   p.row_vectors = Divider(in_width / (vectors ? width : 1));
   p.out_vectors = Divider(out_width / (pairs ? pair : 1));
-  p.pitch = static_cast<uint32_t>(in_width);
+  p.in_width = static_cast<uint32_t>(in_width);
   const int64_t fitting = kSumBytes / (in_width * static_cast<int64_t>(sizeof(C)));
   const int64_t busy = (kBlock * kRows + p.out_vectors.divisor - 1) / p.out_vectors.divisor;
   const int64_t wanted = std::min({fitting, busy, int64_t{kTileRows}}) / kRows * kRows;
@@ -284,7 +278,6 @@ void resample_part(const Launch& launch, const ResampleCall& call) {
   ResampleProblem<C> p{};
   p.out = call.out;
   p.in = call.in;
-  AllTerms<C> all;
   int64_t terms = 0, positions = 0;
   for (int i = 0; i < 3; ++i) {
     terms += call.term_count(i);
@@ -294,13 +287,11 @@ void resample_part(const Launch& launch, const ResampleCall& call) {
   auto* term = workspace.as<Term<C>>();
   auto* count = reinterpret_cast<int*>(term + terms);
   for (int i = 0; i < 3; ++i) {
-    p.terms[i] = {static_cast<int>(call.out.size[i + 2]), count, term};
+    p.terms[i] = {call.map[i], static_cast<int>(call.out.size[i + 2]), count, term};
     term += call.term_count(i);
     count += call.out.size[i + 2];
-    all.axis[i] = p.terms[i];
-    all.map[i] = call.map[i];
   }
-  write_terms<C><<<grid_size(*std::max_element(call.out.size + 2, call.out.size + 5)), kBlock, 0, launch.stream>>>(all);
+  write_terms<C><<<grid_size(*std::max_element(call.out.size + 2, call.out.size + 5)), kBlock, 0, launch.stream>>>(p);
   check_launch("resample");
   p.channels = Divider(call.out.size[1]);
   p.depth = Divider(call.out.size[2]);

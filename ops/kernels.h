@@ -110,7 +110,7 @@ struct GridSample {
 /// A parameter, its gradient and its optimizer's state, of compute_t of its type: contiguous, of one shape.
 struct StepViews {
   View param, grad;
-  View state[3];
+  View state[3];  // those that the step's options use, one after the other
 };
 
 /// StepScaling of ops/optim.h, on the device.

@@ -76,10 +76,8 @@ void run(const char* op, TensorSpan params, TensorSpan grads, std::initializer_l
     const View param = reads ? params[i].view_in() : params[i].view_out();
     StepViews& views = list.emplace_back(StepViews{param, dense.back().view_in(), {}});
     size_t k = 0;
-    for (const List& state : states) {
-      if (state.used) views.state[k] = state.tensors[i].view_out();
-      ++k;
-    }
+    for (const List& state : states)
+      if (state.used) views.state[k++] = state.tensors[i].view_out();
     const bool more = i + 1 < params.size() && params[i + 1].device() == params[i].device() &&
                       params[i + 1].dtype() == params[i].dtype();
     if (more) continue;

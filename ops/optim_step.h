@@ -10,14 +10,19 @@
 
 namespace voxgrad {
 
+/// Made of a step, with operators for the numbers of states that there may be: states(step) of them are used.
+template <class Step, class T>
+struct StepUpdate;
+
 /// Sutskever et al., "On the importance of initialization and momentum in deep learning", ICML 2013, with
 /// PyTorch's placing of the learning rate.
 template <class T>
-struct SgdUpdate {
+struct StepUpdate<SgdStep, T> {
   T lr, momentum, undamped, weight_decay, sign;
   bool nesterov, first;
 
-  VG_HOST_DEVICE explicit SgdUpdate(const SgdStep& step)
+  static int states(const SgdStep& step) { return step.momentum != 0 ? 1 : 0; }
+  VG_HOST_DEVICE explicit StepUpdate(const SgdStep& step)
       : lr(static_cast<T>(step.lr)),
         momentum(static_cast<T>(step.momentum)),
         undamped(static_cast<T>(1 - step.dampening)),
@@ -39,11 +44,12 @@ struct SgdUpdate {
 /// Kingma and Ba, "Adam", ICLR 2015; decoupled: Loshchilov and Hutter, "Decoupled weight decay regularization",
 /// ICLR 2019; amsgrad: Reddi et al., "On the convergence of Adam and beyond", ICLR 2018.
 template <class T>
-struct AdamUpdate {
+struct StepUpdate<AdamStep, T> {
   T rate, shrink, weight_decay, sign;  // shrink: what decoupled decay leaves of the parameter
   T beta2, rest1, rest2, inv_correction, eps;
 
-  VG_HOST_DEVICE explicit AdamUpdate(const AdamStep& step)
+  static int states(const AdamStep& step) { return step.amsgrad ? 3 : 2; }
+  VG_HOST_DEVICE explicit StepUpdate(const AdamStep& step)
       : rate(static_cast<T>(step.lr / (1 - std::pow(step.beta1, static_cast<double>(step.step))))),
         shrink(static_cast<T>(step.decoupled ? 1 - step.lr * step.weight_decay : 1)),
         weight_decay(static_cast<T>(step.decoupled ? 0 : step.weight_decay)),
@@ -81,11 +87,12 @@ struct AdamUpdate {
 
 /// Tieleman and Hinton, "Lecture 6.5 - RMSProp", 2012; centered: Graves, arXiv:1308.0850.
 template <class T>
-struct RmspropUpdate {
+struct StepUpdate<RmspropStep, T> {
   T lr, alpha, rest, eps, weight_decay, momentum, sign;
   bool has_momentum;
 
-  explicit RmspropUpdate(const RmspropStep& step)
+  static int states(const RmspropStep& step) { return 1 + (step.momentum != 0) + step.centered; }
+  explicit StepUpdate(const RmspropStep& step)
       : lr(static_cast<T>(step.lr)),
         alpha(static_cast<T>(step.alpha)),
         rest(static_cast<T>(1 - step.alpha)),
@@ -124,10 +131,11 @@ struct RmspropUpdate {
 
 /// Duchi, Hazan and Singer, "Adaptive subgradient methods for online learning and stochastic optimization", JMLR 2011.
 template <class T>
-struct AdagradUpdate {
+struct StepUpdate<AdagradStep, T> {
   T rate, weight_decay, eps, sign;
 
-  VG_HOST_DEVICE explicit AdagradUpdate(const AdagradStep& step)
+  static int states(const AdagradStep&) { return 1; }
+  VG_HOST_DEVICE explicit StepUpdate(const AdagradStep& step)
       : rate(static_cast<T>(step.lr / (1 + static_cast<double>(step.step - 1) * step.lr_decay))),
         weight_decay(static_cast<T>(step.weight_decay)),
         eps(static_cast<T>(step.eps)),
@@ -142,10 +150,11 @@ struct AdagradUpdate {
 
 /// Chen et al., "Symbolic discovery of optimization algorithms", NeurIPS 2023.
 template <class T>
-struct LionUpdate {
+struct StepUpdate<LionStep, T> {
   T lr, shrink, rest1, rest2, sign;
 
-  explicit LionUpdate(const LionStep& step)
+  static int states(const LionStep&) { return 1; }
+  explicit StepUpdate(const LionStep& step)
       : lr(static_cast<T>(step.lr)),
         shrink(static_cast<T>(1 - step.lr * step.weight_decay)),
         rest1(static_cast<T>(1 - step.beta1)),
@@ -167,11 +176,12 @@ inline constexpr bool reads_only = requires {
 };
 
 template <class T>
-struct EmaUpdate {
+struct StepUpdate<EmaStep, T> {
   static constexpr bool kReadsOnly = true;
   T rest;
 
-  explicit EmaUpdate(const EmaStep& step) : rest(static_cast<T>(1 - step.decay)) {}
+  static int states(const EmaStep&) { return 1; }
+  explicit StepUpdate(const EmaStep& step) : rest(static_cast<T>(1 - step.decay)) {}
   VG_HOST_DEVICE void operator()(T& param, T, T& average) const { average += rest * (param - average); }
 };
 
@@ -200,53 +210,26 @@ struct UnscaleUpdate {
   }
 };
 
-/// Calls run(update, which of StepViews::state are its own, in order) for each optimizer; T is compute_t.
-template <class T, class F>
-void with_update(const SgdStep& step, const F& run) {
-  const SgdUpdate<T> update(step);
-  if (step.momentum != 0)
-    run(update, std::array{0});
-  else
-    run(update, std::array<int, 0>{});
-}
-template <class T, class F>
-void with_update(const AdamStep& step, const F& run) {
-  const AdamUpdate<T> update(step);
-  if (step.amsgrad)
-    run(update, std::array{0, 1, 2});
-  else
-    run(update, std::array{0, 1});
-}
-template <class T, class F>
-void with_update(const RmspropStep& step, const F& run) {
-  const RmspropUpdate<T> update(step);
-  if (update.has_momentum && step.centered)
-    run(update, std::array{0, 1, 2});
-  else if (update.has_momentum || step.centered)
-    run(update, std::array{0, update.has_momentum ? 1 : 2});
-  else
-    run(update, std::array{0});
-}
-
-template <class T, class F>
-void with_update(const AdagradStep& step, const F& run) {
-  run(AdagradUpdate<T>(step), std::array{0});
-}
-template <class T, class F>
-void with_update(const LionStep& step, const F& run) {
-  run(LionUpdate<T>(step), std::array{0});
-}
-template <class T, class F>
-void with_update(const EmaStep& step, const F& run) {
-  run(EmaUpdate<T>(step), std::array{0});
+/// Calls run<states>(update) with the update of a step; T is compute_t.
+template <class T, class Step, class F>
+void with_update(const Step& step, const F& run) {
+  const StepUpdate<Step, T> update(step);
+  const auto run_if = [&]<class... State>(State...) {
+    if constexpr (requires(T x, State... state) { update(x, x, state...); })
+      if (update.states(step) == int{sizeof...(State)}) run.template operator()<sizeof...(State)>(update);
+  };
+  run_if();
+  run_if(T());
+  run_if(T(), T());
+  run_if(T(), T(), T());
 }
 template <class T, class F>
 void with_update(const UnscaleStep& step, const F& run) {
   const CheckUpdate<T> check{step.found_inf};
   if (step.write)
-    run(UnscaleUpdate<T>{check}, std::array<int, 0>{});
+    run.template operator()<0>(UnscaleUpdate<T>{check});
   else
-    run(check, std::array<int, 0>{});
+    run.template operator()<0>(check);
 }
 
 /// What gradients are multiplied with to divide them by the scale, rounded as PyTorch does.

@@ -237,7 +237,7 @@ void Loader::check_order(const TensorMap& state) const {
         ", this loader has ", options_.drop_last);
 }
 
-Loader::Position Loader::read_state(const TensorMap& state) const {
+void Loader::read_state(const TensorMap& state, bool keep) {
   Position position;
   uint64_t seed = 0;
   int64_t batch_size = 0, samples = 0;
@@ -254,13 +254,8 @@ Loader::Position Loader::read_state(const TensorMap& state) const {
   check_order(state);
   check(position.epoch >= 0 && position.epoch <= kLastEpoch && position.batch >= 0 && position.batch <= size(), kOp,
         "the state is at batch ", position.batch, " of epoch ", position.epoch, "; an epoch has ", size(), " batches");
-  return position;
-}
-
-void Loader::check_state_dict(const TensorMap& state) const { read_state(state); }
-
-void Loader::load_state_dict(const TensorMap& state) {
-  position_ = read_state(state);
+  if (!keep) return;
+  position_ = position;
   running_ = nullptr;
 }
 

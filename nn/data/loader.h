@@ -28,7 +28,7 @@ struct LoaderOptions {
 /// random numbers. What a worker throws, or an index outside of the dataset, is thrown at its batch, which counts as
 /// handed out; leaving the loop early ends the workers.
 /// One loop at a time.
-class Loader {
+class Loader : public nn::Stateful {
  public:
   /// Keeps a reference to `dataset`. Throws for options that make no sense.
   explicit Loader(const Dataset& dataset, const LoaderOptions& options = {});
@@ -44,13 +44,10 @@ class Loader {
   void set_epoch(int64_t epoch);
 
   /// The position: batches handed out so far count as done. Loaded into a loader with the same dataset and
-  /// options, the next loop hands out what would have come next.
-  TensorMap state_dict() const;
-  /// Throws as load_state_dict does, and changes nothing.
-  void check_state_dict(const TensorMap& state) const;
-  /// Throws, before anything is changed, if the state's seed, batch size, number of samples, drop_last or the name of
-  /// its sampler are others. The last two are missing in states of earlier versions, and are not compared then.
-  void load_state_dict(const TensorMap& state);
+  /// options, the next loop hands out what would have come next. load_state_dict throws if the state's seed, batch
+  /// size, number of samples, drop_last or the name of its sampler are others. The last two are missing in states of
+  /// earlier versions, and are not compared then.
+  TensorMap state_dict() const override;
 
   class Epoch;
   class Iterator {
@@ -84,7 +81,7 @@ class Loader {
     int64_t epoch = 0;
     int64_t batch = 0;
   };
-  Position read_state(const TensorMap& state) const;
+  void read_state(const TensorMap& state, bool keep) override;
   /// Throws if the state was saved in another order.
   void check_order(const TensorMap& state) const;
 

@@ -24,11 +24,11 @@ void step_all(const char* op, std::span<const StepViews> params, const Step& ste
   for (const StepViews& views : params)
     dispatch(Floats(), views.param.dtype, op, "CPU", [&]<class T>() {
       using C = compute_t<T>;
-      with_update<C>(step, [&]<size_t n>(const auto& update, const std::array<int, n>& states) {
+      with_update<C>(step, [&]<size_t n>(const auto& update) {
         [&]<size_t... k>(std::index_sequence<k...>) {
           T* p = views.param.as<T>();
           const T* g = views.grad.as<const T>();
-          const std::array<C*, n> s{views.state[states[k]].template as<C>()...};
+          const std::array<C*, n> s{views.state[k].template as<C>()...};
           for_each_element(views.param, [=, c = static_cast<C>(unscale)](int64_t i) {
             update_element(update, c, p[i], g[i], s[k][i]...);
           });

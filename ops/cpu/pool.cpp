@@ -17,16 +17,6 @@ T* volume(const View& v, int64_t i) {
 
 using Indices = Types<int32_t, int64_t>;
 
-/// The taps of output `o` along one axis that fall into the input: begin <= tap < end.
-struct TapRange {
-  int64_t start, begin, end;
-
-  TapRange(const PoolGeometry& g, int axis, int64_t o, int64_t n)
-      : start(o * g.stride[axis] - g.padding[axis]),
-        begin(start < 0 ? (-start + g.dilation[axis] - 1) / g.dilation[axis] : 0),
-        end(start < n ? std::min(g.kernel_size[axis], (n - 1 - start) / g.dilation[axis] + 1) : 0) {}
-};
-
 /// The maxima of a row of windows, and where they are: -1 where a window holds padding only.
 template <class T>
 struct RowMaxima {
@@ -57,14 +47,18 @@ template <class T>
 void pool_row(RowMaxima<T>& row, const T* x, const View& v, const PoolGeometry& g, int64_t od, int64_t oh) {
   std::fill(row.values.begin(), row.values.end(), convert<T>(-std::numeric_limits<compute_t<T>>::infinity()));
   std::fill(row.indices.begin(), row.indices.end(), -1);
-  const TapRange d(g, 0, od, v.size[2]), h(g, 1, oh, v.size[3]);
-  for (int64_t kd = d.begin; kd < d.end; ++kd)
-    for (int64_t kh = h.begin; kh < h.end; ++kh) {
-      const int64_t id = d.start + kd * g.dilation[0], ih = h.start + kh * g.dilation[1];
+  const int64_t first_d = od * g.stride[0] - g.padding[0], first_h = oh * g.stride[1] - g.padding[1];
+  for (int64_t kd = 0; kd < g.kernel_size[0]; ++kd) {
+    const int64_t id = first_d + kd * g.dilation[0];
+    if (id < 0 || id >= v.size[2]) continue;
+    for (int64_t kh = 0; kh < g.kernel_size[1]; ++kh) {
+      const int64_t ih = first_h + kh * g.dilation[1];
+      if (ih < 0 || ih >= v.size[3]) continue;
       for (int64_t kw = 0; kw < g.kernel_size[2]; ++kw)
         row.offer(x + id * v.stride[2] + ih * v.stride[3], v.stride[4], v.size[4], g.stride[2],
                   kw * g.dilation[2] - g.padding[2], (id * v.size[3] + ih) * v.size[4]);
     }
+  }
 }
 
 /// Writes the row (od, oh) of one volume of `v`.

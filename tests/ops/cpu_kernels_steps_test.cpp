@@ -123,8 +123,9 @@ TEST(CpuKernels, RmspropSteps) {
                             at(2) = o.alpha * at(2) + (1 - o.alpha) * g * g;
                             double square = at(2);
                             if (o.centered) {
-                              at(4) = o.alpha * at(4) + (1 - o.alpha) * g;
-                              square = std::max(0.0, square - at(4) * at(4));
+                              auto& average = at(o.momentum > 0 ? 4 : 3);
+                              average = o.alpha * average + (1 - o.alpha) * g;
+                              square = std::max(0.0, square - average * average);
                             }
                             double change = g / (std::sqrt(square) + o.eps);
                             if (o.momentum > 0) change = at(3) = o.momentum * at(3) + change;
