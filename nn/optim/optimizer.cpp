@@ -226,8 +226,6 @@ TensorMap Optimizer::state_dict() const {
 void Optimizer::read_state(const TensorMap& state, bool keep) {
   nn::check_class(state, name_, "an");
   size_t known = 1;
-  const auto count_below = [&](const std::string& prefix) { return nn::with_prefix(state, prefix).size(); };
-
   std::vector<BufferSpecs> specs(num_groups());
   for (size_t g = 0, first = 0; g < num_groups(); first += group_sizes_[g++]) {
     const std::string prefix = concat("param_groups.", g, '.');
@@ -238,7 +236,7 @@ void Optimizer::read_state(const TensorMap& state, bool keep) {
     check(params != state.end() && params->second.to_vector<int64_t>() == expected, name_,
           "the state's parameter group ", g, " does not hold the parameters ", first, " to ",
           first + group_sizes_[g] - 1);
-    known += count_below(prefix);
+    known += nn::with_prefix(state, prefix).size();
   }
 
   NoGradGuard no_grad;
@@ -249,7 +247,7 @@ void Optimizer::read_state(const TensorMap& state, bool keep) {
     if (state.contains(prefix + "step")) {
       nn::read_fields(state, prefix, {{"step", &slot.step}}, name_);
       check_count(name_, prefix + "step", slot.step, 1);
-      size_t entries = 1;
+      ++known;
       for (size_t b = 0; b < specs[slot.group].size(); ++b) {
         const BufferSpec& spec = specs[slot.group][b];
         if (!spec.used) continue;
@@ -260,10 +258,9 @@ void Optimizer::read_state(const TensorMap& state, bool keep) {
               name_, prefix, spec.name, " is ", describe(buffer), ", the parameter is ", describe(slot.param),
               is_half(slot.param.dtype()) ? ", whose state is f32" : "");
         check_values(name_, prefix + spec.name, buffer, spec.squares);
-        ++entries;
+        ++known;
         if (keep) slot.buffers[b] = buffer.to(slot.param.device()).clone().contiguous();
       }
-      known += entries;
     }
     loaded.push_back(std::move(slot));
   }

@@ -1,9 +1,5 @@
 #include "nn/optim/schedule.h"
 
-#include <algorithm>
-#include <cmath>
-#include <numbers>
-
 namespace voxgrad::optim {
 
 TensorMap Schedule::state_dict() const { return nn::write_state(name_, const_cast<Schedule*>(this)->fields()); }
@@ -147,10 +143,7 @@ void ReduceLROnPlateau::step(double metric) {
     --cooldown_left_;
     bad_steps_ = 0;
   }
-  if (bad_steps_ > options_.patience) reduce();
-}
-
-void ReduceLROnPlateau::reduce() {
+  if (bad_steps_ <= options_.patience) return;
   for (size_t group = 0; group < optimizer().num_groups(); ++group) {
     const double lr = optimizer().lr(group), reduced = std::max(lr * options_.factor, options_.min_lr);
     if (lr - reduced > options_.eps) optimizer().set_lr(group, reduced);

@@ -282,7 +282,6 @@ class ReduceLROnPlateau : public Schedule {
 
  private:
   bool is_better(double metric) const;
-  void reduce();
 
   ReduceLROnPlateauOptions options_;
   double best_;
