@@ -70,13 +70,10 @@ __device__ T* element(const View& view, const int64_t (&at)[5]) {
   return static_cast<T*>(view.data) + at[0] * s[0] + at[1] * s[1] + at[2] * s[2] + at[3] * s[3] + at[4] * s[4];
 }
 
-/// Blocks of a multiprocessor, so that enough loads are under way.
-template <int width>
-inline constexpr int kPoolBlocks = width == 1 ? 3 : 2;
-
-/// A window of 2 x 2 x 2 (`pairs`) loads all its taps before it looks at them.
+/// A window of 2 x 2 x 2 (`pairs`) loads all its taps before it looks at them. 2 or 3 blocks of a multiprocessor have
+/// enough loads under way.
 template <class T, class Index, int width, bool pairs>
-__global__ void __launch_bounds__(kBlock, kPoolBlocks<width>)
+__global__ void __launch_bounds__(kBlock, width == 1 ? 3 : 2)
     max_pool_kernel(const __grid_constant__ PoolProblem p, uint32_t count) {
   using C = compute_t<T>;
   using Number = std::conditional_t<std::is_same_v<Index, NoIndex>, int32_t, Index>;
@@ -122,9 +119,7 @@ __global__ void __launch_bounds__(kBlock, kPoolBlocks<width>)
       T loaded[width];
       for (int kd = 0; kd < g.kernel_size.values[0]; ++kd)
         for (int kh = 0; kh < g.kernel_size.values[1]; ++kh)
-          for (int kw = 0; kw < g.kernel_size.values[2]; ++kw) {
-            offer(fetch(kd, kh, kw, loaded), loaded);
-          }
+          for (int kw = 0; kw < g.kernel_size.values[2]; ++kw) offer(fetch(kd, kh, kw, loaded), loaded);
     }
     store_best(best, element<T>(p.out, at), element<Index>(p.indices, at));
   }
@@ -146,20 +141,16 @@ struct WindowRange {
   }
 };
 
-/// Sizes of the volume that `indices` point into.
-struct VolumeSize {
-  int64_t height, width;
-};
-
-/// `axis`: along which the `width` voxels of a thread lie, the channels or the width.
+/// `axis`: along which the `width` voxels of a thread lie, the channels or the width. `whole`: the volume that the
+/// indices point into, of which p.out may be a part.
 template <class T, class Index, int width, int axis>
-__global__ void __launch_bounds__(kBlock)
-    max_pool_backward_kernel(const __grid_constant__ PoolProblem p, VolumeSize size, uint32_t count) {
+__global__ void __launch_bounds__(kBlock) max_pool_backward_kernel(const __grid_constant__ PoolProblem p,
+                                                                   const __grid_constant__ View whole, uint32_t count) {
   for (uint32_t number = blockIdx.x * kBlock + threadIdx.x; number < count; number += gridDim.x * kBlock) {
     int64_t at[5];
     p.locate(number, width, at, axis);
     const int64_t id = p.first[0] + at[2], ih = p.first[1] + at[3], iw = p.first[2] + at[4];
-    const auto place = static_cast<Index>((id * size.height + ih) * size.width + iw);
+    const auto place = static_cast<Index>((id * whole.size[3] + ih) * whole.size[4] + iw);
     const WindowRange d(p, 0, id), h(p, 1, ih), w(p, 2, iw);
     const int64_t end = axis == 4 ? WindowRange(p, 2, iw + width - 1).end : w.end;
     compute_t<T> sum[width] = {};
@@ -245,13 +236,12 @@ void max_pool(const View& y, const View* indices, const View& x, const PoolGeome
 void max_pool_backward(const View& dx, const View& dy, const View& indices, const PoolGeometry& geometry) {
   if (dx.numel() == 0) return;
   const Launch launch(dx);
-  const VolumeSize size{dx.size[3], dx.size[4]};
   dispatch_cuda(Floats(), dx.dtype, "max_pool_backward", [&]<class T>() {
     dispatch_cuda(Indices(), indices.dtype, "max_pool_backward", [&]<class Index>() {
       run_pool<T, true>("max_pool_backward", {dx, dy, indices, geometry, false},
                         [&]<int width, int axis>(const PoolProblem& problem, uint32_t count) {
                           max_pool_backward_kernel<T, Index, width, axis>
-                              <<<grid_size(count), kBlock, 0, launch.stream>>>(problem, size, count);
+                              <<<grid_size(count), kBlock, 0, launch.stream>>>(problem, dx, count);
                         });
     });
   });

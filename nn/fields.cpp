@@ -73,9 +73,12 @@ void read_fields(const TensorMap& state, const std::string& prefix, const Fields
   }
 }
 
-void write_class(TensorMap& state, const char* name) {
+TensorMap write_state(const char* name, const Fields& fields) {
+  TensorMap state;
   int64_t version = kVersion;
   write_fields(state, "class.", {{name, &version}});
+  write_fields(state, "", fields);
+  return state;
 }
 
 void check_class(const TensorMap& state, const char* name, const char* article) {
@@ -83,13 +86,6 @@ void check_class(const TensorMap& state, const char* name, const char* article) 
   int64_t version = 0;
   read_fields(state, "class.", {{name, &version}}, name);
   check(version == kVersion, name, "class.", name, " must be ", kVersion, ", the version read here, got ", version);
-}
-
-TensorMap write_state(const char* name, const Fields& fields) {
-  TensorMap state;
-  write_class(state, name);
-  write_fields(state, "", fields);
-  return state;
 }
 
 TensorMap with_prefix(const TensorMap& state, const std::string& prefix) {

@@ -53,13 +53,10 @@ void write_fields(TensorMap& state, const std::string& prefix, const Fields& fie
 /// numbers before it have been set by then.
 void read_fields(const TensorMap& state, const std::string& prefix, const Fields& fields, const char* op);
 
-/// Adds "class.<name>", the version of what <name> writes.
-void write_class(TensorMap& state, const char* name);
-/// Throws unless `state` has it: "this is not the state of <article> <name>"; and for another version.
-void check_class(const TensorMap& state, const char* name, const char* article);
-
-/// "class.<name>" and the fields: the whole state of an object.
+/// "class.<name>", the version of what <name> writes, and the fields.
 TensorMap write_state(const char* name, const Fields& fields);
+/// Throws unless `state` has "class.<name>": "this is not the state of <article> <name>"; and for another version.
+void check_class(const TensorMap& state, const char* name, const char* article);
 
 /// The entries whose names begin with `prefix`, without it.
 TensorMap with_prefix(const TensorMap& state, const std::string& prefix);

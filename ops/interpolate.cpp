@@ -1,8 +1,10 @@
-// Interpolation: a linear map along each axis, all of them in one pass.
+// Interpolation, and what it has in common with pooling and padding: a linear map along each axis, all of them in one
+// pass, whose gradient is the transposed map.
 #include "ops/interpolate.h"
 
 #include <algorithm>
 
+#include "core/autograd.h"
 #include "ops/checks.h"
 #include "ops/volume.h"
 
@@ -101,6 +103,14 @@ Tensor interpolate(const Tensor& x, const InterpolateOptions& options) {
                                                .scale = step_of(options, i, in, size[i])};
   }
   return same ? x.clone() : lowered(resample(lifted(x, axes), maps, lifted(size, 1)), axes, true);
+}
+
+Tensor resample(const Tensor& x, const ResampleMaps& maps, const Triple& size, bool transposed) {
+  const Tensor y = empty_volume(x, x.size(1), size, x.dtype());
+  kernels(x.device()).resample(y.view_out(), x.view_in(), maps, transposed);
+  return record("resample", y, {x}, [=, from = spatial_size(x)](const Tensor& grad) {
+    return Tensors{resample(grad, maps, from, !transposed)};
+  });
 }
 
 }  // namespace voxgrad

@@ -24,8 +24,9 @@ void check_input(const char* op, const Tensor& x, int64_t axes) {
 
 /// What a caller asked for, for any number of axes.
 struct Windows {
-  Dims kernel_size, stride, padding, padding_end, dilation;
+  Dims kernel_size, stride, padding, padding_end;
   bool ceil_mode;
+  Dims dilation = Dims::filled(kernel_size.size(), 1);
 
   int64_t axes() const { return stride.size(); }
 };
@@ -113,13 +114,9 @@ MaxPoolResult max_pool(const char* op, const Windows& w, const Tensor& x, bool w
 
 template <class Options>
 Windows windows_of(const Options& o) {
-  Windows w{Dims(o.kernel_size.values),   Dims(o.stride.value_or(o.kernel_size).values),
-            Dims(o.padding.begin.values), Dims(o.padding.end.values),
-            Dims(o.kernel_size.values),   o.ceil_mode};
-  if constexpr (requires { o.dilation; })
-    w.dilation = Dims(o.dilation.values);
-  else
-    w.dilation = Dims::filled(w.axes(), 1);
+  Windows w{Dims(o.kernel_size.values), Dims(o.stride.value_or(o.kernel_size).values), Dims(o.padding.begin.values),
+            Dims(o.padding.end.values), o.ceil_mode};
+  if constexpr (requires { o.dilation; }) w.dilation = Dims(o.dilation.values);
   return w;
 }
 
@@ -183,8 +180,8 @@ Tensor adaptive_max_pool(const char* op, const Tensor& x, const Dims& size) {
       for (int64_t k = 0; k < kernel[i]; ++k) taken.push_back(std::min(begin(o) + k, end(o) - 1));
     even = index_select(even, axis, from_span<int64_t>(taken, {static_cast<int64_t>(taken.size())}, x.device()));
   }
-  const Dims none = Dims::filled(size.size(), 0), ones = Dims::filled(size.size(), 1);
-  return max_pool(op, {kernel, kernel, none, none, ones, false}, even, false).output;
+  const Dims none = Dims::filled(size.size(), 0);
+  return max_pool(op, {kernel, kernel, none, none, false}, even, false).output;
 }
 
 }  // namespace

@@ -211,12 +211,8 @@ TensorMap Loader::state_dict() const {
   TensorMap state;
   state["sampler"] = from_span<uint8_t>(bytes, {std::ssize(bytes)});
   nn::write_fields(state, "",
-                   {{"epoch", &next.epoch},
-                    {"batch", &next.batch},
-                    {"seed", &seed},
-                    {"batch_size", &batch_size},
-                    {"samples", &samples},
-                    {"drop_last", &drop_last}});
+                   nn::named_fields("epoch, batch, seed, batch_size, samples, drop_last",  //
+                                    next.epoch, next.batch, seed, batch_size, samples, drop_last));
   return state;
 }
 
@@ -242,11 +238,8 @@ void Loader::read_state(const TensorMap& state, bool keep) {
   uint64_t seed = 0;
   int64_t batch_size = 0, samples = 0;
   nn::read_fields(state, "",
-                  {{"epoch", &position.epoch},
-                   {"batch", &position.batch},
-                   {"seed", &seed},
-                   {"batch_size", &batch_size},
-                   {"samples", &samples}},
+                  nn::named_fields("epoch, batch, seed, batch_size, samples",  //
+                                   position.epoch, position.batch, seed, batch_size, samples),
                   kOp);
   check(seed == options_.seed && batch_size == options_.batch_size && samples == sampler_->size(), kOp,
         "the state has seed ", seed, ", batch size ", batch_size, " and ", samples, " samples; this loader has seed ",

@@ -85,18 +85,6 @@ void Optimizer::check_gradients() const {
   }
 }
 
-void Optimizer::check_capture(const Capture& capture) const {
-  for (const Slot& slot : slots_) {
-    if (!slot.param.grad().defined()) continue;
-    check(slot.param.device() == capture.device(), name_, "a parameter on ", slot.param.device(),
-          " has no step in a graph captured on ", capture.device());
-    const BufferSpecs specs = buffers(slot.group);
-    for (size_t i = 0; i < specs.size(); ++i)
-      check(!specs[i].used || slot.buffers[i].defined(), name_,
-            "the first step makes the optimizer's state and cannot be captured; take a step before");
-  }
-}
-
 /// Where the parameters and their state lie: a captured step goes on to work there.
 std::vector<const void*> Optimizer::memory_of(const Update& u) const {
   std::vector<const void*> memory;
@@ -147,12 +135,14 @@ void Optimizer::step(const GradScaling& scaling) {
   check_gradients();
   NoGradGuard no_grad;
   Capture* const capture = Capture::current();
-  if (capture) check_capture(*capture);
   std::map<std::tuple<size_t, int64_t, TensorBody*>, Update> updates;  // by group, step and counter of skipped ones
   for (size_t number = 0; number < slots_.size(); ++number) {
     Slot& slot = slots_[number];
     const Tensor grad = slot.param.grad();
     if (!grad.defined()) continue;
+    if (capture)
+      check(slot.param.device() == capture->device(), name_, "a parameter on ", slot.param.device(),
+            " has no step in a graph captured on ", capture->device());
     Update& u = updates[{slot.group, slot.step + 1, slot.skipped.body().get()}];
     u.step = slot.step + 1;
     u.given = scaling;
@@ -163,6 +153,8 @@ void Optimizer::step(const GradScaling& scaling) {
     const BufferSpecs specs = buffers(slot.group);
     for (size_t i = 0; i < specs.size(); ++i) {
       if (!specs[i].used) continue;
+      check(!capture || slot.buffers[i].defined(), name_,
+            "the first step makes the optimizer's state and cannot be captured; take a step before");
       if (!slot.buffers[i].defined())
         slot.buffers[i] = full(slot.param.shape(), specs[i].initial, {state_dtype(slot.param), slot.param.device()});
       u.buffers[i].push_back(slot.buffers[i]);
@@ -211,8 +203,7 @@ void Optimizer::set_lr(double lr) {
 }
 
 TensorMap Optimizer::state_dict() const {
-  TensorMap state;
-  nn::write_class(state, name_);
+  TensorMap state = nn::write_state(name_, {});
   for (size_t g = 0, first = 0; g < num_groups(); first += group_sizes_[g++]) {
     const std::string prefix = concat("param_groups.", g, '.');
     write_options(g, state, prefix);
@@ -235,8 +226,6 @@ TensorMap Optimizer::state_dict() const {
 void Optimizer::read_state(const TensorMap& state, bool keep) {
   nn::check_class(state, name_, "an");
   size_t known = 1;
-  const auto count_below = [&](const std::string& prefix) { return nn::with_prefix(state, prefix).size(); };
-
   std::vector<BufferSpecs> specs(num_groups());
   for (size_t g = 0, first = 0; g < num_groups(); first += group_sizes_[g++]) {
     const std::string prefix = concat("param_groups.", g, '.');
@@ -247,7 +236,7 @@ void Optimizer::read_state(const TensorMap& state, bool keep) {
     check(params != state.end() && params->second.to_vector<int64_t>() == expected, name_,
           "the state's parameter group ", g, " does not hold the parameters ", first, " to ",
           first + group_sizes_[g] - 1);
-    known += count_below(prefix);
+    known += nn::with_prefix(state, prefix).size();
   }
 
   NoGradGuard no_grad;
@@ -258,7 +247,7 @@ void Optimizer::read_state(const TensorMap& state, bool keep) {
     if (state.contains(prefix + "step")) {
       nn::read_fields(state, prefix, {{"step", &slot.step}}, name_);
       check_count(name_, prefix + "step", slot.step, 1);
-      size_t entries = 1;
+      ++known;
       for (size_t b = 0; b < specs[slot.group].size(); ++b) {
         const BufferSpec& spec = specs[slot.group][b];
         if (!spec.used) continue;
@@ -269,10 +258,9 @@ void Optimizer::read_state(const TensorMap& state, bool keep) {
               name_, prefix, spec.name, " is ", describe(buffer), ", the parameter is ", describe(slot.param),
               is_half(slot.param.dtype()) ? ", whose state is f32" : "");
         check_values(name_, prefix + spec.name, buffer, spec.squares);
-        ++entries;
+        ++known;
         if (keep) slot.buffers[b] = buffer.to(slot.param.device()).clone().contiguous();
       }
-      known += entries;
     }
     loaded.push_back(std::move(slot));
   }
@@ -290,6 +278,11 @@ void check_count(const char* op, const std::string& name, int64_t count, int64_t
 void check_not_negative(const char* optimizer, std::initializer_list<std::pair<const char*, double>> options) {
   for (const auto& [option, value] : options)
     check(std::isfinite(value) && value >= 0, optimizer, option, " must be finite and at least 0, got ", value);
+}
+
+void check_betas(const char* optimizer, const std::array<double, 2>& betas) {
+  for (const double beta : betas)
+    check(beta >= 0 && beta < 1, optimizer, "betas must lie in [0, 1), got ", betas[0], " and ", betas[1]);
 }
 
 }  // namespace voxgrad::optim

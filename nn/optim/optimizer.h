@@ -118,8 +118,6 @@ class Optimizer : public nn::Stateful {
   friend class StepSchedule;
 
   void check_gradients() const;
-  /// Throws unless the step that is asked for can be captured.
-  void check_capture(const Capture& capture) const;
   std::vector<const void*> memory_of(const Update& u) const;
   /// Makes u.skipped a counter of just these parameters, and counts this step in it.
   void count_skip(Update& u);
@@ -144,7 +142,7 @@ class OptimizerOf : public Optimizer {
   /// Throws Error for an empty list, a tensor that is no parameter or appears twice, and for options out of range.
   explicit OptimizerOf(const Tensors& params, const Options& given = {})
       : OptimizerOf(std::vector<Group>{{params, given}}) {}
-  OptimizerOf(const Tensors& params, double lr) : OptimizerOf(params, with_lr(lr)) {}
+  OptimizerOf(const Tensors& params, double lr) : OptimizerOf(params, Options{.lr = lr}) {}
   explicit OptimizerOf(const std::vector<Group>& groups) : Optimizer(Options::kName, params_of(groups)) {
     for (const Group& group : groups) {
       group.options.validate();
@@ -194,11 +192,6 @@ class OptimizerOf : public Optimizer {
   }
 
  private:
-  static Options with_lr(double lr) {
-    Options options;
-    options.lr = lr;
-    return options;
-  }
   static std::vector<Tensors> params_of(const std::vector<Group>& groups) {
     std::vector<Tensors> lists;
     for (const Group& group : groups) lists.push_back(group.params);
@@ -213,5 +206,7 @@ void check_count(const char* op, const std::string& name, int64_t count, int64_t
 
 /// Throws "<optimizer>: <option> must be finite and at least 0, got -1" for the first of `options` that is not.
 void check_not_negative(const char* optimizer, std::initializer_list<std::pair<const char*, double>> options);
+/// Throws unless both lie in [0, 1).
+void check_betas(const char* optimizer, const std::array<double, 2>& betas);
 
 }  // namespace voxgrad::optim

@@ -1,12 +1,6 @@
 #include "nn/optim/schedule.h"
 
-#include <algorithm>
-#include <cmath>
-#include <numbers>
-
 namespace voxgrad::optim {
-
-Schedule::Schedule(const char* name, Optimizer& optimizer) : name_(name), optimizer_(optimizer) {}
 
 TensorMap Schedule::state_dict() const { return nn::write_state(name_, const_cast<Schedule*>(this)->fields()); }
 
@@ -62,20 +56,7 @@ void StepSchedule::check_fields() const {
 
 namespace {
 
-void check_positive(const char* schedule, const char* option, int64_t value) {
-  check(value > 0, schedule, option, " must be positive, got ", value);
-}
-void check_in(bool inside, const char* schedule, const char* option, const char* range, double value) {
-  check(inside, schedule, option, " must lie in ", range, ", got ", value);
-}
-
-/// From `start` at 0 to `end` at `total` and beyond.
-double ramp(double start, double end, int64_t steps, int64_t total) {
-  const double done = static_cast<double>(std::min(steps, total)) / static_cast<double>(total);
-  return start + (end - start) * done;
-}
-
-/// `rates`: the first, the highest and the last. Where the cycle is: from one of them to another.
+/// The rate after `steps` steps, on its way from one of `rates` to another: the first, the highest, the last.
 double one_cycle(const OneCycleLROptions& o, int64_t steps, const std::array<double, 3>& rates) {
   check(steps <= o.total_steps, o.kName, "step ", steps, " of ", o.total_steps);
   const auto now = static_cast<double>(steps), total = static_cast<double>(o.total_steps);
@@ -97,55 +78,6 @@ double one_cycle(const OneCycleLROptions& o, int64_t steps, const std::array<dou
 }
 
 }  // namespace
-
-void StepLROptions::validate() const {
-  check_positive(kName, "step_size", step_size);
-  check_not_negative(kName, {{"gamma", gamma}});
-}
-double StepLROptions::lr_at(int64_t steps, double initial) const {
-  return initial * std::pow(gamma, static_cast<double>(steps / step_size));
-}
-
-void LinearLROptions::validate() const {
-  check_in(start_factor > 0 && start_factor <= 1, kName, "start_factor", "(0, 1]", start_factor);
-  check_in(end_factor >= 0 && end_factor <= 1, kName, "end_factor", "[0, 1]", end_factor);
-  check_positive(kName, "total_iters", total_iters);
-}
-double LinearLROptions::lr_at(int64_t steps, double initial) const {
-  return initial * ramp(start_factor, end_factor, steps, total_iters);
-}
-
-void CosineAnnealingLROptions::validate() const {
-  check_positive(kName, "t_max", t_max);
-  check(warmup_steps >= 0, kName, "warmup_steps must not be negative, got ", warmup_steps);
-  check_in(warmup_start_factor > 0 && warmup_start_factor <= 1, kName, "warmup_start_factor", "(0, 1]",
-           warmup_start_factor);
-  check_not_negative(kName, {{"eta_min", eta_min}});
-}
-double CosineAnnealingLROptions::lr_at(int64_t steps, double initial) const {
-  if (steps < warmup_steps) return initial * ramp(warmup_start_factor, 1, steps, warmup_steps);
-  const double turn = static_cast<double>(steps - warmup_steps) / static_cast<double>(t_max);
-  return eta_min + (initial - eta_min) * (1 + std::cos(std::numbers::pi * turn)) / 2;
-}
-
-void MultiStepLROptions::validate() const { check_not_negative(kName, {{"gamma", gamma}}); }
-double MultiStepLROptions::lr_at(int64_t steps, double initial) const {
-  const auto passed = std::count_if(milestones.begin(), milestones.end(), [&](int64_t m) { return m <= steps; });
-  return initial * std::pow(gamma, static_cast<double>(passed));
-}
-
-void ExponentialLROptions::validate() const { check_not_negative(kName, {{"gamma", gamma}}); }
-double ExponentialLROptions::lr_at(int64_t steps, double initial) const {
-  return initial * std::pow(gamma, static_cast<double>(steps));
-}
-
-void PolynomialLROptions::validate() const {
-  check_positive(kName, "total_iters", total_iters);
-  check_not_negative(kName, {{"power", power}});
-}
-double PolynomialLROptions::lr_at(int64_t steps, double initial) const {
-  return initial * std::pow(ramp(1, 0, steps, total_iters), power);
-}
 
 void OneCycleLROptions::validate() const {
   check_positive(kName, "total_steps", total_steps);
@@ -211,10 +143,7 @@ void ReduceLROnPlateau::step(double metric) {
     --cooldown_left_;
     bad_steps_ = 0;
   }
-  if (bad_steps_ > options_.patience) reduce();
-}
-
-void ReduceLROnPlateau::reduce() {
+  if (bad_steps_ <= options_.patience) return;
   for (size_t group = 0; group < optimizer().num_groups(); ++group) {
     const double lr = optimizer().lr(group), reduced = std::max(lr * options_.factor, options_.min_lr);
     if (lr - reduced > options_.eps) optimizer().set_lr(group, reduced);

@@ -1,9 +1,12 @@
 // Learning-rate schedules: they set the learning rates of an optimizer's groups as training goes on.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <functional>
 #include <limits>
 #include <memory>
+#include <numbers>
 #include <optional>
 #include <vector>
 
@@ -24,7 +27,7 @@ class Schedule : public nn::Stateful {
   TensorMap state_dict() const override;
 
  protected:
-  Schedule(const char* name, Optimizer& optimizer);
+  Schedule(const char* name, Optimizer& optimizer) : name_(name), optimizer_(optimizer) {}
   Optimizer& optimizer() const { return optimizer_; }
   const char* name() const { return name_; }
   virtual nn::Fields fields() = 0;
@@ -64,6 +67,21 @@ class StepSchedule : public Schedule {
   std::vector<double> initial_;
 };
 
+/// Throws "<schedule>: <option> must be positive, got -1".
+inline void check_positive(const char* schedule, const char* option, int64_t value) {
+  check(value > 0, schedule, option, " must be positive, got ", value);
+}
+/// Throws "<schedule>: <option> must lie in <range>, got 2" unless it is `inside`.
+inline void check_in(bool inside, const char* schedule, const char* option, const char* range, double value) {
+  check(inside, schedule, option, " must lie in ", range, ", got ", value);
+}
+
+/// From `start` at 0 to `end` at `total` and beyond.
+inline double ramp(double start, double end, int64_t steps, int64_t total) {
+  const double done = static_cast<double>(std::min(steps, total)) / static_cast<double>(total);
+  return start + (end - start) * done;
+}
+
 /// A StepSchedule by its options, which have members kName, validate(), lr_at(), perhaps momentum_at().
 template <class Options>
 class ScheduleOf : public StepSchedule {
@@ -90,8 +108,13 @@ struct StepLROptions {
   double gamma = 0.1;
 
   static constexpr const char* kName = "StepLR";
-  void validate() const;
-  double lr_at(int64_t steps, double initial) const;
+  void validate() const {
+    check_positive(kName, "step_size", step_size);
+    check_not_negative(kName, {{"gamma", gamma}});
+  }
+  double lr_at(int64_t steps, double initial) const {
+    return initial * std::pow(gamma, static_cast<double>(steps / step_size));
+  }
 };
 using StepLR = ScheduleOf<StepLROptions>;
 
@@ -102,8 +125,14 @@ struct LinearLROptions {
   int64_t total_iters = 5;
 
   static constexpr const char* kName = "LinearLR";
-  void validate() const;
-  double lr_at(int64_t steps, double initial) const;
+  void validate() const {
+    check_in(start_factor > 0 && start_factor <= 1, kName, "start_factor", "(0, 1]", start_factor);
+    check_in(end_factor >= 0 && end_factor <= 1, kName, "end_factor", "[0, 1]", end_factor);
+    check_positive(kName, "total_iters", total_iters);
+  }
+  double lr_at(int64_t steps, double initial) const {
+    return initial * ramp(start_factor, end_factor, steps, total_iters);
+  }
 };
 using LinearLR = ScheduleOf<LinearLROptions>;
 
@@ -116,8 +145,18 @@ struct CosineAnnealingLROptions {
   double warmup_start_factor = 0.01;
 
   static constexpr const char* kName = "CosineAnnealingLR";
-  void validate() const;
-  double lr_at(int64_t steps, double initial) const;
+  void validate() const {
+    check_positive(kName, "t_max", t_max);
+    check(warmup_steps >= 0, kName, "warmup_steps must not be negative, got ", warmup_steps);
+    check_in(warmup_start_factor > 0 && warmup_start_factor <= 1, kName, "warmup_start_factor", "(0, 1]",
+             warmup_start_factor);
+    check_not_negative(kName, {{"eta_min", eta_min}});
+  }
+  double lr_at(int64_t steps, double initial) const {
+    if (steps < warmup_steps) return initial * ramp(warmup_start_factor, 1, steps, warmup_steps);
+    const double turn = static_cast<double>(steps - warmup_steps) / static_cast<double>(t_max);
+    return eta_min + (initial - eta_min) * (1 + std::cos(std::numbers::pi * turn)) / 2;
+  }
 };
 using CosineAnnealingLR = ScheduleOf<CosineAnnealingLROptions>;
 
@@ -127,8 +166,11 @@ struct MultiStepLROptions {
   double gamma = 0.1;
 
   static constexpr const char* kName = "MultiStepLR";
-  void validate() const;
-  double lr_at(int64_t steps, double initial) const;
+  void validate() const { check_not_negative(kName, {{"gamma", gamma}}); }
+  double lr_at(int64_t steps, double initial) const {
+    const auto passed = std::count_if(milestones.begin(), milestones.end(), [&](int64_t m) { return m <= steps; });
+    return initial * std::pow(gamma, static_cast<double>(passed));
+  }
 };
 using MultiStepLR = ScheduleOf<MultiStepLROptions>;
 
@@ -138,8 +180,8 @@ struct ExponentialLROptions {
   double gamma;
 
   static constexpr const char* kName = "ExponentialLR";
-  void validate() const;
-  double lr_at(int64_t steps, double initial) const;
+  void validate() const { check_not_negative(kName, {{"gamma", gamma}}); }
+  double lr_at(int64_t steps, double initial) const { return initial * std::pow(gamma, static_cast<double>(steps)); }
 };
 using ExponentialLR = ScheduleOf<ExponentialLROptions>;
 
@@ -149,8 +191,13 @@ struct PolynomialLROptions {
   double power = 1;
 
   static constexpr const char* kName = "PolynomialLR";
-  void validate() const;
-  double lr_at(int64_t steps, double initial) const;
+  void validate() const {
+    check_positive(kName, "total_iters", total_iters);
+    check_not_negative(kName, {{"power", power}});
+  }
+  double lr_at(int64_t steps, double initial) const {
+    return initial * std::pow(ramp(1, 0, steps, total_iters), power);
+  }
 };
 using PolynomialLR = ScheduleOf<PolynomialLROptions>;
 
@@ -235,7 +282,6 @@ class ReduceLROnPlateau : public Schedule {
 
  private:
   bool is_better(double metric) const;
-  void reduce();
 
   ReduceLROnPlateauOptions options_;
   double best_;

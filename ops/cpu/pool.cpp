@@ -93,32 +93,31 @@ void max_pool(const View& y, const View* indices, const View& x, const PoolGeome
 
 void max_pool_backward(const View& dx, const View& dy, const View& indices, const PoolGeometry&) {
   const int64_t depth = dx.size[2], height = dx.size[3], width = dx.size[4];
-  const auto run = [&]<class T, class Index>() {
-    // Windows may overlap: a volume belongs to one thread.
-    parallel_for(dx.size[0] * dx.size[1], grain_of(depth * height * width), [&](int64_t begin, int64_t end) {
-      std::vector<compute_t<T>> sums(static_cast<size_t>(depth * height * width));
-      for (int64_t i = begin; i < end; ++i) {
-        std::fill(sums.begin(), sums.end(), compute_t<T>(0));
-        const T* in = volume<const T>(dy, i);
-        const Index* index = volume<const Index>(indices, i);
-        for (int64_t d = 0; d < dy.size[2]; ++d)
-          for (int64_t h = 0; h < dy.size[3]; ++h)
-            for (int64_t w = 0; w < dy.size[4]; ++w) {
-              const int64_t at = index[d * indices.stride[2] + h * indices.stride[3] + w * indices.stride[4]];
-              if (at >= 0) sums[static_cast<size_t>(at)] += in[d * dy.stride[2] + h * dy.stride[3] + w * dy.stride[4]];
-            }
-        T* out = volume<T>(dx, i);
-        size_t at = 0;
-        for (int64_t d = 0; d < depth; ++d)
-          for (int64_t h = 0; h < height; ++h)
-            for (int64_t w = 0; w < width; ++w)
-              out[d * dx.stride[2] + h * dx.stride[3] + w * dx.stride[4]] = convert<T>(sums[at++]);
-      }
-    });
-  };
   dispatch(Floats(), dy.dtype, "max_pool_backward", "CPU", [&]<class T>() {
-    dispatch(Indices(), indices.dtype, "max_pool_backward", "CPU",
-             [&]<class Index>() { run.template operator()<T, Index>(); });
+    dispatch(Indices(), indices.dtype, "max_pool_backward", "CPU", [&]<class Index>() {
+      // Windows may overlap: a volume belongs to one thread.
+      parallel_for(dx.size[0] * dx.size[1], grain_of(depth * height * width), [&](int64_t begin, int64_t end) {
+        std::vector<compute_t<T>> sums(static_cast<size_t>(depth * height * width));
+        for (int64_t i = begin; i < end; ++i) {
+          std::fill(sums.begin(), sums.end(), compute_t<T>(0));
+          const T* in = volume<const T>(dy, i);
+          const Index* index = volume<const Index>(indices, i);
+          for (int64_t d = 0; d < dy.size[2]; ++d)
+            for (int64_t h = 0; h < dy.size[3]; ++h)
+              for (int64_t w = 0; w < dy.size[4]; ++w) {
+                const int64_t at = index[d * indices.stride[2] + h * indices.stride[3] + w * indices.stride[4]];
+                if (at >= 0)
+                  sums[static_cast<size_t>(at)] += in[d * dy.stride[2] + h * dy.stride[3] + w * dy.stride[4]];
+              }
+          T* out = volume<T>(dx, i);
+          size_t at = 0;
+          for (int64_t d = 0; d < depth; ++d)
+            for (int64_t h = 0; h < height; ++h)
+              for (int64_t w = 0; w < width; ++w)
+                out[d * dx.stride[2] + h * dx.stride[3] + w * dx.stride[4]] = convert<T>(sums[at++]);
+        }
+      });
+    });
   });
 }
 

@@ -39,15 +39,6 @@ constexpr int64_t kLanes = 64;
 struct ResampleProblem {
   View out, in;
   SparseMatrix axes[3];
-  bool lanes;  // channels are the inner axis
-
-  ResampleProblem(const View& to, const View& from, const ResampleMaps& maps, bool transposed)
-      : out(to), in(from), axes{matrix(maps, transposed, 0), matrix(maps, transposed, 1), matrix(maps, transposed, 2)} {
-    lanes = in.size[1] > 1 && std::abs(in.stride[1]) < std::abs(in.stride[4]);
-  }
-  SparseMatrix matrix(const ResampleMaps& maps, bool transposed, size_t axis) const {
-    return {maps[axis], transposed, out.size[axis + 2], in.size[axis + 2]};
-  }
 };
 
 /// sums[i] += weight * x[i * step]
@@ -88,8 +79,12 @@ void resample_row(const ResampleProblem& p, int64_t d, int64_t h, int64_t lanes,
 
 void resample(const View& out, const View& in, const ResampleMaps& maps, bool transposed) {
   if (out.numel() == 0) return;
-  const ResampleProblem p(out, in, maps, transposed);
-  const int64_t most = p.lanes ? kLanes : 1, parts = (out.size[1] + most - 1) / most, depth = out.size[2];
+  const auto matrix = [&](size_t axis) {
+    return SparseMatrix(maps[axis], transposed, out.size[axis + 2], in.size[axis + 2]);
+  };
+  const ResampleProblem p{out, in, {matrix(0), matrix(1), matrix(2)}};
+  const bool channels_inner = in.size[1] > 1 && std::abs(in.stride[1]) < std::abs(in.stride[4]);
+  const int64_t most = channels_inner ? kLanes : 1, parts = (out.size[1] + most - 1) / most, depth = out.size[2];
   const int64_t terms = static_cast<int64_t>(p.axes[1].entries.size() * p.axes[0].entries.size()) / depth;
   dispatch(Floats(), in.dtype, "resample", "CPU", [&]<class T>() {
     const int64_t work = (terms * in.size[4] + out.size[3] * out.size[4]) * std::min(most, out.size[1]);
