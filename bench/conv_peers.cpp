@@ -1,10 +1,10 @@
 // voxgrad behind a C interface, so that it and PyTorch can be timed in one process, in turn, on the same buffers: the
 // convolution kernels for compare_gpu.py, a model for compare_model.py. Work is queued on CUDA's default stream.
-#include <exception>
 #include <memory>
 #include <string>
 #include <utility>
 
+#include "bench/run_caught.h"
 #include "core/autograd.h"
 #include "core/device.h"
 #include "core/error.h"
@@ -20,8 +20,6 @@ namespace {
 
 using namespace voxgrad;
 
-thread_local std::string message;
-
 View view_of(void* data, DType dtype, const int64_t* size, bool channels_last) {
   View view{.data = data, .dtype = dtype, .device = 0, .rank = 5};
   constexpr int kFirst[] = {4, 3, 2, 1, 0}, kLast[] = {1, 4, 3, 2, 0};  // innermost first
@@ -32,18 +30,6 @@ View view_of(void* data, DType dtype, const int64_t* size, bool channels_last) {
     stride *= size[axis];
   }
   return view;
-}
-
-/// Null, or what went wrong.
-template <class F>
-const char* run_caught(const F& function) {
-  try {
-    function();
-    return nullptr;
-  } catch (const std::exception& error) {
-    message = error.what();
-    return message.c_str();
-  }
 }
 
 constexpr Device kDevice = Device::cuda();

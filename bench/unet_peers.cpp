@@ -1,11 +1,11 @@
 // The U-Net of compare_unet.py behind a C interface, so that it and its twin in PyTorch are timed in one process, in
 // turn. Work is queued on CUDA's default stream.
 #include <algorithm>
-#include <exception>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "bench/run_caught.h"
 #include "core/autocast.h"
 #include "core/autograd.h"
 #include "core/precision.h"
@@ -88,20 +88,6 @@ struct Training {
   }
 };
 std::unique_ptr<Training> training;
-
-thread_local std::string message;
-
-/// Null, or what went wrong.
-template <class F>
-const char* run_caught(const F& function) {
-  try {
-    function();
-    return nullptr;
-  } catch (const std::exception& error) {
-    message = error.what();
-    return message.c_str();
-  }
-}
 
 }  // namespace
 

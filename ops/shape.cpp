@@ -303,15 +303,7 @@ Tensor cat(const Tensors& given, int64_t axis) {
     place(narrow(out, axis, start, sizes[i]), tensors[i]);
     start += sizes[i];
   }
-  return record("cat", out, tensors, [sizes, axis](const Tensor& g) {
-    Tensors grads;
-    int64_t from = 0;
-    for (int64_t size : sizes) {
-      grads.push_back(narrow(g, axis, from, size));
-      from += size;
-    }
-    return grads;
-  });
+  return record("cat", out, tensors, [sizes, axis](const Tensor& g) { return split(g, sizes, axis); });
 }
 
 Tensor stack(const Tensors& tensors, int64_t axis) {
