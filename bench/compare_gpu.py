@@ -1,13 +1,17 @@
 #!/usr/bin/env python3
-"""Transposed convolution on one GPU, voxgrad against PyTorch with cuDNN, in one process, in turn, on the same buffers.
+"""Convolutions on one GPU, voxgrad against PyTorch with cuDNN, in one process, in turn, on the same buffers.
 
-    bench/compare_gpu.py LIBRARY [--modes high highest bf16] [--shapes L1-70 ... | --set beyond] [--runs 15] [--alone] [--json FILE] [--markdown FILE]
+    bench/compare_gpu.py LIBRARY [--modes high highest bf16] [--set nnunet] [--shapes NAME ...] [--layout contiguous]
+    bench/compare_gpu.py LIBRARY --set race --seed 7 --count 60 --unchecked --json race.json
 
-LIBRARY is the built libconv_peers.so. Each figure is the median of CUDA-event times; the two sides take turns run by
-run. The last timed results are compared: exits with 1 if they differ by more than rounding explains, or if a figure
-is above what the hardware can do. --alone leaves PyTorch's timings out (its float64 result still checks ours).
-Forward + backward is the sum of the three parts on both sides. Ours makes both gradients in one call, too, as autograd
-does ("backward"): timed by itself, and it has to give the bits of the two alone.
+LIBRARY is the built libconv_peers.so. Each figure is the median of CUDA-event times over runs that last --ms together;
+the two sides take turns run by run. A run of a small problem is many calls one behind the other, on copies of the
+buffers that together do not fit into L2: where launching takes longer than the kernels, that is what is measured, on
+both sides ("h"). voxgrad's tensors have --layout, its weight PyTorch's contiguous one; PyTorch is timed in both
+layouts, and the better one counts. f+b is forward + both gradients by one call. Our parts have to agree with PyTorch
+(float64 for one sample, for large problems float32 without TF32), and both gradients in one call have to be the bits
+of the two alone: exits with 1 if not, if voxgrad fails, or if a figure is above what the hardware can do. What fails is
+told in the table and ends nothing. --alone leaves PyTorch's timings out.
 """
 
 import argparse
@@ -18,46 +22,13 @@ import math
 import statistics
 import subprocess
 import sys
+import time
+from functools import partial
 
 import torch
-import torch.nn.functional as F
 
-# name: batch, Cin, Cout, size, kernel, stride, padding, output_padding, dilation, groups
-SHAPES = {
-    "L1-58": (16, 32, 16, (16, 32, 64), (3, 5, 7), 1, 0, 0, 1, 1),
-    "L1-61": (8, 48, 48, (64, 64, 64), 3, 1, 0, 0, 1, 1),
-    "L1-68": (16, 32, 64, (64, 64, 64), (3, 5, 5), 1, 0, 0, 1, 1),
-    "L1-70": (8, 48, 24, (96, 96, 96), 3, 1, 0, 0, 1, 1),
-    "L1-72": (8, 32, 32, (12, 24, 48), (3, 5, 7), 2, (1, 2, 3), 1, 1, 4),
-    "L1-73": (4, 32, 32, (32, 64, 128), 3, 2, 1, 0, 1, 4),
-    "L1-77": (16, 32, 64, (16, 32, 32), 3, 2, 1, 0, 2, 1),
-    "L2-61": (16, 64, 128, (32, 32, 32), 3, 1, 0, 0, 1, 1),
-    "L2-100": (16, 64, 128, (24, 48, 48), 3, 2, 1, 0, 1, 1),
-    "L2-78": (16, 32, 64, (32, 32, 32), 5, 2, 2, 0, 1, 1),
-    "L2-72": (64, 3, 16, (32, 32, 32), 3, 2, 1, 0, 1, 1),
-    "dec256": (4, 256, 128, (16, 16, 16), 4, 2, 1, 0, 1, 1),
-    "dec64": (4, 64, 32, (64, 64, 64), 4, 2, 1, 0, 1, 1),
-}
-# Beyond them: batch 1, powers of two, odd sizes and channels, few and many channels.
-BEYOND = {
-    "one48": (1, 48, 48, (64, 64, 64), 3, 1, 0, 0, 1, 1),
-    "one-dec": (1, 128, 64, (32, 32, 32), 4, 2, 1, 0, 1, 1),
-    "pow32": (8, 32, 32, (32, 32, 32), 3, 1, 1, 0, 1, 1),
-    "pow64": (2, 64, 64, (64, 64, 64), 3, 1, 1, 0, 1, 1),
-    "pow128": (1, 16, 16, (128, 128, 128), 3, 1, 1, 0, 1, 1),
-    "odd33": (4, 33, 17, (31, 37, 41), 3, 1, 1, 0, 1, 1),
-    "odd-s2": (2, 65, 31, (23, 29, 19), 5, 2, 2, 1, 1, 1),
-    "odd-s3": (2, 24, 40, (17, 21, 25), 5, 3, 1, 2, 1, 1),
-    "k1": (4, 128, 64, (48, 48, 48), 1, 1, 0, 0, 1, 1),
-    "wide": (1, 256, 256, (24, 24, 24), 3, 1, 1, 0, 1, 1),
-    "few": (4, 16, 3, (64, 64, 64), 3, 1, 1, 0, 1, 1),
-    "depthwise": (4, 32, 32, (64, 64, 64), 3, 1, 1, 0, 1, 32),
-    "few-s2": (2, 16, 16, (32, 64, 64), 4, 2, 1, 0, 1, 1),
-}
-# One axis grows: the time should with it.
-SWEEP = {f"depth{d}": (2, 48, 48, (d, 48, 48), 3, 1, 1, 0, 1, 1) for d in (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)}
-SETS = {"peers": SHAPES, "beyond": BEYOND, "sweep": SWEEP}
-ALL = {name: shape for shapes in SETS.values() for name, shape in shapes.items()}
+import conv_shapes
+
 # dtype, its number for the library, float32 precision "high", what a relative error may be (forward and data
 # gradient; weight gradient), TFLOP/s that no kernel can pass (measured wgmma rates of an H200, with a margin)
 MODES = {
@@ -69,61 +40,70 @@ MODES = {
 PEAK = {"high": 402e12, "highest": 402e12 / 3, "bf16": 797e12, "f16": 797e12}  # the floor's arithmetic, FLOP/s
 COPY = 4.23e12  # bytes a second, read + write
 PARTS = ("forward", "data", "weight")
-BACKWARD = "backward"  # data and weight gradient by one call: ours
+BACKWARD = "backward"  # data and weight gradient by one call
+BOTH = ("forward", BACKWARD)  # what PyTorch is timed in
+TORCH = {"torch": "contiguous", "torch_cl": "channels_last"}
+FLOAT64_FLOP = 2e10  # problems with more are checked against float32, which may itself be wrong by
+FLOAT32_ERROR = 1e-5
 PLAN = ("plain", "mma_sync", "narrow", "slide", "slots", "depth", "pairs", "sets", "width")  # of ConvChoice
-
-
-def triple(v):
-    return (v,) * 3 if isinstance(v, int) else tuple(v)
+LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last_3d}
+ROTATED, MOST_COPIES = 400e6, 64  # bytes of the copies of a problem's buffers: L2 has 50 MB
+RUN_MS, MOST_CALLS = 2.0, 64  # of one timed run
 
 
 class Case:
-    def __init__(self, name, dtype):
-        batch, cin, cout, size, k, s, p, op, dil, self.groups = ALL[name]
-        self.kernel, self.stride, self.padding, self.dilation = map(triple, (k, s, p, dil))
-        self.output_padding = triple(op)
-        out = [(size[a] - 1) * self.stride[a] - 2 * self.padding[a] + self.dilation[a] * (self.kernel[a] - 1)
-               + self.output_padding[a] + 1 for a in range(3)]
+    """The buffers of a problem: for each layout copies of (input, weight, gradient of the output)."""
+
+    def __init__(self, shape, dtype):
+        self.shape = shape
+        self.stride, self.padding, self.output_padding, self.dilation = (
+            list(conv_shapes.triple(v)) for v in (shape.stride, shape.padding, shape.output_padding, shape.dilation))
         generator = torch.Generator(device="cuda").manual_seed(0)
-        make = lambda *shape: torch.randn(shape, device="cuda", generator=generator).to(dtype)
-        self.x = make(batch, cin, *size)
-        self.w = make(cin, cout // self.groups, *self.kernel) / math.sqrt(cin * math.prod(self.kernel) / math.prod(self.stride))
-        self.w = self.w.to(dtype)
-        self.g = make(batch, cout, *out)
-        self.flop = 2 * batch * cin * math.prod(size) * (cout // self.groups) * math.prod(self.kernel)
-        self.bytes = self.x.element_size() * (self.x.numel() + self.g.numel() + self.w.numel())
+        make = lambda *size: torch.randn(size, device="cuda", generator=generator)
+        x, w = make(shape.batch, shape.cin, *conv_shapes.triple(shape.size)), make(*shape.weight_size())
+        g = make(shape.batch, shape.cout, *shape.output_size())
+        w /= math.sqrt(max(1, shape.flop() / (2 * g.numel())))  # products in an output
+        tensors = [t.to(dtype) for t in (x, w, g)]
+        self.bytes = sum(t.numel() * t.element_size() for t in tensors)
+        self.copies = max(1, min(MOST_COPIES, math.ceil(ROTATED / self.bytes)))
+        self.buffers = {layout: [[t.clone(memory_format=form) for t in tensors] for _ in range(self.copies)]
+                        for layout, form in LAYOUTS.items()}
 
-    def torch_forward(self, x, w):
-        return F.conv_transpose3d(x, w, None, self.stride, self.padding, self.output_padding, self.groups, self.dilation)
-
-    def torch_part(self, part, x, w, g):
+    def torch(self, part, x, w, g):
+        """A function that runs the part."""
+        options = (self.stride, self.padding, self.dilation, self.shape.transposed, self.output_padding,
+                   self.shape.groups)
         if part == "forward":
-            return self.torch_forward(x, w)
-        mask = [part == "data", part == "weight", False]
-        return torch.ops.aten.convolution_backward(g, x, w, None, list(self.stride), list(self.padding),
-                                                   list(self.dilation), True, list(self.output_padding), self.groups,
-                                                   mask)[PARTS.index(part) - 1]
+            return partial(torch.ops.aten.convolution.default, x, w, None, *options)
+        mask = [part != "weight", part != "data", False]
+        return partial(torch.ops.aten.convolution_backward.default, g, x, w, None, *options, mask)
+
+
+def raise_error(error, *_):
+    if error:
+        raise RuntimeError(error.decode())
 
 
 class Ours:
     def __init__(self, path, plan):
         library = ctypes.CDLL(path)
         library.voxgrad_force_conv(*(plan.get(key, 0) for key in PLAN))
-        self.call = library.voxgrad_conv_transpose
-        self.call.restype = ctypes.c_char_p
+        self.function = library.voxgrad_conv
+        self.function.restype, self.function.errcheck = ctypes.c_char_p, raise_error
 
-    def run(self, case, mode, part, result):
+    def part(self, case, mode, layout, part, copy, result):
+        """A function that runs the part on a copy of the buffers."""
         _, dtype, high, *_ = MODES[mode]
-        x, w, g = case.x, case.w, case.g
+        x, _, g = case.buffers[layout][copy]
+        w = case.buffers["contiguous"][copy][1]
         operands = {"forward": (x, w, result), "data": (result, w, g), "weight": (x, result, g)}.get(part, (x, w, g))
-        gradients = [t.data_ptr() for t in result] if part == BACKWARD else (None, None)
+        gradients = result if part == BACKWARD else ()
+        pointers = [ctypes.c_void_p(t.data_ptr()) for t in (*operands, *gradients)] + [None] * (2 - len(gradients))
         longs = lambda v: (ctypes.c_int64 * len(v))(*v)
-        error = self.call((*PARTS, BACKWARD).index(part), dtype, high, 0,
-                          *(ctypes.c_void_p(t.data_ptr()) for t in operands), *map(ctypes.c_void_p, gradients),
-                          *(longs(t.shape) for t in operands), longs(case.stride), longs(case.padding),
-                          longs(case.dilation), ctypes.c_int64(case.groups))
-        if error:
-            sys.exit("voxgrad: " + error.decode())
+        return partial(self.function, int(case.shape.transposed), (*PARTS, BACKWARD).index(part), dtype, high,
+                       int(layout == "channels_last"), *pointers, *(longs(t.shape) for t in operands),
+                       longs(case.stride), longs(case.padding), longs(case.dilation),
+                       ctypes.c_int64(case.shape.groups))
 
 
 def timed(function):
@@ -135,94 +115,166 @@ def timed(function):
     return start.elapsed_time(end)
 
 
+class Side:
+    """One side's functions, one for each copy of the buffers; milliseconds a call of its runs, and of the host."""
+
+    def __init__(self, functions, options):
+        self.functions, self.kept, self.next, self.calls = functions, [None] * len(functions), 0, 1
+        self.times, self.host = [], []
+        self.run()  # chooses algorithms
+        self.calls = len(functions)
+        self.run()  # makes all that is kept
+        self.calls = 1
+        self.run()
+        once = max(self.times[-1], 1e-3)
+        self.calls = max(1, min(MOST_CALLS, int(RUN_MS / once)))
+        self.runs = max(3, min(options.runs, math.ceil(options.ms / (once * self.calls))))
+        self.times, self.host = [], []
+
+    def queue(self):
+        began = time.perf_counter()
+        for _ in range(self.calls):  # results are kept for a round: the allocator would give the same memory again
+            self.kept[self.next] = self.functions[self.next]()
+            self.next = (self.next + 1) % len(self.kept)
+        self.host.append((time.perf_counter() - began) * 1e3 / self.calls)
+
+    def run(self):
+        self.times.append(timed(self.queue) / self.calls)
+
+
+def attempt(row, what, function):
+    """What the function returns; an exception goes into the row."""
+    try:
+        return function()
+    except RuntimeError as error:
+        row["failed"][what] = str(error).strip().split("\n")[0][:300]
+
+
+def time_sides(functions, options, row, part):
+    """Medians of all sides, in turn, into the row; a side that fails is left out."""
+    sides = {name: attempt(row, f"{part}_{name}", partial(Side, functions[name], options)) for name in functions}
+    running = lambda: [name for name in sides if sides[name] and f"{part}_{name}" not in row["failed"]]
+    for i in range(max((sides[name].runs for name in running()), default=0)):
+        for name in running():
+            if i < sides[name].runs:
+                attempt(row, f"{part}_{name}", sides[name].run)
+    for name in running():
+        row[f"{part}_{name}"] = statistics.median(sides[name].times)
+        row[f"{part}_{name}_host"] = statistics.median(sides[name].host)
+    if "ours" in running():
+        row[f"{part}_of_floor"] = 100 * row["floor"] / row[f"{part}_ours"]
+
+
+def set_torch(tf32, benchmark):
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = bool(tf32)
+    torch.backends.cudnn.benchmark = benchmark
+
+
 def reference_error(case, part, result):
-    """Relative error of a part of the result against float64."""
-    n = min(case.x.shape[0], 1) if part != "weight" else case.x.shape[0]
-    step = 1
-    x, w, g = (t.double() for t in (case.x[:n], case.w, case.g[:n]))
-    if part == "weight":  # sample by sample: float64 workspaces are large
-        exact = sum(case.torch_part(part, x[i:i + step], w, g[i:i + step]) for i in range(0, n, step))
-        got = result.double()
-    else:
-        exact = case.torch_part(part, x, w, g)
-        got = result[:n].double()
-    return ((got - exact).norm() / exact.norm()).item()
+    """Relative error of a part of the result against PyTorch, and the reference's dtype. Of the gradients of the weight
+    all samples count, of the rest the first."""
+    dtype = torch.float64 if case.shape.flop() < FLOAT64_FLOP else torch.float32
+    x, w, g = case.buffers["contiguous"][0]
+    exact = 0
+    for i in range(x.shape[0] if part == "weight" else 1):  # sample by sample: workspaces are large, sums long
+        value = case.torch(part, *(t.to(dtype) for t in (x[i:i + 1], w, g[i:i + 1])))()
+        exact = exact + (value if part == "forward" else value[PARTS.index(part) - 1]).double()
+    got = (result if part == "weight" else result[:1]).double()
+    return ((got - exact).norm() / exact.norm()).item(), dtype
 
 
-def measure(ours, name, mode, options):
-    dtype, _, high, limit, weight_limit, ceiling = MODES[mode]
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = bool(high)
-    case = Case(name, dtype)
-    row = {"shape": name, "mode": mode, "flop": case.flop, "bytes": case.bytes,
-           "floor": max(case.flop / PEAK[mode], case.bytes / COPY) * 1e3}
-    if not options.alone:
-        last = [t.to(memory_format=torch.channels_last_3d) for t in (case.x, case.w, case.g)]
-    poisoned = lambda t: torch.full_like(t, float("nan"))
-    results = {"forward": poisoned(case.g), "data": poisoned(case.x), "weight": poisoned(case.w),
-               BACKWARD: (poisoned(case.x), poisoned(case.w))}
-    for part, result in results.items():
-        sides = {"ours": lambda: ours.run(case, mode, part, result)}
-        if part != BACKWARD and not options.alone:
-            sides["torch"] = lambda: case.torch_part(part, case.x, case.w, case.g)
-            sides["torch_cl"] = lambda: case.torch_part(part, *last)
-        times = {side: [] for side in sides}
-        for function in sides.values():
-            for _ in range(2):
-                function()
-        torch.cuda.synchronize()
-        for _ in range(options.runs):
-            for side, function in sides.items():
-                times[side].append(timed(function))
-        for side in sides:
-            row[f"{part}_{side}"] = statistics.median(times[side])
-        achieved = case.flop * (2 if part == BACKWARD else 1) / row[f"{part}_ours"] / 1e9
-        if achieved > ceiling or case.bytes / row[f"{part}_ours"] / 1e6 > 4900:
-            sys.exit(f"{name} {mode} {part}: {achieved:.0f} TFLOP/s is more than the hardware can do")
-        if part == BACKWARD:
-            if not all(torch.equal(t, results[alone]) for t, alone in zip(result, ("data", "weight"))):
-                row["wrong"] = True
-        elif not options.unchecked:
-            row[f"{part}_error"] = error = reference_error(case, part, result)
-            if not error < (weight_limit if part == "weight" else limit):
-                row["wrong"] = True
-    return row
+def check(row, case, mode, results, options):
+    """What is wrong with our figures and results, into the row."""
+    _, _, _, limit, weight_limit, ceiling = MODES[mode]
+    ran = [part for part in results if f"{part}_ours" in row]
+    for part in ran:
+        rate = case.shape.flop() * (2 if part == BACKWARD else 1) / row[f"{part}_ours"] / 1e9
+        bandwidth = case.bytes / row[f"{part}_ours"] / 1e6
+        if rate > ceiling or bandwidth > 4900:
+            row["wrong"].append(f"{part}: {rate:.0f} TFLOP/s, {bandwidth:.0f} GB/s are more than the hardware can do")
+    if len(ran) == len(results):
+        if not all(map(torch.equal, results[BACKWARD], results["data"] + results["weight"])):
+            row["wrong"].append("both gradients in one call differ from those alone")
+    if options.unchecked:
+        return
+    set_torch(tf32=False, benchmark=False)
+    for part in (part for part in ran if part in PARTS):
+        error, dtype = reference_error(case, part, results[part][0])
+        row[f"{part}_error"] = error
+        allowed = (weight_limit if part == "weight" else limit) + (FLOAT32_ERROR if dtype == torch.float32 else 0)
+        if not error < allowed:
+            row["wrong"].append(f"{part}: error {error:.1e}")
 
 
-def table(rows, mode, alone):
-    total = lambda r, side: sum(r[f"{p}_{side}"] for p in PARTS)
-    lines = [f"### {mode}", ""]
-    lines.append("| shape | floor fwd | ours fwd | data | weight | % of floor f/d/w | TFLOP/s f/d/w | error f/d/w" +
-                 ("" if alone else " | PyTorch fwd | cl | ratio fwd | ours f+b | PyTorch | cl | ratio f+b") + " |")
-    lines.append("|" + "---|" * (8 if alone else 15))
-    ratios, both = [], []
-    for r in rows:
-        tflops = "/".join(f"{r['flop'] / r[p + '_ours'] / 1e9:.0f}" for p in PARTS)
-        errors = "/".join(f"{r.get(p + '_error', math.nan):.1e}" for p in PARTS)
-        of_floor = "/".join(f"{100 * r['floor'] / r[p + '_ours']:.0f}" for p in PARTS)
-        line = (f"| {r['shape']} | {r['floor']:.3f} | {r['forward_ours']:.3f} | {r['data_ours']:.3f} | "
-                f"{r['weight_ours']:.3f} | {of_floor} | {tflops} | {errors}{' WRONG' if r.get('wrong') else ''}")
-        if not alone:
-            fwd = min(r["forward_torch"], r["forward_torch_cl"]) / r["forward_ours"]
-            fb = min(total(r, "torch"), total(r, "torch_cl")) / total(r, "ours")
-            ratios.append(fwd)
-            both.append(fb)
-            line += (f" | {r['forward_torch']:.3f} | {r['forward_torch_cl']:.3f} | {fwd:.2f} | {total(r, 'ours'):.2f} | "
-                     f"{total(r, 'torch'):.2f} | {total(r, 'torch_cl'):.2f} | {fb:.2f}")
-        lines.append(line + " |")
-    if ratios:
-        mean = lambda v: math.exp(sum(map(math.log, v)) / len(v))
-        lines += ["", f"Against the better of PyTorch's two layouts: forward {mean(ratios):.2f}x (least {min(ratios):.2f}), "
-                      f"forward + backward {mean(both):.2f}x (least {min(both):.2f})."]
-    return "\n".join(lines)
+def measure(ours, shape, mode, options, row):
+    set_torch(tf32=MODES[mode][2], benchmark=True)
+    case = Case(shape, MODES[mode][0])
+    row.update(flop=shape.flop(), bytes=case.bytes, floor=max(shape.flop() / PEAK[mode], case.bytes / COPY) * 1e3)
+    x, _, g = case.buffers[options.layout][0]
+    w = case.buffers["contiguous"][0][1]
+    results = {}
+    for part, like in {"forward": (g,), "data": (x,), "weight": (w,), BACKWARD: (x, w)}.items():
+        made = [[torch.full_like(t, math.nan) for t in like] for _ in range(case.copies)]
+        results[part] = made[0]
+        sides = {"ours": [ours.part(case, mode, options.layout, part, i, result if part == BACKWARD else result[0])
+                          for i, result in enumerate(made)]}
+        for side, layout in {} if options.alone or part not in BOTH else TORCH.items():
+            sides[side] = [case.torch(part, *buffers) for buffers in case.buffers[layout]]
+        time_sides(sides, options, row, part)
+    attempt(row, "check", partial(check, row, case, mode, results, options))
+
+
+def best(row, parts, sides):
+    """Milliseconds of the parts by the best of the sides that ran them, and "h" where the host was busy as long."""
+    figures = []
+    for side in sides:
+        if all(f"{part}_{side}" in row for part in parts):
+            total = lambda end: sum(row[f"{part}_{side}{end}"] for part in parts)
+            figures.append((total(""), "h" if total("_host") > 0.9 * total("") else ""))
+    return min(figures, default=(math.nan, ""))
+
+
+def summary(title, ratios):
+    ratios = {name: ratio for name, ratio in ratios.items() if not math.isnan(ratio)}
+    if not ratios:
+        return f"{title}: nothing to compare."
+    mean = math.exp(sum(map(math.log, ratios.values())) / len(ratios))
+    below = sorted((name for name in ratios if ratios[name] < 1.0), key=ratios.get)
+    far = sum(ratio < 0.8 for ratio in ratios.values())
+    names = ", ".join(f"{name} {ratios[name]:.2f}" for name in below)
+    return (f"{title}: geometric mean {mean:.2f} of {len(ratios)}, least {min(ratios.values()):.2f}, "
+            f"{len(below)} below 1.0, {far} below 0.8{': ' * bool(below)}{names}")
+
+
+def table(rows, mode, options):
+    ratios = {"fwd": {}, "f+b": {}}
+    lines, notes = [], []
+    for row in rows:
+        each = lambda kind, form: "/".join(format(row.get(part + kind, math.nan), form) for part in PARTS)
+        cells = {"problem": f"{row['shape']}: {row['problem']}", "% of floor f/d/w": each("_of_floor", ".0f")}
+        for name, parts in zip(ratios, (PARTS[:1], BOTH)):
+            ours, theirs = best(row, parts, ["ours"]), best(row, parts, TORCH)
+            cells[f"ours {name}"] = f"{ours[0]:.3g}{ours[1]}"
+            if not options.alone:
+                ratios[name][row["shape"]] = ratio = theirs[0] / ours[0]
+                cells.update({f"PyTorch {name}": f"{theirs[0]:.3g}{theirs[1]}", f"ratio {name}": f"{ratio:.2f}"})
+        if not options.unchecked:
+            cells["error f/d/w"] = each("_error", ".1e")
+        lines = lines or [f"| {' | '.join(cells)} |", "|" + "---|" * len(cells)]
+        lines.append(f"| {' | '.join(cells.values())} |")
+        notes += [f"{row['shape']}: WRONG: {wrong}" for wrong in row["wrong"]]
+        notes += [f"{row['shape']}: FAILED: {where}: {why}" for where, why in row["failed"].items()]
+    notes += [] if options.alone else [summary(*item) for item in ratios.items()]
+    return "\n".join([f"### {mode}, {options.layout}", "", *lines, "", *notes])
 
 
 def write(options, head, rows):
     if options.json:
         with open(options.json, "w") as file:
-            json.dump({"head": head, "rows": rows}, file, indent=1)
+            json.dump({"head": head, "options": vars(options), "rows": rows}, file, indent=1)
     if options.markdown:
         modes = dict.fromkeys(row["mode"] for row in rows)
-        tables = [table([row for row in rows if row["mode"] == mode], mode, options.alone) for mode in modes]
+        tables = [table([row for row in rows if row["mode"] == mode], mode, options) for mode in modes]
         with open(options.markdown, "w") as file:
             file.write(head + "\n\n" + "\n\n".join(tables) + "\n")
 
@@ -237,37 +289,59 @@ def gpu():
         return torch.cuda.get_device_name()
 
 
-def main():
+def parsed():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("library")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=["high", "highest", "bf16"])
-    parser.add_argument("--shapes", nargs="+", choices=ALL, help="default: all of the set")
-    parser.add_argument("--set", choices=SETS, default="peers")
-    parser.add_argument("--runs", type=int, default=15)
+    parser.add_argument("--set", choices=[*conv_shapes.SETS, "race"], default="peers")
+    parser.add_argument("--seed", type=int, default=0, help="of the race's draw")
+    parser.add_argument("--count", type=int, default=60, help="problems of the race")
+    parser.add_argument("--shapes", nargs="+", metavar="NAME", help="default: all of the set")
+    parser.add_argument("--layout", choices=LAYOUTS, default="channels_last", help="of voxgrad's tensors")
+    parser.add_argument("--runs", type=int, default=15, help="at most, at least 3")
+    parser.add_argument("--ms", type=float, default=40, help="GPU time for each median")
     parser.add_argument("--alone", action="store_true")
-    parser.add_argument("--unchecked", action="store_true", help="leave the comparison with float64 out")
+    parser.add_argument("--unchecked", action="store_true", help="leave the comparison of results with PyTorch out")
     parser.add_argument("--plan", nargs="+", default=[], metavar="KEY=N",
                         help=f"force the planner's choice: {', '.join(PLAN)}")
     parser.add_argument("--json")
     parser.add_argument("--markdown")
+    parser.add_argument("--list", action="store_true", help="print the problems, run nothing")
     options = parser.parse_args()
-    torch.backends.cudnn.benchmark = True
+    shapes = conv_shapes.race(options.seed, options.count) if options.set == "race" else conv_shapes.SETS[options.set]
+    known = {name: shape for each in (*conv_shapes.SETS.values(), shapes) for name, shape in each.items()}
+    unknown = [name for name in options.shapes or () if name not in known]
+    if unknown:
+        parser.error(f"no such shapes: {', '.join(unknown)}; known: {', '.join(known)}")
+    return options, {name: known[name] for name in options.shapes or shapes}
+
+
+def main():
+    options, shapes = parsed()
+    if options.list:
+        for name, shape in shapes.items():
+            print(f"{name}: {shape.describe()}  {shape.flop() / 1e9:.1f} GFLOP, {4 * shape.elements() / 1e6:.0f} MB")
+        return
     ours = Ours(options.library, {key: int(n) for key, n in (item.split("=") for item in options.plan)})
     rows = []
-    head = (f"{gpu()}, PyTorch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}, "
-            f"CUDA {torch.version.cuda}, {datetime.date.today()}, medians of {options.runs} runs, milliseconds")
+    head = (f"{gpu()}, PyTorch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}, CUDA {torch.version.cuda}, "
+            f"{datetime.date.today()}, set {options.set}{f', seed {options.seed}' if options.set == 'race' else ''}, "
+            f"medians of up to {options.runs} runs, milliseconds")
     print(head, flush=True)
     for mode in options.modes:
-        of_mode = []
-        for name in options.shapes or SETS[options.set]:
-            of_mode.append(measure(ours, name, mode, options))
-            torch.cuda.empty_cache()
-            rows.append(of_mode[-1])
+        began = len(rows)
+        for name, shape in shapes.items():
+            row = {"shape": name, "problem": shape.describe(), "arguments": shape._asdict(), "mode": mode,
+                   "layout": options.layout, "wrong": [], "failed": {}}
+            rows.append(row)
+            attempt(row, "case", partial(measure, ours, shape, mode, options, row))
+            attempt(row, "case", torch.cuda.empty_cache)
             write(options, head, rows)  # a run that is ended keeps what it has measured
-            print(mode, name, *(f"{key}={rows[-1][key]:.3f}" for key in rows[-1] if key.endswith(("_ours", "_torch", "_cl"))),
-                  file=sys.stderr, flush=True)
-        print(table(of_mode, mode, options.alone), flush=True)
-    sys.exit(any(r.get("wrong") for r in rows))
+            print(mode, name, *(f"{key}={row[key]:.3f}" for key in row if key.endswith(("_ours", "_torch", "_cl"))),
+                  *row["wrong"], *row["failed"].items(), file=sys.stderr, flush=True)
+        print(table(rows[began:], mode, options), flush=True)
+    ours_failed = lambda row: any(what.endswith(("_ours", "check", "case")) for what in row["failed"])
+    sys.exit(any(row["wrong"] or ours_failed(row) for row in rows))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,203 @@
+"""Problems for compare_gpu.py: convolutions and transposed convolutions of volumes."""
+
+import math
+import random
+from typing import NamedTuple, Union
+
+Sizes = Union[int, tuple]
+
+
+def triple(v):
+    return (v,) * 3 if isinstance(v, int) else tuple(v)
+
+
+def text(v):
+    v = triple(v)
+    return str(v[0]) if len(set(v)) == 1 else ",".join(map(str, v))
+
+
+class Shape(NamedTuple):
+    """PyTorch's arguments of one problem; an int stands for all three axes."""
+    batch: int
+    cin: int
+    cout: int
+    size: Sizes
+    kernel: Sizes
+    stride: Sizes = 1
+    padding: Sizes = 0
+    output_padding: Sizes = 0
+    dilation: Sizes = 1
+    groups: int = 1
+    transposed: bool = True
+
+    def output_size(self):
+        n, k, s, p, op, d = map(triple, self[3:9])
+        if self.transposed:
+            return tuple((n[a] - 1) * s[a] - 2 * p[a] + d[a] * (k[a] - 1) + op[a] + 1 for a in range(3))
+        return tuple((n[a] + 2 * p[a] - d[a] * (k[a] - 1) - 1) // s[a] + 1 for a in range(3))
+
+    def weight_size(self):
+        first, second = (self.cin, self.cout) if self.transposed else (self.cout, self.cin)
+        return (first, second // self.groups, *triple(self.kernel))
+
+    def elements(self):
+        """Of the input and of the output."""
+        return self.batch * (self.cin * math.prod(triple(self.size)) + self.cout * math.prod(self.output_size()))
+
+    def flop(self):
+        voxels = triple(self.size) if self.transposed else self.output_size()
+        return 2 * self.batch * math.prod(voxels) * math.prod(self.weight_size())
+
+    def describe(self):
+        rest = zip(("s", "p", "op", "d", "g"), self[5:10], (1, 0, 0, 1, 1))
+        unusual = [key + text(value) for key, value, usual in rest if text(value) != text(usual)]
+        channels = f"{'T' if self.transposed else 'C'} {self.batch}x{self.cin}>{self.cout}"
+        return " ".join([channels, text(self.size), f"k{text(self.kernel)}", *unusual])
+
+
+def mirror(shape):
+    """The transposed convolution from the convolution's output to its input; a 1 x 1 x 1 keeps its channels."""
+    n, k, s, p, _, d = map(triple, shape[3:9])
+    rest = tuple((n[a] + 2 * p[a] - d[a] * (k[a] - 1) - 1) % s[a] for a in range(3))
+    cin, cout = (shape.cin, shape.cout) if math.prod(k) == 1 else (shape.cout, shape.cin)
+    return shape._replace(cin=cin, cout=cout, size=shape.output_size(), output_padding=rest, transposed=True)
+
+
+PEERS = {
+    "L1-58": Shape(16, 32, 16, (16, 32, 64), (3, 5, 7)),
+    "L1-61": Shape(8, 48, 48, 64, 3),
+    "L1-68": Shape(16, 32, 64, 64, (3, 5, 5)),
+    "L1-70": Shape(8, 48, 24, 96, 3),
+    "L1-72": Shape(8, 32, 32, (12, 24, 48), (3, 5, 7), 2, (1, 2, 3), 1, 1, 4),
+    "L1-73": Shape(4, 32, 32, (32, 64, 128), 3, 2, 1, 0, 1, 4),
+    "L1-77": Shape(16, 32, 64, (16, 32, 32), 3, 2, 1, 0, 2),
+    "L2-61": Shape(16, 64, 128, 32, 3),
+    "L2-100": Shape(16, 64, 128, (24, 48, 48), 3, 2, 1),
+    "L2-78": Shape(16, 32, 64, 32, 5, 2, 2),
+    "L2-72": Shape(64, 3, 16, 32, 3, 2, 1),
+    "dec256": Shape(4, 256, 128, 16, 4, 2, 1),
+    "dec64": Shape(4, 64, 32, 64, 4, 2, 1),
+}
+# Beyond them: batch 1, powers of two, odd sizes and channels, few and many channels.
+BEYOND = {
+    "one48": Shape(1, 48, 48, 64, 3),
+    "one-dec": Shape(1, 128, 64, 32, 4, 2, 1),
+    "pow32": Shape(8, 32, 32, 32, 3, 1, 1),
+    "pow64": Shape(2, 64, 64, 64, 3, 1, 1),
+    "pow128": Shape(1, 16, 16, 128, 3, 1, 1),
+    "odd33": Shape(4, 33, 17, (31, 37, 41), 3, 1, 1),
+    "odd-s2": Shape(2, 65, 31, (23, 29, 19), 5, 2, 2, 1),
+    "odd-s3": Shape(2, 24, 40, (17, 21, 25), 5, 3, 1, 2),
+    "k1": Shape(4, 128, 64, 48, 1),
+    "wide": Shape(1, 256, 256, 24, 3, 1, 1),
+    "few": Shape(4, 16, 3, 64, 3, 1, 1),
+    "depthwise": Shape(4, 32, 32, 64, 3, 1, 1, 0, 1, 32),
+    "few-s2": Shape(2, 16, 16, (32, 64, 64), 4, 2, 1),
+}
+# One axis grows: the time should with it.
+SWEEP = {f"depth{d}": Shape(2, 48, 48, (d, 48, 48), 3, 1, 1) for d in (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)}
+
+
+def nnunet():
+    """The layers of nnU-Net's plain U-Net on two patches of 128^3: encoder, decoder, head."""
+    width = {128: 32, 64: 64, 32: 128, 16: 256, 8: 320, 4: 320}  # channels of the levels
+    conv = lambda cin, cout, size, stride=1: Shape(2, cin, cout, size, 3, stride, 1, transposed=False)
+    shapes = {"first": conv(1, 32, 128)}
+    for size, c in width.items():
+        if size < 128:
+            shapes[f"down{size}"] = conv(width[2 * size], c, 2 * size, 2)
+        shapes[f"same{size}"] = conv(c, c, size)
+        if size > 4:
+            shapes[f"cat{size}"] = conv(2 * c, c, size)
+    for size in (4, 8, 16, 32, 64):
+        shapes[f"up{2 * size}"] = Shape(2, width[size], width[2 * size], size, 2, 2)
+    return {**shapes, "head": Shape(2, 32, 3, 128, 1, transposed=False)}
+
+
+# ---- the race: families of layers of real models as convolutions, of which a draw mirrors every other. `pick` draws
+# one of its arguments; the batch comes later.
+
+def conv(cin, cout, size, kernel, stride=1, padding=None, dilation=1, groups=1):
+    """With "same" padding unless told."""
+    if padding is None:
+        padding = tuple(d * (k // 2) for d, k in zip(triple(dilation), triple(kernel)))
+    return Shape(1, cin, cout, size, kernel, stride, padding, 0, dilation, groups, False)
+
+
+def encoder(pick):
+    """A level: the deeper, the more channels and the smaller; with a skip connection's channels, with a stride."""
+    depth = pick(*range(6))
+    c, size = min(512, pick(16, 24, 32, 64) << depth), pick(128, 128, 96) >> depth
+    cin, cout, stride = pick((c, c, 1), (2 * c, c, 1), (c, 2 * c, 2))
+    return conv(min(cin, 512), min(cout, 512), size, 3, stride)
+
+
+def resampling(pick):
+    """k2 s2 and k4 s2 p1; mirrored, a decoder from 512 channels on 4^3 to 1 on 64^3."""
+    cin, cout, size = pick((256, 512, 8), (128, 256, 16), (64, 128, 32), (32, 64, 64), (pick(1, 2, 16), 32, 64))
+    return conv(cin, cout, size, *pick((2, 2, 0), (4, 2, 1)))
+
+
+def anisotropic(pick):
+    c = pick(16, 32, 64, 128)
+    size = (pick(8, 16, 20, 40), *(pick(32, 48, 64, 96, 128, 160),) * 2)
+    kernel, stride = pick(((1, 3, 3), 1), ((3, 3, 1), 1), ((3, 1, 1), 1), ((1, 3, 3), (1, 2, 2)),
+                          ((3, 3, 3), (1, 2, 2)), ((1, 2, 2), (1, 2, 2)))
+    return conv(c, c * pick(1, 2), size, kernel, stride, 0 if kernel == (1, 2, 2) else None)
+
+
+def head(pick):
+    return conv(pick(16, 32, 48, 64), pick(1, 2, 3, 4, 5, 14), pick(64, 96, 128, (40, 160, 160)), 1)
+
+
+def first(pick):
+    size = pick(32, 64, 96, 128, (32, 160, 160), (31, 63, 95))
+    return conv(pick(1, 2, 3, 4), pick(16, 24, 32, 64), size, pick(3, 5, 7), pick(1, 2))
+
+
+def dilated(pick):
+    c = pick(32, 48, 64, 128, 256)
+    return conv(c, c * pick(1, 1, 2), pick(16, 24, 31, 48, 64), 3, pick(1, 1, 1, 2), dilation=pick(2, 3))
+
+
+def grouped(pick):
+    c = pick(32, 64, 96, 128, 256)
+    return conv(c, c, pick(8, 16, 32, 45, 64), pick(3, 3, 5), pick(1, 1, 2), groups=pick(2, 4, 8, c))
+
+
+def odd(pick):
+    channels = lambda: pick(13, 17, 23, 31, 33, 47, 65, 99, 129)
+    axis = lambda: pick(9, 13, 19, 23, 29, 33, 41, 55, 67, 81)
+    return conv(channels(), channels(), (axis(), axis(), axis()), pick(3, 3, 5), pick(1, 1, 1, 2, 2, 3))
+
+
+CONVOLUTIONS = (encoder, encoder, anisotropic, first, dilated, encoder, grouped, odd, head, resampling)
+MIRRORED = (resampling, resampling, anisotropic, encoder, grouped, resampling, odd, dilated, first, head)
+MOST_BYTES, MOST_FLOP = 2e9, 2.5e11  # input and output as float32
+
+
+def race(seed, count):
+    """`count` problems, every other one transposed. The same anywhere: only Random.random() is drawn from."""
+    generator = random.Random(seed)
+    pick = lambda *options: options[int(generator.random() * len(options))]
+
+    def fits(shape):
+        slow = 1 if shape.groups == 1 else 8  # what cuDNN makes of groups
+        return 4 * shape.elements() * slow <= MOST_BYTES and shape.flop() * slow <= MOST_FLOP
+
+    drawn = {}
+    while len(drawn) < count:
+        i = len(drawn)
+        family = (MIRRORED if i % 2 else CONVOLUTIONS)[i // 2 % len(CONVOLUTIONS)]
+        shape = family(pick)
+        batches = [n for n in (1, 2, 4, 8, 16, 32, 64) if fits(shape._replace(batch=n))]
+        if not batches:
+            continue
+        shape = shape._replace(batch=pick(*batches))
+        shape = mirror(shape) if i % 2 else shape
+        if shape not in drawn.values():
+            drawn[f"r{i:02}-{family.__name__}"] = shape
+    return drawn
+
+
+SETS = {"peers": PEERS, "beyond": BEYOND, "sweep": SWEEP, "nnunet": nnunet()}
