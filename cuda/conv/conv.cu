@@ -12,6 +12,7 @@
 // channels, and walks just the taps of that phase. Phases that no tap reaches write the bias.
 #include <numeric>
 
+#include "cuda/conv/fprop_dgrad/launch.h"
 #include "cuda/conv/gather.h"
 #include "cuda/conv/tile.cuh"
 #include "cuda/kernels.h"
@@ -249,6 +250,7 @@ void convolve(const char* op, const View& out, const View& in, const View& w, co
   check(w.numel() / std::max<int64_t>(out.size[1] / geometry.groups, 1) < INT32_MAX, op,
         "the CUDA kernels take fewer than 2^31 weights an output channel");
   const Launch launch(out);
+  if (fprop_dgrad(out, in, w, epilogue, geometry, transposed, launch)) return;
   if (gather_few_channels(out, in, w, epilogue, geometry, transposed, launch)) return;
   if (gather_on_tensor_cores(out, in, w, epilogue, geometry, transposed, launch)) return;
   if (is_half(out.dtype))

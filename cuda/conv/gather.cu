@@ -2,6 +2,7 @@
 #include "cuda/conv/gather.h"
 
 #include "cuda/conv/arithmetic.cuh"
+#include "cuda/conv/fprop_dgrad/plan.h"
 #include "cuda/conv/gather_mma.cuh"
 #include "cuda/conv/gather_wgmma.cuh"
 #include "cuda/conv/pack.h"
@@ -114,25 +115,6 @@ void list_taps(GatherMma& p, bool wgmma, int chunk_positions) {
   p.class_begin[p.classes] = count;
 }
 
-/// out[n][c][...] = bias[c], behind the ReLU if there is one: what no tap reaches.
-void fill_bias(const View& out, const ConvEpilogue& epilogue, const Launch& launch) {
-  if (!epilogue.bias) return kernel::fill(out, 0);
-  View values = *epilogue.bias;
-  const Workspace rectified(launch, epilogue.relu ? sizeof(float) * static_cast<size_t>(values.size[0]) : 0);
-  if (epilogue.relu) {  // in float: halves have no element-wise kernels
-    values.data = rectified.as<void>();
-    values.dtype = DType::f32;
-    values.stride[0] = 1;
-    kernel::copy(values, *epilogue.bias);
-    kernel::unary(UnaryOp::relu, values, values, 0, 0);
-  }
-  View broadcast = out;
-  broadcast.data = values.data;
-  broadcast.dtype = values.dtype;
-  for (int a = 0; a < out.rank; ++a) broadcast.stride[a] = a == 1 ? values.stride[0] : 0;
-  kernel::copy(out, broadcast);
-}
-
 GatherMma gather_of(const View& out, const View& in, const ConvEpilogue& epilogue, const ConvProblem& problem,
                     const GatherPlan& plan) {
   GatherMma p{};
@@ -205,12 +187,30 @@ Gather prepare(const View& out, const View& in, const View& w, const ConvEpilogu
 
 /// Whether tensor cores take both by wgmma, which reads the same packed inputs: of halves.
 bool share_inputs(const ConvProblem& data, const ConvProblem& weight) {
-  if (remembered<plan_gather_narrow>(data) || remembered<plan_weight_narrow>(weight)) return false;
+  if (remembered<plan_fprop_dgrad>(data) || remembered<plan_gather_narrow>(data) || remembered<plan_weight_narrow>(weight)) return false;
   const auto gather = remembered<plan_gather>(data);
   return gather && gather->wgmma && remembered<plan_weight_wgmma>(weight);
 }
 
 }  // namespace
+
+void fill_bias(const View& out, const ConvEpilogue& epilogue, const Launch& launch) {
+  if (!epilogue.bias) return kernel::fill(out, 0);
+  View values = *epilogue.bias;
+  const Workspace rectified(launch, epilogue.relu ? sizeof(float) * static_cast<size_t>(values.size[0]) : 0);
+  if (epilogue.relu) {  // in float: halves have no element-wise kernels
+    values.data = rectified.as<void>();
+    values.dtype = DType::f32;
+    values.stride[0] = 1;
+    kernel::copy(values, *epilogue.bias);
+    kernel::unary(UnaryOp::relu, values, values, 0, 0);
+  }
+  View broadcast = out;
+  broadcast.data = values.data;
+  broadcast.dtype = values.dtype;
+  for (int a = 0; a < out.rank; ++a) broadcast.stride[a] = a == 1 ? values.stride[0] : 0;
+  kernel::copy(out, broadcast);
+}
 
 void describe_device(ConvProblem& problem, const Launch& launch) {
   problem.shared_limit = attribute(launch.device, cudaDevAttrMaxSharedMemoryPerBlockOptin);

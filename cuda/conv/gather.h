@@ -17,6 +17,9 @@ bool gather_on_tensor_cores(const View& out, const View& in, const View& w, cons
 bool gather_few_channels(const View& out, const View& in, const View& w, const ConvEpilogue& epilogue,
                          const ConvGeometry& geometry, bool transposed, const Launch& launch);
 
+/// out[n][c][...] = bias[c], behind the ReLU if there is one: what no tap reaches.
+void fill_bias(const View& out, const ConvEpilogue& epilogue, const Launch& launch);
+
 /// What a plan has to know of the GPU that the problem goes to.
 void describe_device(ConvProblem& problem, const Launch& launch);
 

@@ -19,7 +19,7 @@ struct ConvInstance {
   bool weight;  // the weight gradient, else the gather
   ConvKernel kernel;
   ConvArithmetic arithmetic;
-  int width, rows, blocks;  // rows, and blocks of a multiprocessor: of the gather of few channels
+  int width, rows, blocks;  // rows, and blocks of a multiprocessor (or bytes of a row): of kernels that name them
   std::atomic<int64_t> launches = 0;
 };
 

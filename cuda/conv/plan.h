@@ -17,8 +17,9 @@ enum class ConvDirection : uint8_t { forward, transposed, weight };
 enum class ConvArithmetic : uint8_t { tf32, tf32x3, bf16, f16 };
 const char* name(ConvArithmetic arithmetic);
 
-/// The families of kernels on tensor cores; narrow: of few channels (plan_narrow.h).
-enum class ConvKernel : uint8_t { mma_sync, wgmma, narrow };
+/// The families of kernels on tensor cores; narrow: of few channels (plan_narrow.h); fprop_dgrad: of channels-last
+/// tensors (fprop_dgrad/).
+enum class ConvKernel : uint8_t { mma_sync, wgmma, narrow, fprop_dgrad };
 
 /// What tests ask for in place of what the planner would choose. Aligned to its size: else Clang calls a library for an
 /// atomic of it.
@@ -26,12 +27,13 @@ struct alignas(8) ConvChoice {
   bool plain : 1 = false;     // the plain kernel
   bool mma_sync : 1 = false;  // not wgmma
   bool narrow : 1 = false;    // kernels of few channels wherever they can be
+  bool packed : 1 = false;    // not those that read channels-last tensors as they lie (fprop_dgrad, wgrad)
   uint8_t slide : 2 = 0;      // of the gather by wgmma: 1: never, 2: wherever it can; 0: the planner's choice
   uint8_t sets : 2 = 0;       // of the weight gradient by wgmma, of floats; 0 likewise
   int8_t slots = 0;           // of the gather by wgmma: 1 or 2; 0 likewise
-  int8_t depth = 0;           // of it too: chunks of channels of a step, if it divides them; 0 likewise
+  int8_t depth = 0;           // of it too: chunks of channels of a step, if it divides them; of fprop_dgrad, row bytes / 32
   int8_t samples = 0;         // of which it, or the weight gradient, packs inputs at a time; 0 likewise
-  int8_t heights = 0;         // of the weight gradient by wgmma; 0 likewise
+  int8_t heights = 0;         // of the weight gradient by wgmma; of fprop_dgrad, row tiles; 0 likewise
   int8_t pairs = 0;           // of it too; 0 likewise
   int16_t width = 0;          // of a tile: columns, or rows (weight by mma.sync; narrow gather); 0 likewise
   friend bool operator==(const ConvChoice&, const ConvChoice&) = default;
@@ -51,6 +53,7 @@ struct ConvProblem {
   int multiprocessors = 132;          // an H200's
   bool wgmma = true;                  // the GPU has that instruction, and the program its code: sm_90a
   Triple in_stride{0}, out_stride{0};
+  bool channels_last = false;  // input and result are, and so aligned that TMA reads the input
   ConvChoice choice{};
   friend bool operator==(const ConvProblem&, const ConvProblem&) = default;
 };

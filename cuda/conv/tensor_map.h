@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "core/dtype.h"
+
 namespace voxgrad::cuda {
 
 /// Packed voxels of 16 bytes: axes from the innermost, of voxels on end, to the outermost; boxes of so many of them, of
@@ -17,7 +19,21 @@ struct PackedTensor {
   int step[4];        // at most 8; of the first 1
 };
 
+/// A channels-last tensor: the axes from the innermost, which is contiguous, in elements. Its boxes lie in shared
+/// memory as rows of `row_bytes` (32, 64 or 128) bytes along that axis, swizzled over so many bytes; float32 is rounded
+/// to TF32.
+struct SwizzledTensor {
+  void* data;
+  DType dtype;
+  int64_t size[5];
+  int64_t stride[5];
+  int box[5], step[5];
+  int row_bytes;
+  int rank;
+};
+
 /// Throws an Error of `op` if the driver has no words for it.
 CUtensorMap describe(const PackedTensor& tensor, const char* op);
+CUtensorMap describe(const SwizzledTensor& tensor, const char* op);
 
 }  // namespace voxgrad::cuda

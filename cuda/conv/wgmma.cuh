@@ -125,12 +125,14 @@ constexpr bool is_wgmma_width(int n8) {
 }
 
 /// Queues c += A * B, A a slab of 64 rows, B one of kN8 blocks of 8 columns; c = A * B unless `adds`. To be rounded
-/// before: the hardware truncates to TF32. kAcross: halves in core matrices whose 16 bytes are 8 rows, or columns, of
-/// one k, of which 8 follow each other.
-template <class Element, bool kAcross = false, int kN8>
+/// before: the hardware truncates to TF32. kAcrossA, kAcrossB: halves in core matrices whose 16 bytes are 8 rows, or
+/// columns, of one k, of which 8 follow each other.
+template <class Element, bool kAcrossA = false, bool kAcrossB = kAcrossA, int kN8>
 __device__ void multiply_async(Accumulator (&c)[kN8], uint64_t a, uint64_t b, bool adds = true) {
-  static_assert(is_wgmma_width(kN8) && (!kAcross || sizeof(Element) == 2));
-  if constexpr (kAcross) {
+  static_assert(is_wgmma_width(kN8) && (!kAcrossB || sizeof(Element) == 2) && (!kAcrossA || kAcrossB));
+  if constexpr (!kAcrossA && kAcrossB) {
+    VG_EACH_TYPE(VG_A_SHARED, ", 0, 1")
+  } else if constexpr (kAcrossA) {
     VG_EACH_TYPE(VG_A_SHARED, ", 1, 1")
   } else {
     VG_EACH_TYPE(VG_A_SHARED, ", 0, 0")
@@ -161,7 +163,7 @@ __device__ inline void commit_products() {}
 template <int kPending>
 __device__ void await_products() {}
 __device__ inline void publish_to_engines() {}
-template <class Element, bool kAcross = false, int kN8>
+template <class Element, bool kAcrossA = false, bool kAcrossB = kAcrossA, int kN8>
 __device__ void multiply_async(Accumulator (&)[kN8], uint64_t, uint64_t, bool = true) {}
 #endif
 

@@ -31,7 +31,8 @@ class Random {
 };
 
 /// How the axes lie in memory. spaced: any order, with gaps; flipped: also negative and zero strides (inputs only).
-enum class Layout { contiguous, channels_last, spaced, flipped };
+/// dense_channels_last: at an address of an allocation, so that 16 bytes of channels are a vector.
+enum class Layout { contiguous, channels_last, spaced, flipped, dense_channels_last };
 inline Layout any_layout(Random& random, bool input) { return static_cast<Layout>(random.integer(0, input ? 3 : 2)); }
 
 struct RandomView {
@@ -46,13 +47,14 @@ struct RandomView {
     std::copy(shape.begin(), shape.end(), view.size);
     std::vector<int> order;  // slowest first
     for (int axis = 0; axis < view.rank; ++axis) order.push_back(axis);
-    if (layout == Layout::channels_last && view.rank > 2)
+    const bool dense = layout == Layout::dense_channels_last;
+    if ((layout == Layout::channels_last || dense) && view.rank > 2)
       std::rotate(order.begin() + 1, order.begin() + 2, order.end());
-    const bool spaced = layout >= Layout::spaced;
+    const bool spaced = layout == Layout::spaced || layout == Layout::flipped;
     if (spaced) random.shuffle(order);
     const int zero = layout == Layout::flipped && random.chance(0.3) ? order.back() : -1;
     int64_t step = spaced ? random.integer(1, 3) : 1;
-    start = kMargin + random.integer(0, 3);
+    start = kMargin + (dense ? 0 : random.integer(0, 3));
     for (int i = view.rank - 1; i >= 0; --i) {
       const int axis = order[static_cast<size_t>(i)];
       if (axis == zero) continue;

@@ -1,0 +1,187 @@
+// How results leave the accumulators: bias, ReLU, rounding, and stores of 16 bytes of a voxel's channels, or of float
+// partial sums (split-K).
+#pragma once
+
+#include "cuda/conv/fprop_dgrad/scheduler.cuh"
+#include "cuda/conv/wgmma.cuh"
+#include "cuda/vector.cuh"
+
+namespace voxgrad::cuda::implicit_gemm {
+
+/// Taps whose weights are one stage.
+constexpr int stage_taps(int columns) { return columns >= 128 ? 1 : columns == 64 ? 2 : 4; }
+
+/// Which result of the CTA tile a row of its m64 tiles is: a byte each of (sample, depth, height, width), or kNone.
+template <class Tile>
+struct ResultRows {
+  static constexpr uint32_t kNone = UINT32_MAX;
+  uint32_t place[Tile::kConsumers * Tile::kTiles * 64];
+
+  /// By all threads.
+  __device__ void list(const Params& p) {
+    for (int i = static_cast<int>(threadIdx.x); i < Tile::kConsumers * Tile::kTiles * 64; i += Tile::kThreads) {
+      const int base = p.base[i / 64], row = i % 64;
+      int left = max(base, 0) + row / 8 * p.group_pitch + row % 8;
+      const int w = p.extent[0].take(left), h = p.extent[1].take(left), d = p.extent[2].take(left);
+      const bool exists = base >= 0 && w < p.tile[3] && h < p.tile[2] && d < p.tile[1] && left < p.tile[0];
+      place[i] = exists ? static_cast<uint32_t>(left | d << 8 | h << 16 | w << 24) : kNone;
+    }
+  }
+};
+
+/// Element i of lane j of four neighbours becomes element j of lane i.
+__device__ inline void transpose_quad(uint32_t (&v)[4]) {
+  const int lane = static_cast<int>(threadIdx.x) % 4;
+#pragma unroll
+  for (int bit = 1; bit <= 2; bit *= 2) {
+    const int other = 3 - bit;  // the other distance
+    const bool upper = lane & bit;
+    const uint32_t first = __shfl_xor_sync(0xffffffff, upper ? v[0] : v[bit], bit);
+    const uint32_t second = __shfl_xor_sync(0xffffffff, upper ? v[other] : v[3], bit);
+    v[0] = upper ? first : v[0];
+    v[bit] = upper ? v[bit] : first;
+    v[other] = upper ? second : v[other];
+    v[3] = upper ? v[3] : second;
+  }
+}
+
+/// NaN if one is.
+__device__ inline float max_or_nan(float a, float b) {
+  float result;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
+
+/// Where a < b. The comparison is not kept for the next row.
+template <class T>
+__device__ void store_if_less(int a, int b, T* to, T value) {
+  if constexpr (sizeof(T) == 4)
+    asm volatile("{.reg .pred p; setp.lt.s32 p, %0, %1; @p st.global.b32 [%2], %3;}" ::"r"(a), "r"(b), "l"(to),
+                 "r"(__float_as_uint(value))
+                 : "memory");
+  else
+    asm volatile("{.reg .pred p; setp.lt.s32 p, %0, %1; @p st.global.b16 [%2], %3;}" ::"r"(a), "r"(b), "l"(to),
+                 "h"(value.bits)
+                 : "memory");
+}
+
+template <class T>
+__device__ uint32_t pack_pair(float a, float b) {
+  return static_cast<uint32_t>(T(a).bits) | static_cast<uint32_t>(T(b).bits) << 16;
+}
+
+/// What is done to a sum before it is stored: max(sum + bias, floor), for the columns that this lane holds. No branch:
+/// an accumulator that is changed in one would be moved.
+template <class T, int kN8>
+struct Finish {
+  float bias[kN8][2], floor;
+
+  __device__ Finish(const Params& p, int channel, int columns) : floor(p.relu ? 0 : -INFINITY) {
+    const int first = static_cast<int>(threadIdx.x) % 4 * 2;
+#pragma unroll
+    for (int n = 0; n < kN8; ++n)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int column = n * 8 + first + i;
+        bias[n][i] = p.bias && !p.partial && column < columns
+                         ? static_cast<float>(static_cast<const T*>(p.bias)[(channel + column) * p.bias_stride])
+                         : 0;
+      }
+  }
+  __device__ float operator()(float sum, int n, int i) const { return max_or_nan(sum + bias[n][i], floor); }
+};
+
+/// Stores the columns of a row that exist, of which there are `columns`, at `to`: of rows g and g + 8 of an m64 tile's
+/// warp, `half` says which. By quads of lanes that hold one row.
+template <int half, class T, int kN8, class F>
+__device__ void store_row(T* to, const Accumulator (&sum)[kN8], const F& finish, int columns, bool vectors,
+                          bool exists) {
+  const int lane = static_cast<int>(threadIdx.x) % 4;
+  const auto value = [&](int n, int i) { return finish(sum[n][2 * half + i], n, i); };
+  if constexpr (sizeof(T) == 2 && kN8 % 4 == 0) {
+    if (vectors) {
+#pragma unroll
+      for (int n = 0; n < kN8; n += 4) {
+        uint32_t v[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) v[i] = pack_pair<T>(value(n + i, 0), value(n + i, 1));
+        transpose_quad(v);
+        const int column = (n + lane) * 8;
+        if (exists && column < columns) *reinterpret_cast<uint4*>(to + column) = {v[0], v[1], v[2], v[3]};
+      }
+      return;
+    }
+  }
+  const int left = exists ? columns - lane * 2 : 0;
+  to += lane * 2;
+#pragma unroll
+  for (int n = 0; n < kN8; ++n) {
+    const float pair[2] = {value(n, 0), value(n, 1)};
+    if (vectors) {
+      if (n * 8 < left) store_values<2>(to + n * 8, pair);
+    } else {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) store_if_less(n * 8 + i, left, to + n * 8 + i, T(pair[i]));
+    }
+  }
+}
+
+/// A row of an m64 tile: where it is stored, if it is a result at all.
+template <class Tile>
+struct ResultPlaces {
+  const Params& p;
+  const uint32_t* rows;  // of the warp's first row in its first m64 tile
+  int limit[4];
+  int64_t corner;
+
+  __device__ ResultPlaces(const Params& params, const WorkUnit& unit, const Phase& phase, const uint32_t* list)
+      : p(params), rows(list) {
+    limit[0] = min(p.samples - unit.at[0], 255);
+    corner = unit.at[0] * p.out_stride[0];
+    for (int a = 0; a < 3; ++a) {
+      limit[a + 1] = min(phase.count[a] - unit.at[a + 1], 255);
+      corner += (phase.first[a] + int64_t{unit.at[a + 1]} * p.out_step[a]) * p.out_stride[a + 1];
+    }
+  }
+  __device__ bool find(int row, int64_t& offset) const {
+    const uint32_t place = rows[row];
+    bool exists = place != ResultRows<Tile>::kNone;
+    offset = corner;
+#pragma unroll
+    for (int a = 0; a < 4; ++a) {
+      const int at = static_cast<int>(place >> 8 * a & 255);
+      exists &= at < limit[a];
+      offset += at * (a == 0 ? p.out_stride[0] : p.out_stride[a] * p.out_step[a - 1]);
+    }
+    return exists;
+  }
+};
+
+/// By the four warps of a warpgroup.
+template <class Tile>
+__device__ void store_results(const Params& p, const WorkUnit& unit, const Phase& phase, const ResultRows<Tile>& rows,
+                              int warpgroup, Accumulator (&sum)[Tile::kTiles][Tile::kN8]) {
+  using T = typename Tile::Element;
+  const int warp = static_cast<int>(threadIdx.x) / 32 % 4, lane = static_cast<int>(threadIdx.x) % 32;
+  const int in_group = unit.column * Tile::kN, columns = p.out_channels - in_group;
+  const int channel = unit.group * p.out_channels + in_group;
+  const Finish<T, Tile::kN8> finish(p, channel, columns);
+  const ResultPlaces<Tile> places(p, unit, phase, rows.place + warpgroup * 64 + warp * 16 + lane / 4);
+  float* const partial = p.partial + unit.split * p.partial_stride + channel;
+  T* const out = static_cast<T*>(p.out) + channel;
+  const auto store = [&]<int half>(int tile) {
+    int64_t offset;
+    const bool exists = places.find(tile * Tile::kConsumers * 64 + half * 8, offset);
+    if (p.partial)
+      store_row<half>(partial + offset, sum[tile], finish, columns, p.vectors, exists);
+    else
+      store_row<half>(out + offset, sum[tile], finish, columns, p.vectors, exists);
+  };
+#pragma unroll
+  for (int tile = 0; tile < Tile::kTiles; ++tile) {
+    store.template operator()<0>(tile);
+    store.template operator()<1>(tile);
+  }
+}
+
+}  // namespace voxgrad::cuda::implicit_gemm

@@ -1,0 +1,275 @@
+// Host side of kernel.cuh: tensor maps, the table of taps, launches, and the second kernel of split-K.
+#include <optional>
+
+#include "cuda/conv/arithmetic.cuh"
+#include "cuda/conv/fprop_dgrad/epilogue.cuh"
+#include "cuda/conv/fprop_dgrad/launch.h"
+#include "cuda/conv/fprop_dgrad/plan.h"
+#include "cuda/conv/gather.h"
+#include "cuda/conv/plan_cache.h"
+#include "cuda/conv/plan_common.h"
+#include "cuda/conv/tensor_map.h"
+#include "cuda/kernels.h"
+#include "ops/halves.h"
+
+namespace voxgrad::cuda {
+namespace {
+
+using namespace implicit_gemm;
+
+/// Adds up partial results, a vector of channels a thread.
+template <class T, int width>
+__global__ void __launch_bounds__(kBlock) reduce_splits(const __grid_constant__ ReduceParams p) {
+  const int64_t vectors = p.channels / width, count = p.voxels * vectors;
+  for (int64_t i = thread_index(); i < count; i += thread_count()) {
+    const int64_t voxel = i / vectors;
+    const int channel = static_cast<int>(i - voxel * vectors) * width;
+    float sum[width] = {};
+    const float* from = p.partial + voxel * p.channels + channel;
+#pragma unroll 4
+    for (int split = 0; split < p.splits; ++split) {
+      float x[width];
+      load_values<width>(from + split * p.partial_stride, x);
+#pragma unroll
+      for (int j = 0; j < width; ++j) sum[j] += x[j];
+    }
+#pragma unroll
+    for (int j = 0; j < width; ++j) {
+      if (p.bias) sum[j] += static_cast<float>(static_cast<const T*>(p.bias)[(channel + j) * p.bias_stride]);
+      if (p.relu) sum[j] = max_or_nan(sum[j], 0);
+    }
+    int64_t sample = voxel, offset = channel;
+    for (int a = 0; a < 3; ++a) {
+      offset += sample % p.size[a].value * p.out_stride[3 - a];
+      sample /= p.size[a].value;
+    }
+    store_values<width>(static_cast<T*>(p.out) + offset + sample * p.out_stride[0], sum);
+  }
+}
+
+/// Where the taps are that lie in one box, and which box.
+void list_taps(Params& p, const FpropDgradPlan& plan, bool transposed) {
+  const AxisParts* axis = plan.axis;
+  int loads = 0, taps = 0;
+  const int parts[] = {axis[0].parts, axis[1].parts, axis[2].parts};
+  const int pitch[] = {plan.box[2] * plan.box[3], plan.box[3], 1};
+  const int kernel[] = {axis[0].kernel, axis[1].kernel, axis[2].kernel};
+  for (int c = 0; c < parts[0] * parts[1] * parts[2]; ++c) {
+    const int which[] = {c / (parts[1] * parts[2]), c / parts[2] % parts[1], c % parts[2]};
+    Phase& phase = p.phase_of[transposed ? c : 0];
+    if (transposed || c == 0) phase.first_load = static_cast<uint16_t>(loads);
+    const AxisPart* part[3];
+    int outer = 1, inner = 1, count[2][3];  // taps with a box of their own; in a box
+    for (int a = 0; a < 3; ++a) {
+      part[a] = &axis[a].part[which[a]];
+      phase.first[a] = part[a]->first;
+      phase.count[a] = part[a]->count;
+      outer *= count[0][a] = plan.halo[a] ? 1 : part[a]->taps;
+      inner *= count[1][a] = plan.halo[a] ? part[a]->taps : 1;
+    }
+    for (int o = 0; o < outer; ++o) {
+      Load& load = p.load[loads++];
+      load.first_tap = static_cast<uint16_t>(taps);
+      load.taps = static_cast<uint16_t>(inner);
+      int number[3] = {o / (count[0][1] * count[0][2]), o / count[0][2] % count[0][1], o % count[0][2]};
+      for (int a = 0; a < 3; ++a) {
+        const int row = plan.halo[a] ? part[a]->low : part[a]->start + number[a] * part[a]->step;
+        load.offset[a] = static_cast<int16_t>(row * axis[a].in_step + part[a]->residue);
+      }
+      for (int i = 0; i < inner; ++i) {
+        const int in_box[3] = {i / (count[1][1] * count[1][2]), i / count[1][2] % count[1][1], i % count[1][2]};
+        int shift = 0, weight = 0;
+        for (int a = 0; a < 3; ++a) {
+          const int t = plan.halo[a] ? in_box[a] : number[a];
+          if (plan.halo[a]) shift += (part[a]->start + t * part[a]->step - part[a]->low) * pitch[a];
+          weight = weight * kernel[a] + part[a]->tap_first + t * part[a]->tap_step;
+        }
+        p.tap[taps++] = {static_cast<int16_t>(shift), static_cast<uint16_t>(weight)};
+      }
+    }
+    phase.loads = static_cast<uint16_t>(loads - phase.first_load);
+  }
+  p.phases = plan.phases;
+}
+
+Params make_params(const View& out, const View& in, const ConvEpilogue& epilogue, const ConvProblem& problem,
+                   const FpropDgradPlan& plan) {
+  Params p{};
+  const bool transposed = problem.direction == ConvDirection::transposed;
+  p.bias = epilogue.bias ? epilogue.bias->data : nullptr;
+  p.bias_stride = epilogue.bias ? epilogue.bias->stride[0] : 0;
+  p.relu = epilogue.relu;
+  p.out = out.data;
+  p.samples = static_cast<int>(problem.batch);
+  p.resident = plan.resident;
+  p.merged = plan.merged;
+  p.chunks = plan.chunks;
+  p.in_channels = static_cast<int>(problem.in_channels);
+  p.out_channels = static_cast<int>(problem.out_channels);
+  p.chunk_channels = plan.chunk_channels;
+  p.row_bytes = plan.row_bytes;
+  p.splits = plan.splits;
+  p.units = static_cast<int>(plan.units);
+  p.columns = Divisor(divide_up(p.out_channels, plan.cta.columns));
+  p.split = Divisor(plan.splits);
+  p.phase = Divisor(plan.merged ? 1 : plan.phases);
+  const int64_t count[] = {problem.batch, plan.axis[0].count, plan.axis[1].count, plan.axis[2].count};
+  const int wide = problem.dtype == DType::f32 ? 2 : 8;
+  p.vectors = p.out_channels % wide == 0;
+  for (int a = 0; a < 4; ++a) {
+    p.tile[a] = plan.tile[a];
+    p.tiles[a] = Divisor(static_cast<int>(divide_up(count[a], plan.tile[a])));
+    p.out_stride[a] = out.stride[a == 0 ? 0 : a + 1];
+    if (a == 0) continue;
+    p.in_step[a - 1] = plan.axis[a - 1].in_step;
+    p.out_step[a - 1] = plan.axis[a - 1].out_step;
+    p.extent[a - 1] = Divisor(plan.box[4 - a]);
+  }
+  p.box_rows = plan.box_rows();
+  p.group_pitch = plan.group_pitch;
+  std::copy_n(plan.base, kMaxTiles, p.base);
+  p.input_stages = plan.input_stages;
+  p.weight_stages = plan.weight_stages;
+  p.input_bytes = plan.input_bytes();
+  list_taps(p, plan, transposed);
+  p.input = describe({.data = in.data,
+                      .dtype = in.dtype,
+                      .size = {in.size[1], in.size[4], in.size[3], in.size[2], in.size[0]},
+                      .stride = {1, in.stride[4], in.stride[3], in.stride[2], in.stride[0]},
+                      .box = {plan.chunk_channels, plan.box[3], plan.box[2], plan.box[1], plan.box[0]},
+                      .step = {1, p.in_step[2], p.in_step[1], p.in_step[0], 1},
+                      .row_bytes = plan.row_bytes,
+                      .rank = 5},
+                     "conv");
+  return p;
+}
+
+/// Weights whose axis `inner`, 0 or 1, is contiguous, then the taps, then the other of the two.
+struct WeightOperand {
+  View view;
+  int inner;
+  int64_t row, outer;  // elements: from a tap to the next, and of the other axis
+};
+
+bool is_dense_inner(const View& w, int inner) {
+  const int64_t* s = w.stride;
+  const int64_t channels = w.size[inner];
+  const auto is = [&](int axis, int64_t step) { return w.size[axis] == 1 || s[axis] == step; };
+  return is(inner, 1) && is(4, channels) && is(3, w.size[4] * channels) && is(2, w.size[3] * w.size[4] * channels) &&
+         is(1 - inner, w.size[2] * w.size[3] * w.size[4] * channels) && channels * item_size(w.dtype) % 16 == 0 &&
+         reinterpret_cast<uintptr_t>(w.data) % 16 == 0;
+}
+
+/// As they are, if TMA can read them and wgmma multiply them so; else by way of `copy`: channels padded to 16 bytes.
+WeightOperand weight_operand(const View& w, bool transposed, std::optional<Workspace>& copy, const Launch& launch) {
+  const int k_axis = transposed ? 0 : 1;
+  const bool halves = is_half(w.dtype);
+  const int64_t taps = w.size[2] * w.size[3] * w.size[4];
+  for (const int inner : {1, 0})
+    if ((halves || inner == k_axis) && is_dense_inner(w, inner)) return {w, inner, w.size[inner], w.size[inner] * taps};
+  const int inner = halves ? 1 : k_axis;
+  const int64_t wide = 16 / item_size(w.dtype), row = divide_up(w.size[inner], wide) * wide;
+  View padded = w;
+  int64_t stride = row;
+  padded.stride[inner] = 1;
+  for (const int axis : {4, 3, 2, 1 - inner}) {
+    padded.stride[axis] = stride;
+    stride *= w.size[axis];
+  }
+  copy.emplace(launch, static_cast<size_t>(stride * item_size(w.dtype)));
+  padded.data = copy->as<void>();
+  kernel::copy(padded, w);
+  return {padded, inner, row, row * taps};
+}
+
+/// Tells TMA of the weights, and what a group is of them.
+bool describe_weights(Params& p, const WeightOperand& weights, bool transposed, const FpropDgradPlan& plan) {
+  const View& w = weights.view;
+  const bool n_major = weights.inner == (transposed ? 1 : 0);
+  p.k_group = transposed ? p.in_channels : 0;
+  p.n_group = transposed ? 0 : p.out_channels;
+  const int columns = std::min(plan.cta.columns, 64), k = plan.chunk_channels;
+  const int64_t taps = w.size[2] * w.size[3] * w.size[4];
+  p.weight = describe({.data = w.data,
+                       .dtype = w.dtype,
+                       .size = {w.size[weights.inner], w.size[1 - weights.inner], taps},
+                       .stride = {1, weights.outer, weights.row},
+                       .box = {n_major ? columns : k, n_major ? k : plan.cta.columns, 1},
+                       .step = {1, 1, 1},
+                       .row_bytes = n_major ? 2 * columns : plan.row_bytes,
+                       .rank = 3},
+                      "conv");
+  return n_major;
+}
+
+void reduce(const View& out, const ConvEpilogue& epilogue, const Params& p, const float* partial, int64_t stride,
+            const ConvProblem& problem, cudaStream_t stream) {
+  ReduceParams r{};
+  r.partial = partial;
+  r.partial_stride = stride;
+  r.splits = p.split.value;
+  r.channels = static_cast<int>(out.size[1]);
+  r.voxels = stride / r.channels;
+  r.bias = p.bias;
+  r.bias_stride = p.bias_stride;
+  r.relu = epilogue.relu;
+  r.out = out.data;
+  for (int a = 0; a < 4; ++a) r.out_stride[a] = out.stride[a == 0 ? 0 : a + 1];
+  for (int a = 0; a < 3; ++a) r.size[a] = Divisor(static_cast<int>(out.size[4 - a]));
+  with_arithmetic(arithmetic_of(problem), [&]<class Arithmetic>() {
+    using T = typename Arithmetic::Element;
+    const auto kernel = r.channels % 4 == 0 ? reduce_splits<T, 4> : reduce_splits<T, 1>;
+    kernel<<<grid_size(stride / (r.channels % 4 == 0 ? 4 : 1)), kBlock, 0, stream>>>(r);
+  });
+  check_launch("conv: sum of splits");
+}
+
+}  // namespace
+
+bool fprop_dgrad(const View& out, const View& in, const View& w, const ConvEpilogue& epilogue,
+                 const ConvGeometry& geometry, bool transposed, const Launch& launch) {
+  ConvProblem problem =
+      conv_problem(transposed ? ConvDirection::transposed : ConvDirection::forward, in, out, w, geometry);
+  describe_device(problem, launch);
+  const auto plan = remembered<plan_fprop_dgrad>(problem);
+  if (!plan) return false;
+  if (!std::all_of(plan->axis, plan->axis + 3, [](const AxisParts& axis) { return axis.complete; }))
+    fill_bias(out, epilogue, launch);
+  Params p = make_params(out, in, epilogue, problem, *plan);
+  std::optional<Workspace> copy;
+  const bool n_major = describe_weights(p, weight_operand(w, transposed, copy, launch), transposed, *plan);
+  const int64_t elements = workspace_bytes(problem, *plan) / (plan->splits * int64_t{4});
+  const Workspace partial(launch, static_cast<size_t>(workspace_bytes(problem, *plan)));
+  if (plan->splits > 1) {
+    p.partial = partial.as<float>();
+    p.partial_stride = elements;
+    p.relu = false;
+    int64_t stride = out.size[1];
+    p.vectors = stride % 2 == 0;
+    for (int a = 3; a >= 0; --a) {
+      p.out_stride[a] = stride;
+      stride *= out.size[a == 0 ? 0 : a + 1];
+    }
+  }
+  const int stage = stage_taps(plan->cta.columns) * plan->cta.columns * plan->row_bytes;
+  const int shared = 1024 + plan->input_stages * plan->input_bytes() + plan->weight_stages * stage;
+  const int ctas = static_cast<int>(std::min<int64_t>(plan->units, problem.multiprocessors));
+  const auto run = [&]<class T>() {
+    launch_kernel<T>(p, plan->cta.columns, plan->cta.row_tiles, n_major, ctas, shared, launch.stream);
+  };
+  switch (out.dtype) {
+    case DType::bf16:
+      run.template operator()<BFloat16>();
+      break;
+    case DType::f16:
+      run.template operator()<Float16>();
+      break;
+    default:
+      run.template operator()<float>();
+  }
+  check_launch("conv");
+  if (plan->splits > 1) reduce(out, epilogue, p, p.partial, elements, problem, launch.stream);
+  return true;
+}
+
+}  // namespace voxgrad::cuda

@@ -1,0 +1,225 @@
+// Persistent, warp-specialised implicit GEMM for forward convolution (fprop) and its data gradient (dgrad, which is the
+// transposed convolution) of channels-last tensors, on TMA and wgmma:
+//
+//   D[voxel][output channel] = sum over taps and input channels of A[voxel + tap][channel] * B[tap][channel][output
+//   channel]
+//
+// A voxel's channels are contiguous, so that a TMA box (some of the channels, and a CTA tile's voxels, with or without
+// their halo) is a swizzled K-major operand as it lies: one row a voxel. Its zero fill is the padding, its element
+// strides part the residues of a stride. A tap is a shift of the operand's start by rows. Weights are read likewise,
+// from (out, taps, in) or (in, taps, out), whichever is contiguous: K-major or N-major.
+//
+// Of a dgrad with strides each stride phase is a GEMM of its own, with its own taps. One producer warp loads boxes of
+// inputs, another weights; two consumer warpgroups share the tile's rows and read the same weights.
+#pragma once
+
+#include "cuda/conv/fprop_dgrad/epilogue.cuh"
+#include "cuda/conv/fprop_dgrad/pipeline.cuh"
+#include "cuda/conv/fprop_dgrad/scheduler.cuh"
+
+namespace voxgrad::cuda::implicit_gemm {
+
+/// A CTA tile: 2 x kTiles m64 tiles of voxels by kN output channels. kNMajor: of B, of which N is contiguous.
+template <class Element_, int kN_, int kTiles_, int kRowBytes_, bool kNMajor_>
+struct CtaTile {
+  using Element = Element_;
+  static constexpr int kN = kN_, kTiles = kTiles_, kN8 = kN / 8;
+  static constexpr int kRowBytes = kRowBytes_;  // of a voxel's channels, a row of A
+  static constexpr bool kNMajor = kNMajor_;
+  static constexpr int kConsumers = 2, kThreads = 128 * (kConsumers + 1);
+  static constexpr int kRegisters = 232, kProducerRegisters = 40;
+  static constexpr int kNBlock = kNMajor && kN > 64 ? 64 : kN;  // columns of a TMA box of weights
+  static constexpr int kStageTaps = stage_taps(kN);
+
+  static constexpr int kWeightBytes = kN * kRowBytes;  // of one tap
+};
+
+/// Loads the inputs' boxes. By one thread.
+template <class Tile>
+__device__ void produce_inputs(const Params& p, uint32_t stages, Pipeline pipeline) {
+  for_each_gemm(p, [&](const WorkUnit& unit, const Phase& phase, bool first) {
+    if (p.resident && !first) return;
+    for (KBlocks k(p, unit, phase); k.left > 0; k.next()) {
+      const Load& box = k.box(p);
+      int at[3];
+      for (int a = 0; a < 3; ++a) at[a] = unit.at[a + 1] * p.in_step[a] + box.offset[a];
+      pipeline.acquire();
+      pipeline.commit(p.box_rows * Tile::kRowBytes);
+      copy_box(stages + pipeline.stage() * p.input_bytes, p.input,
+               unit.group * p.in_channels + k.chunk * p.chunk_channels, at[2], at[1], at[0], unit.at[0],
+               pipeline.barrier());
+      pipeline.next();
+    }
+  });
+}
+
+/// Loads the weights of some taps a stage. By one thread.
+template <class Tile>
+__device__ void produce_weights(const Params& p, uint32_t stages, Pipeline pipeline) {
+  constexpr int tap_bytes = Tile::kWeightBytes;
+  for_each_gemm(p, [&](const WorkUnit& unit, const Phase& phase, bool) {
+    const int n = unit.group * p.n_group + unit.column * Tile::kN;
+    for (KBlocks block(p, unit, phase); block.left > 0; block.next()) {
+      const Load& box = block.box(p);
+      const int k = unit.group * p.k_group + block.chunk * p.chunk_channels;
+      for (int begin = 0; begin < box.taps; begin += Tile::kStageTaps) {
+        const int taps = min(box.taps - begin, Tile::kStageTaps);
+        pipeline.acquire();
+        pipeline.commit(taps * tap_bytes);
+        uint32_t to = stages + pipeline.stage() * (Tile::kStageTaps * tap_bytes);
+        for (int i = 0; i < taps; ++i) {
+          const int tap = p.tap[box.first_tap + begin + i].weight;
+          for (int j = 0; j < Tile::kN; j += Tile::kNBlock) {
+            if constexpr (Tile::kNMajor)
+              copy_box(to, p.weight, n + j, k, tap, pipeline.barrier());
+            else
+              copy_box(to, p.weight, k, n, tap, pipeline.barrier());
+            to += Tile::kNBlock * Tile::kRowBytes;
+          }
+        }
+        pipeline.next();
+      }
+    }
+  });
+}
+
+/// What wgmma is told of an operand whose rows are `swizzle` bytes long: bytes from 8 of them to the next, and, of an
+/// N-major operand, from a block of columns to the next.
+__device__ inline uint64_t swizzled_operand(uint32_t shared, int swizzle, int groups_apart, int blocks_apart) {
+  const uint64_t code = swizzle == 128 ? 1 : swizzle == 64 ? 2 : 3;
+  return (shared & 0x3ffff) >> 4 | static_cast<uint64_t>(blocks_apart >> 4) << 16 |
+         static_cast<uint64_t>(groups_apart >> 4) << 32 | code << 62;
+}
+
+/// Multiplies the k-blocks of one GEMM.
+template <class Tile>
+struct Mainloop {
+  static constexpr int kTiles = Tile::kTiles;
+  const Params& p;
+  const uint32_t input_stages, weight_stages;
+  Pipeline inputs, weights;
+  int base[kTiles];  // of the warpgroup's m64 tiles, in 16 bytes
+  bool held = false;
+  const bool first_warp = of_warp(static_cast<int>(threadIdx.x) / 32 % 4) == 0;
+
+  __device__ Mainloop(const Params& params, uint32_t input_at, uint32_t weight_at, const Pipeline& input,
+                      const Pipeline& weight, int warpgroup)
+      : p(params), input_stages(input_at), weight_stages(weight_at), inputs(input), weights(weight) {
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i)
+      base[i] = of_warp(max(p.base[i * Tile::kConsumers + warpgroup], 0) * Tile::kRowBytes / 16);
+  }
+
+  /// The next unit's resident box takes the place of the last one's, which is read no more.
+  __device__ void next_resident() {
+    if (held) {
+      if (leads()) inputs.release(inputs.stage());
+      inputs.next();
+    }
+    held = true;
+  }
+
+  __device__ void multiply(const WorkUnit& unit, const Phase& phase, Accumulator (&sum)[kTiles][Tile::kN8]) {
+    const bool releases = leads();
+    bool fresh = true;
+    int last_weights = -1, last_inputs = -1;
+    for (KBlocks k(p, unit, phase); k.left > 0; k.next()) {
+      const Load& box = k.box(p);
+      inputs.wait();
+      const uint64_t a = swizzled_operand(input_stages + inputs.stage() * p.input_bytes, Tile::kRowBytes,
+                                          p.group_pitch * Tile::kRowBytes, 0);
+      for (int begin = 0; begin < box.taps; begin += Tile::kStageTaps) {
+        const int taps = min(box.taps - begin, Tile::kStageTaps);
+        weights.wait();
+        const uint32_t b = weight_stages + weights.stage() * (Tile::kStageTaps * Tile::kWeightBytes);
+        int i = 0;
+        do {
+          const int shift = p.tap[box.first_tap + begin + i].shift * Tile::kRowBytes / 16;
+          multiply_tap(sum, advance_slab(a, shift), operand_b(b + i * Tile::kWeightBytes), fresh);
+          fresh = false;
+        } while (++i < taps);
+        commit_products();
+        await_products<1>();  // those of the stage before
+        if (releases && last_weights >= 0) weights.release(last_weights);
+        if (releases && last_inputs >= 0) inputs.release(last_inputs);
+        last_inputs = -1;
+        last_weights = weights.stage();
+        weights.next();
+      }
+      if (!p.resident) {
+        last_inputs = inputs.stage();
+        inputs.next();
+      }
+    }
+    await_products<0>();
+    if (releases && last_weights >= 0) weights.release(last_weights);
+    if (releases && last_inputs >= 0) inputs.release(last_inputs);
+    if (fresh)
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t)
+#pragma unroll
+        for (int n = 0; n < Tile::kN8; ++n)
+#pragma unroll
+          for (int i = 0; i < 4; ++i) sum[t][n][i] = 0;
+  }
+
+ private:
+  __device__ bool leads() const { return first_warp && is_leader(); }
+  /// A tap's weights: rows of K of one output channel each, or of output channels of one k.
+  __device__ uint64_t operand_b(uint32_t at) const {
+    if constexpr (Tile::kNMajor)
+      return swizzled_operand(at, 2 * Tile::kNBlock, 16 * Tile::kNBlock, Tile::kNBlock * Tile::kRowBytes);
+    else
+      return swizzled_operand(at, Tile::kRowBytes, 8 * Tile::kRowBytes, 0);
+  }
+  /// Without a loop: wgmma wants its accumulators in registers that nothing else moves.
+  __device__ void multiply_tap(Accumulator (&sum)[kTiles][Tile::kN8], uint64_t a, uint64_t b, bool fresh) const {
+    constexpr int kStepA = 2, kStepB = Tile::kNMajor ? 2 * Tile::kNBlock : 2;  // of 32 bytes of K, in 16 bytes
+    begin_products();
+#pragma unroll
+    for (int k = 0; k < Tile::kRowBytes / 32; ++k)
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t)
+        multiply_async<typename Tile::Element, false, Tile::kNMajor>(sum[t], advance_slab(a, base[t] + k * kStepA),
+                                                                     advance_slab(b, k * kStepB), k > 0 || !fresh);
+  }
+};
+
+template <class Tile>
+__global__ void __launch_bounds__(Tile::kThreads, 1) fprop_dgrad_kernel(const __grid_constant__ Params p) {
+#if VOXGRAD_HAS_WGMMA
+  extern __shared__ uint4 dynamic_shared[];
+  __shared__ uint64_t barriers[2 * 2 * kMaxStages];
+  __shared__ ResultRows<Tile> rows;
+  const uint32_t input_stages = (of_warp(shared_address(dynamic_shared)) + 1023) & ~1023u;
+  const uint32_t weight_stages = input_stages + p.input_stages * p.input_bytes;
+  const uint32_t barrier = of_warp(shared_address(barriers));
+  const Pipeline inputs(barrier, p.input_stages);
+  const Pipeline weights(barrier + kMaxStages * Pipeline::kBarrierBytes, p.weight_stages);
+  if (threadIdx.x == 0) {
+    inputs.init(Tile::kConsumers);
+    weights.init(Tile::kConsumers);
+  }
+  publish_barriers();
+  rows.list(p);
+  __syncthreads();
+  const int warpgroup = of_warp(static_cast<int>(threadIdx.x) / 128);
+  if (warpgroup < Tile::kConsumers) {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Tile::kRegisters));
+    Mainloop<Tile> mainloop(p, input_stages, weight_stages, inputs, weights, warpgroup);
+    for_each_gemm(p, [&](const WorkUnit& unit, const Phase& phase, bool first) {
+      Accumulator sum[Tile::kTiles][Tile::kN8];
+      if (p.resident && first) mainloop.next_resident();
+      mainloop.multiply(unit, phase, sum);
+      store_results<Tile>(p, unit, phase, rows, warpgroup, sum);
+    });
+  } else {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Tile::kProducerRegisters));
+    const int warp = of_warp(static_cast<int>(threadIdx.x) / 32 % 4);
+    if (warp == 0 && is_leader()) produce_inputs<Tile>(p, input_stages, inputs);
+    if (warp == 1 && is_leader()) produce_weights<Tile>(p, weight_stages, weights);
+  }
+#endif
+}
+
+}  // namespace voxgrad::cuda::implicit_gemm

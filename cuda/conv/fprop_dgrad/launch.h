@@ -1,0 +1,23 @@
+// Convolutions of channels-last tensors on tensor cores, fprop and dgrad.
+#pragma once
+
+#include "cuda/conv/plan.h"
+#include "cuda/launch.h"
+#include "ops/kernels.h"
+
+namespace voxgrad::cuda {
+
+/// False, and nothing done, if the problem is not its own (plan_fprop_dgrad()). `transposed`: dgrad.
+bool fprop_dgrad(const View& out, const View& in, const View& w, const ConvEpilogue& epilogue,
+                 const ConvGeometry& geometry, bool transposed, const Launch& launch);
+
+namespace implicit_gemm {
+struct Params;
+
+/// Queues the kernel of the tile that the plan names. `n_major`: the weights' output channels are contiguous.
+template <class Element>
+void launch_kernel(const Params& p, int columns, int row_tiles, bool n_major, int ctas, int shared_bytes,
+                   cudaStream_t stream);
+}  // namespace implicit_gemm
+
+}  // namespace voxgrad::cuda

@@ -1,0 +1,47 @@
+// A ring of stages in shared memory between a warp that has TMA fill them and the warpgroups that multiply.
+#pragma once
+
+#include "cuda/conv/bulk_copy.cuh"
+
+namespace voxgrad::cuda {
+
+/// One side's place in the ring. Producer: acquire(), commit(), copies, next(). Consumer: wait(), products, next(), and
+/// release() of the stage once they are done.
+class Pipeline {
+ public:
+  static constexpr int kBarrierBytes = 16;  // of a stage: full, empty
+
+  __device__ Pipeline(uint32_t barriers, int stages) : barriers_(barriers), stages_(stages) {}
+  /// By one thread, before the others use the ring; `consumers` warpgroups.
+  __device__ void init(int consumers) const {
+    for (int i = 0; i < stages_; ++i) {
+      init_barrier(full(i), 1);
+      init_barrier(empty(i), consumers);
+    }
+  }
+  __device__ int stage() const { return stage_; }
+  __device__ void next() {
+    if (++stage_ == stages_) stage_ = 0, ++round_;
+  }
+
+  /// Until the stage is free.
+  __device__ void acquire() const {
+    if (round_ > 0) await_round(empty(stage_), round_ - 1);
+  }
+  /// The stage is full when so many bytes have come to barrier().
+  __device__ void commit(uint32_t bytes) const { expect_bytes(full(stage_), bytes); }
+  __device__ uint32_t barrier() const { return full(stage_); }
+
+  /// Until the stage is full.
+  __device__ void wait() const { await_round(full(stage_), round_); }
+  /// By one thread of each consumer.
+  __device__ void release(int stage) const { arrive(empty(stage)); }
+
+ private:
+  __device__ uint32_t full(int i) const { return barriers_ + kBarrierBytes * i; }
+  __device__ uint32_t empty(int i) const { return full(i) + 8; }
+  uint32_t barriers_;
+  int stages_, stage_ = 0, round_ = 0;
+};
+
+}  // namespace voxgrad::cuda

@@ -1,0 +1,239 @@
+#include "cuda/conv/fprop_dgrad/plan.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+
+#include "cuda/conv/plan_common.h"
+
+namespace voxgrad::cuda {
+namespace {
+
+constexpr int kMostTaps = 512, kMostPhases = 64, kMostSide = 255, kMostStages = 8;
+constexpr int kStatic = 6 * 1024;  // bytes: barriers, list of rows, alignment
+// Clocks of a model: what an SM gets from L2, writes results at, and what a unit and a second kernel cost.
+constexpr double kFromL2 = 45, kToMemory = 32, kUnit = 1000, kReduction = 4000, kReductionBytes = 2500;
+
+constexpr FpropDgradTile kTiles[] = {{16, 4}, {32, 4}, {64, 4}, {64, 2}, {64, 1}, {128, 2}, {128, 1}};
+
+int stage_taps(int columns) { return columns >= 128 ? 1 : columns == 64 ? 2 : 4; }
+
+using Bases = std::array<int, 8>;
+
+/// m64 tiles that cover the tile's results in its box, `pitch` rows from 8 of them to the next 8.
+struct Cover {
+  int pitch, tiles;
+  Bases base;
+};
+
+/// Regions of the box (the whole, samples, or planes), each cut into m64 tiles of consecutive rows (`octets`: of 8
+/// lines of 8 neighbours). Nothing if that makes more than `most`.
+std::optional<Cover> cover(const int (&tile)[4], const int (&box)[4], int level, bool octets, int most) {
+  const int line = box[3], plane = line * box[2], volume = plane * box[1];
+  const int regions = level == 0 ? 1 : level == 1 ? tile[0] : tile[0] * tile[1];
+  int lines = tile[2];  // from the first to the last that counts
+  if (level < 2) lines += (tile[1] - 1) * box[2];
+  if (level < 1) lines += (tile[0] - 1) * box[1] * box[2];
+  const int pieces = octets ? divide_up(lines, 8) * (tile[3] / 8) : divide_up((lines - 1) * line + tile[3], 64);
+  if (regions * pieces > most) return std::nullopt;
+  Cover found{octets ? line : 8, regions * pieces, {}};
+  found.base.fill(-1);
+  for (int r = 0, i = 0; r < regions; ++r)
+    for (int piece = 0; piece < pieces; ++piece) {
+      const int region = level == 0 ? 0 : level == 1 ? r * volume : r / tile[1] * volume + r % tile[1] * plane;
+      const int blocks = tile[3] / 8;
+      found.base[static_cast<size_t>(i++)] =
+          region + (octets ? piece / blocks * 8 * line + piece % blocks * 8 : piece * 64);
+    }
+  return found;
+}
+
+std::optional<Cover> best_cover(const int (&tile)[4], const int (&box)[4], int most) {
+  std::optional<Cover> best;
+  for (const bool octets : {false, true})
+    for (int level = 0; level < 3; ++level)
+      if (!octets || tile[3] % 8 == 0)
+        if (const auto found = cover(tile, box, level, octets, most)) {
+          best = found;
+          most = found->tiles - 1;
+        }
+  return best;
+}
+
+bool choose_axes(const ConvProblem& p, FpropDgradPlan& plan) {
+  const bool transposed = p.direction == ConvDirection::transposed;
+  int taps = 1, parts = 1;
+  for (int a = 0; a < 3; ++a) {
+    const ConvGeometry& g = p.geometry;
+    const auto axis =
+        transposed
+            ? transposed_parts(p.in_size[a], p.out_size[a], p.kernel[a], g.stride[a], g.padding[a], g.dilation[a])
+            : forward_parts(p.in_size[a], p.out_size[a], p.kernel[a], g.stride[a], g.padding[a], g.dilation[a], false);
+    if (!axis || axis->in_step > kMostStep || axis->kernel > kMostTaps) return false;
+    taps *= axis->kernel;
+    parts *= axis->parts;
+    if (taps > kMostTaps || parts > kMostPhases) return false;
+    plan.axis[a] = *axis;
+  }
+  plan.phases = transposed ? parts : 1;
+  return parts > 0;
+}
+
+/// What does not follow from the problem alone, in the order in which it is chosen.
+class Search {
+ public:
+  Search(const ConvProblem& problem, const FpropDgradPlan& axes) : p_(problem), axes_(axes) {
+    taps_ = 1;
+    for (const AxisParts& axis : axes.axis) taps_ *= axis.kernel;
+  }
+
+  std::optional<FpropDgradPlan> best() {
+    for (const FpropDgradTile& cta : kTiles) {
+      if (p_.choice.width > 0 && p_.choice.width != cta.columns) continue;
+      if (p_.choice.heights > 0 && p_.choice.heights != cta.row_tiles) continue;
+      for (const int row_bytes : {128, 64, 32})
+        for (const bool depth : {false, true})
+          for (const bool plane : {false, true}) {
+            if (p_.choice.depth > 0 && row_bytes != 32 * p_.choice.depth) continue;
+            FpropDgradPlan plan = axes_;
+            plan.cta = cta;
+            plan.halo[0] = depth;
+            plan.halo[1] = plan.halo[2] = plane;
+            if (depth && !plane) continue;
+            if (row_bytes == 32 && (cta.columns > 64 || cta.row_tiles < 4)) continue;  // not compiled
+            plan.row_bytes = row_bytes;
+            plan.chunk_channels = row_bytes / static_cast<int>(item_size(p_.dtype));
+            if (row_bytes > 32 && plan.chunk_channels > 2 * p_.in_channels) continue;
+            if (p_.groups > 1 && p_.in_channels % plan.chunk_channels != 0) continue;
+            plan.chunks = divide_up(p_.in_channels, plan.chunk_channels);
+            try_tiles(plan);
+          }
+    }
+    return best_;
+  }
+
+ private:
+  void try_tiles(FpropDgradPlan& plan) {
+    const int rows = 128 * plan.cta.row_tiles;
+    if (plan.phases > 1 && plan.halo[0] && plan.halo[1] && plan.chunks == 1) {
+      plan.resident = true;
+      for (AxisParts& axis : plan.axis) merge_halos(axis);
+    }
+    for (const int w : sides(plan.axis[2].count, rows))
+      for (const int h : sides(plan.axis[1].count, rows / w))
+        for (const int d : sides(plan.axis[0].count, rows / (w * h))) {
+          const bool whole = w == plan.axis[2].count && h == plan.axis[1].count && d == plan.axis[0].count;
+          plan.tile[0] =
+              whole ? static_cast<int>(std::min<int64_t>(p_.batch, std::min(rows / (w * h * d), kMostSide))) : 1;
+          plan.tile[1] = d;
+          plan.tile[2] = h;
+          plan.tile[3] = w;
+          try_tile(plan);
+        }
+  }
+  /// Near-equal pieces, and multiples of 8.
+  static std::vector<int> sides(int count, int most) {
+    std::vector<int> result;
+    for (const int width : box_widths(count, std::min(most, kMostSide)))
+      if (result.size() < 6) result.push_back(width);
+    for (const int width : {8, 16, 32})
+      if (width <= most && width < count + 8) result.push_back(width);
+    return result;
+  }
+
+  void try_tile(FpropDgradPlan& plan) {
+    plan.box[0] = plan.tile[0];
+    for (int a = 0; a < 3; ++a) {
+      plan.box[a + 1] = plan.tile[a + 1] + (plan.halo[a] ? plan.axis[a].max_span - 1 : 0);
+      if ((plan.box[a + 1] - 1) * plan.axis[a].in_step + 1 > kMostBox) return;
+    }
+    if (plan.box_rows() * plan.row_bytes > (p_.shared_limit - kStatic) / 2) return;
+    const auto covered = best_cover(plan.tile, plan.box, 2 * plan.cta.row_tiles);
+    if (!covered || !choose_stages(plan, *covered)) return;
+    plan.group_pitch = covered->pitch;
+    std::copy(covered->base.begin(), covered->base.end(), plan.base);
+    choose_splits(plan);
+  }
+
+  /// Rows that are read behind the box are those of no result, but have to be shared memory.
+  bool choose_stages(FpropDgradPlan& plan, const Cover& covered) const {
+    int end = 0;
+    for (const int base : covered.base) end = std::max(end, base + 7 * covered.pitch + 8);
+    for (int a = 0, pitch[] = {plan.box[2] * plan.box[3], plan.box[3], 1}; a < 3; ++a)
+      if (plan.halo[a]) end += (plan.axis[a].max_span - 1) * pitch[a];
+    const bool by_tap = !plan.halo[1] || taps_ == 1;
+    const int weight = stage_taps(plan.cta.columns) * plan.cta.columns * plan.row_bytes, input = plan.input_bytes();
+    const int room = p_.shared_limit - kStatic;
+    plan.weight_stages = std::min(by_tap ? room / (input + weight) : 4, kMostStages);
+    if (plan.weight_stages < 2) return false;
+    plan.input_stages = std::min((room - plan.weight_stages * weight) / input, by_tap ? plan.weight_stages : 3);
+    if (plan.input_stages < 2) return false;
+    plan.weight_stages = std::min((room - plan.input_stages * input) / weight, kMostStages);
+    return end * plan.row_bytes <= input + plan.weight_stages * weight;
+  }
+
+  void choose_splits(FpropDgradPlan& plan) {
+    int64_t tiles = divide_up(p_.batch, plan.tile[0]);
+    for (int a = 0; a < 3; ++a) tiles *= divide_up(plan.axis[a].count, plan.tile[a + 1]);
+    tiles *= p_.groups * divide_up(p_.out_channels, plan.cta.columns);
+    plan.merged = plan.phases > 1 && (plan.resident || tiles >= 4 * kMultiprocessors);
+    const int64_t units = plan.merged ? tiles : tiles * plan.phases;
+    const int k_blocks = plan.chunks * k_loads(plan);
+    for (int splits = 1; splits <= std::min(k_blocks, 32); ++splits) {
+      plan.splits = splits;
+      plan.units = units * splits;
+      plan.cycles = cycles(plan);
+      if (plan.units < INT32_MAX && (!best_ || plan.cycles < best_->cycles)) best_ = plan;
+      if (units >= kMultiprocessors || plan.resident || p_.choice.slots == 1) break;
+    }
+  }
+  /// Boxes of a chunk, of the mean phase, not below 1.
+  int k_loads(const FpropDgradPlan& plan) const {
+    int loads = 1;
+    for (int a = 0; a < 3; ++a) loads *= plan.halo[a] ? plan.axis[a].parts : plan.axis[a].kernel;
+    return std::max(loads / plan.phases, 1);
+  }
+
+  double cycles(const FpropDgradPlan& plan) const {
+    const int phases = plan.merged ? plan.phases : 1;
+    const double taps = 1.0 * taps_ / plan.phases * phases, n = plan.cta.columns;
+    const double product = std::max(n / 2, 16 + n / 4);  // of 32 bytes of K
+    const double k = plan.row_bytes / 32.0 * plan.chunks;
+    const double multiplies = taps * k * 2 * plan.cta.row_tiles * product;
+    const double loads = plan.resident ? 1 : k_loads(plan) * phases;
+    const double bytes = (loads * plan.box_rows() + taps * n) * plan.chunks * plan.row_bytes;
+    const double results = 128.0 * plan.cta.row_tiles * n * phases;
+    const double stages = taps * plan.chunks / (plan.halo[1] ? stage_taps(plan.cta.columns) : 1) * 60;
+    const double unit = std::max({multiplies, bytes / kFromL2, stages}) / plan.splits +
+                        results * (plan.splits > 1 ? 4.0 : static_cast<double>(item_size(p_.dtype))) / kToMemory +
+                        kUnit;
+    double all = static_cast<double>((plan.units + kMultiprocessors - 1) / kMultiprocessors) * unit;
+    if (plan.splits > 1) all += kReduction + static_cast<double>(workspace_bytes(p_, plan)) / kReductionBytes;
+    return all;
+  }
+
+  const ConvProblem& p_;
+  const FpropDgradPlan& axes_;
+  int taps_;
+  std::optional<FpropDgradPlan> best_;
+};
+
+}  // namespace
+
+std::span<const FpropDgradTile> fprop_dgrad_tiles() { return kTiles; }
+
+std::optional<FpropDgradPlan> plan_fprop_dgrad(const ConvProblem& p) {
+  if (!p.channels_last || !may_use_wgmma(p) || p.choice.plain || p.choice.packed || p.choice.narrow)
+    return std::nullopt;
+  if (p.dtype == DType::f64 || arithmetic_of(p) == ConvArithmetic::tf32x3) return std::nullopt;
+  FpropDgradPlan axes;
+  if (!choose_axes(p, axes)) return std::nullopt;
+  return Search(p, axes).best();
+}
+
+int64_t workspace_bytes(const ConvProblem& p, const FpropDgradPlan& plan) {
+  if (plan.splits == 1) return 0;
+  return plan.splits * p.batch * p.out_size[0] * p.out_size[1] * p.out_size[2] * p.out_channels * p.groups * 4;
+}
+
+}  // namespace voxgrad::cuda

@@ -1,0 +1,39 @@
+// Which CTA tile, halo and split a channels-last implicit GEMM takes: a pure function of the problem.
+#pragma once
+
+#include <optional>
+#include <span>
+
+#include "cuda/conv/plan.h"
+
+namespace voxgrad::cuda {
+
+/// The compiled CTA tiles: output channels, and m64 tiles of voxels of each of two consumer warpgroups.
+struct FpropDgradTile {
+  int columns, row_tiles;
+};
+std::span<const FpropDgradTile> fprop_dgrad_tiles();
+
+struct FpropDgradPlan {
+  AxisParts axis[3];
+  FpropDgradTile cta{};
+  int row_bytes = 0, chunk_channels = 0, chunks = 0;  // of a voxel in shared memory; of K, and how many make all of it
+  bool halo[3] = {};                  // axes whose taps read one box; of the others each tap has its own
+  int tile[4] = {}, box[4] = {};      // (sample, depth, height, width): of results; of a TMA box
+  int group_pitch = 0, base[8] = {};  // Params of params.h
+  int phases = 1;
+  bool resident = false, merged = false;
+  int splits = 1, input_stages = 0, weight_stages = 0;
+  int64_t units = 0;
+  double cycles = 0;  // by the model that chose
+
+  int box_rows() const { return box[0] * box[1] * box[2] * box[3]; }
+  int input_bytes() const { return (box_rows() * row_bytes + 1023) / 1024 * 1024; }
+};
+
+/// Nothing if the problem is not its own (not channels-last, f64, `highest`, too many taps or residues).
+std::optional<FpropDgradPlan> plan_fprop_dgrad(const ConvProblem& problem);
+/// Partial sums of split-K.
+int64_t workspace_bytes(const ConvProblem& problem, const FpropDgradPlan& plan);
+
+}  // namespace voxgrad::cuda

@@ -1,0 +1,62 @@
+// Static persistent tile scheduler: which work units a CTA takes, and which k-blocks they consist of.
+#pragma once
+
+#include "cuda/conv/fprop_dgrad/params.h"
+
+namespace voxgrad::cuda::implicit_gemm {
+
+/// A CTA tile of results by output channels, in one stride phase (or all), of one split of K.
+struct WorkUnit {
+  int column, split, phase, group;
+  Coordinates at;  // results of a phase: the tile's corner
+
+  __device__ WorkUnit(const Params& p, int number) {
+    column = p.columns.take(number);
+    split = p.split.take(number);
+    phase = p.phase.take(number);
+    for (int a = 3; a >= 0; --a) at[a] = p.tiles[a].take(number) * p.tile[a];
+    group = number;
+  }
+  /// Another phase may have more results.
+  __device__ bool has_results(const Phase& of) const {
+    return at[1] < of.count[0] && at[2] < of.count[1] && at[3] < of.count[2];
+  }
+};
+
+/// Calls f(unit, phase, first) for the implicit GEMMs that fall to this CTA, `first` at the first one of a unit. Units
+/// rotate from round to round, so that each CTA meets all phases, whose K differ.
+template <class F>
+__device__ void for_each_gemm(const Params& p, const F& f) {
+  const int ctas = static_cast<int>(gridDim.x);
+  for (int begin = 0, turn = static_cast<int>(blockIdx.x); begin < p.units; begin += ctas) {
+    if (begin + turn < p.units) {
+      const WorkUnit unit(p, begin + turn);
+      const int end = p.merged ? p.phases : unit.phase + 1;
+      bool first = true;
+      for (int phase = unit.phase; phase < end; ++phase)
+        if (unit.has_results(p.phase_of[phase])) f(unit, p.phase_of[phase], first), first = false;
+    }
+    if (++turn == ctas) turn = 0;
+  }
+}
+
+/// k-blocks of a GEMM: boxes of inputs, of each chunk of channels. Those of one split.
+struct KBlocks {
+  int load, chunk, left;
+  const int first_load, loads;
+
+  __device__ KBlocks(const Params& p, const WorkUnit& unit, const Phase& phase)
+      : first_load(phase.first_load), loads(phase.loads) {
+    const int all = p.chunks * loads, begin = all * unit.split / p.splits;
+    left = all * (unit.split + 1) / p.splits - begin;
+    chunk = begin / loads;
+    load = begin - chunk * loads;
+  }
+  __device__ const Load& box(const Params& p) const { return p.load[first_load + load]; }
+  __device__ void next() {
+    --left;
+    if (++load == loads) load = 0, ++chunk;
+  }
+};
+
+}  // namespace voxgrad::cuda::implicit_gemm

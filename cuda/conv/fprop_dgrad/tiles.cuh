@@ -1,0 +1,54 @@
+// The compiled CTA tiles (plan.cpp) of one element type.
+#pragma once
+
+#include "cuda/conv/fprop_dgrad/kernel.cuh"
+#include "cuda/conv/fprop_dgrad/launch.h"
+#include "cuda/conv/instances.h"
+
+namespace voxgrad::cuda::implicit_gemm {
+
+template <class Tile>
+inline ConvInstance instance{false,
+                             ConvKernel::fprop_dgrad,
+                             sizeof(typename Tile::Element) == 4                ? ConvArithmetic::tf32
+                             : std::is_same_v<typename Tile::Element, BFloat16> ? ConvArithmetic::bf16
+                                                                                : ConvArithmetic::f16,
+                             Tile::kN,
+                             Tile::kTiles,
+                             Tile::kRowBytes};
+
+template <class Tile>
+void launch_tile(const Params& p, int ctas, int shared_bytes, cudaStream_t stream) {
+  ++instance<Tile>.launches;
+  launch_with_shared(fprop_dgrad_kernel<Tile>, static_cast<unsigned>(ctas), Tile::kThreads, shared_bytes, stream, p);
+}
+
+template <class Element, bool kNMajor>
+void launch_major(const Params& p, int columns, int row_tiles, int ctas, int shared_bytes, cudaStream_t stream) {
+  const auto run = [&]<int kN, int kTiles, int kRowBytes>() {
+    if (columns == kN && row_tiles == kTiles && p.row_bytes == kRowBytes)
+      launch_tile<CtaTile<Element, kN, kTiles, kRowBytes, kNMajor>>(p, ctas, shared_bytes, stream);
+  };
+  const auto run_rows = [&]<int kN, int kTiles>() {
+    run.template operator()<kN, kTiles, 128>();
+    run.template operator()<kN, kTiles, 64>();
+    if constexpr (kN <= 64 && kTiles == 4) run.template operator()<kN, kTiles, 32>();
+  };
+  run_rows.template operator()<16, 4>();
+  run_rows.template operator()<32, 4>();
+  run_rows.template operator()<64, 4>();
+  run_rows.template operator()<64, 2>();
+  run_rows.template operator()<64, 1>();
+  run_rows.template operator()<128, 2>();
+  run_rows.template operator()<128, 1>();
+}
+
+template <class Element>
+void launch_kernel(const Params& p, int columns, int row_tiles, bool n_major, int ctas, int shared_bytes,
+                   cudaStream_t stream) {
+  if constexpr (sizeof(Element) == 2)
+    if (n_major) return launch_major<Element, true>(p, columns, row_tiles, ctas, shared_bytes, stream);
+  launch_major<Element, false>(p, columns, row_tiles, ctas, shared_bytes, stream);
+}
+
+}  // namespace voxgrad::cuda::implicit_gemm

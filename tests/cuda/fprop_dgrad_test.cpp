@@ -1,0 +1,108 @@
+// The implicit GEMM of channels-last tensors (cuda/conv/fprop_dgrad) against the CPU: every compiled tile, halos and
+// boxes of a tap, residues and phases, split-K, groups, results of any number of channels.
+#include "cuda/conv/fprop_dgrad/plan.h"
+#include "cuda/conv/instances.h"
+#include "tests/cuda/conv_problem.h"
+
+namespace voxgrad::cudatest {
+namespace {
+
+struct Operands {
+  const Problem& p;
+  RandomView x, y, w, x_bias, y_bias, out, dx;
+  bool biased;
+
+  Operands(const Problem& problem, DType dtype, Random& random)
+      : p(problem),
+        x(dtype, p.x_shape(), Layout::dense_channels_last, random),
+        y(dtype, p.y_shape(), Layout::dense_channels_last, random),
+        w(dtype, p.w_shape(), random.chance(0.5) ? Layout::dense_channels_last : Layout::contiguous, random),
+        x_bias(dtype, {p.x_shape()[1]}, Layout::spaced, random),
+        y_bias(dtype, {p.y_shape()[1]}, Layout::spaced, random),
+        out(dtype, p.y_shape(), Layout::dense_channels_last, random),
+        dx(dtype, p.x_shape(), Layout::dense_channels_last, random),
+        biased(random.chance(0.5)) {
+    for (RandomView* input : {&x, &y, &w, &x_bias, &y_bias}) input->fill(random, -8, 8);
+    out.poison();
+    dx.poison();
+    run(Device::cpu());
+  }
+  void run(Device device) const {
+    const View x_bias_view = x_bias.on(device), y_bias_view = y_bias.on(device);
+    const Kernels& k = kernels(device);
+    k.conv_forward(out.on(device), x.on(device), w.on(device), {biased ? &y_bias_view : nullptr, biased}, p.geometry);
+    k.conv_backward_data(dx.on(device), y.on(device), w.on(device), {biased ? &x_bias_view : nullptr, false},
+                         p.geometry);
+  }
+  void check() {
+    out.poison_again();
+    dx.poison_again();
+    run(Device::cuda());
+    EXPECT_TRUE(out.same(0)) << "fprop";
+    EXPECT_TRUE(dx.same(0)) << "dgrad";
+  }
+};
+
+constexpr Mode kTheirModes[] = {kModes[1], kModes[2], kModes[3]};
+class CudaFpropDgrad : public OnGpu, public testing::WithParamInterface<Mode> {};
+INSTANTIATE_TEST_SUITE_P(, CudaFpropDgrad, testing::ValuesIn(kTheirModes),
+                         [](const auto& mode) { return concat(mode.param.dtype); });
+
+const Problem kProblems[] = {
+    {1, 64, 64, {9, 10, 24}, {3, 3, 3}, {{1, 1, 1}, {1, 1, 1}, {1, 1, 1}, 1}},
+    {2, 32, 40, {8, 17, 16}, {3, 3, 3}, {{2, 2, 2}, {1, 1, 1}, {1, 1, 1}, 1}},
+    {3, 72, 136, {4, 4, 4}, {3, 3, 3}, {{1, 1, 1}, {1, 1, 1}, {1, 1, 1}, 1}},  // samples in a tile, split-K
+    {1, 16, 8, {6, 5, 34}, {1, 3, 3}, {{1, 1, 2}, {0, 1, 1}, {1, 1, 1}, 1}},   // anisotropic
+    {2, 128, 64, {5, 6, 7}, {2, 2, 2}, {{2, 2, 2}, {0, 0, 0}, {1, 1, 1}, 1}},
+    {1, 24, 48, {8, 8, 8}, {4, 4, 4}, {{2, 2, 2}, {1, 1, 1}, {1, 1, 1}, 1}},
+    {1, 40, 24, {7, 9, 20}, {1, 1, 1}, {{1, 1, 1}, {0, 0, 0}, {1, 1, 1}, 1}},
+    {1, 64, 64, {9, 12, 14}, {3, 3, 3}, {{1, 1, 1}, {2, 2, 2}, {2, 2, 2}, 1}},   // dilated
+    {1, 64, 64, {6, 7, 8}, {3, 3, 3}, {{1, 1, 1}, {1, 1, 1}, {1, 1, 1}, 2}},     // groups
+    {1, 16, 16, {11, 10, 12}, {2, 3, 2}, {{3, 2, 4}, {1, 0, 1}, {1, 1, 1}, 1}},  // a phase that no tap reaches
+    {1, 8, 16, {6, 20, 20}, {5, 3, 7}, {{1, 1, 1}, {2, 1, 3}, {1, 1, 1}, 1}},
+    {2, 64, 32, {12, 12, 12}, {3, 3, 3}, {{1, 2, 2}, {1, 1, 1}, {1, 1, 1}, 1}},
+};
+
+TEST_P(CudaFpropDgrad, IsExactWithEveryTile) {
+  const Mode& mode = GetParam();
+  std::vector<cuda::ConvChoice> choices{{}, {.slots = 1}};
+  for (const cuda::FpropDgradTile& tile : cuda::fprop_dgrad_tiles())
+    for (const int8_t row : {1, 2, 4})
+      choices.push_back(
+          {.depth = row, .heights = static_cast<int8_t>(tile.row_tiles), .width = static_cast<int16_t>(tile.columns)});
+  std::vector<int64_t> before;
+  for (const cuda::ConvInstance* instance : cuda::conv_instances()) before.push_back(instance->launches);
+  Random random(kFirstSeed);
+  for (const Problem& problem : kProblems) {
+    Operands operands(problem, mode.dtype, random);
+    for (const cuda::ConvChoice& choice : choices) {
+      SCOPED_TRACE(concat(mode, ", ", int{choice.width}, " columns, ", int{choice.heights}, " row tiles, rows of ",
+                          32 * choice.depth, " bytes: ", problem));
+      const Setting setting(mode.precision, choice);
+      operands.check();
+      if (HasFailure()) return;
+    }
+  }
+  for (size_t i = 0; i < before.size() && cuda::has_wgmma(0); ++i) {
+    const cuda::ConvInstance& instance = *cuda::conv_instances()[i];
+    if (instance.kernel != cuda::ConvKernel::fprop_dgrad || instance.arithmetic != mode.arithmetic()) continue;
+    EXPECT_GT(instance.launches, before[i]) << "never run: " << instance.width << " columns, " << instance.rows
+                                            << " row tiles, rows of " << instance.blocks << " bytes";
+  }
+}
+
+TEST_P(CudaFpropDgrad, IsExactOnRandomProblems) {
+  const Mode& mode = GetParam();
+  for (unsigned seed = kFirstSeed; seed < kFirstSeed + 150 && !HasFailure(); ++seed) {
+    Random random(seed);
+    Problem problem = random_problem(random);
+    problem.in = 8 * random.integer(1, 9);
+    problem.out = 8 * random.integer(1, 9);
+    SCOPED_TRACE(concat("seed ", seed, ", ", mode, ": ", problem));
+    const Setting setting(mode.precision);
+    Operands(problem, mode.dtype, random).check();
+  }
+}
+
+}  // namespace
+}  // namespace voxgrad::cudatest
