@@ -7,7 +7,7 @@
 LIBRARY is the built libconv_peers.so. Each figure is the median of CUDA-event times over runs that last --ms together;
 the two sides take turns run by run. A run of a small problem is many calls one behind the other, on copies of the
 buffers that together do not fit into L2: where launching takes longer than the kernels, that is what is measured, on
-both sides ("h"). voxgrad's tensors have --layout, its weight PyTorch's contiguous one; PyTorch is timed in both
+both sides ("h"). voxgrad's tensors have --layout; PyTorch is timed in both
 layouts, and the better one counts. f+b is forward + both gradients by one call. Our parts have to agree with PyTorch
 (float64 for one sample, for large problems float32 without TF32), and both gradients in one call have to be the bits
 of the two alone: exits with 1 if not, if voxgrad fails, or if a figure is above what the hardware can do. What fails is
@@ -94,8 +94,7 @@ class Ours:
     def part(self, case, mode, layout, part, copy, result):
         """A function that runs the part on a copy of the buffers."""
         _, dtype, high, *_ = MODES[mode]
-        x, _, g = case.buffers[layout][copy]
-        w = case.buffers["contiguous"][copy][1]
+        x, w, g = case.buffers[layout][copy]
         operands = {"forward": (x, w, result), "data": (result, w, g), "weight": (x, result, g)}.get(part, (x, w, g))
         gradients = result if part == BACKWARD else ()
         pointers = [ctypes.c_void_p(t.data_ptr()) for t in (*operands, *gradients)] + [None] * (2 - len(gradients))
@@ -210,8 +209,7 @@ def measure(ours, shape, mode, options, row):
     set_torch(tf32=MODES[mode][2], benchmark=True)
     case = Case(shape, MODES[mode][0])
     row.update(flop=shape.flop(), bytes=case.bytes, floor=max(shape.flop() / PEAK[mode], case.bytes / COPY) * 1e3)
-    x, _, g = case.buffers[options.layout][0]
-    w = case.buffers["contiguous"][0][1]
+    x, w, g = case.buffers[options.layout][0]
     results = {}
     for part, like in {"forward": (g,), "data": (x,), "weight": (w,), BACKWARD: (x, w)}.items():
         made = [[torch.full_like(t, math.nan) for t in like] for _ in range(case.copies)]

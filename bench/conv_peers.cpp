@@ -90,8 +90,8 @@ void voxgrad_force_conv(int plain, int mma_sync, int narrow, int slide, int slot
                            .width = static_cast<int16_t>(width)});
 }
 
-/// One pass of a convolution, or of a transposed one, x (N, Cin, ...) -> y (N, Cout, ...) with a contiguous weight of
-/// PyTorch's layout: (Cout, Cin / groups, ...), transposed (Cin, Cout / groups, ...). what = 0: y from x and w, 1: x
+/// One pass of a convolution, or of a transposed one, x (N, Cin, ...) -> y (N, Cout, ...) with a weight of
+/// PyTorch's shape: (Cout, Cin / groups, ...), transposed (Cin, Cout / groups, ...). what = 0: y from x and w, 1: x
 /// from y and w (the data gradient), 2: w from x and y, 3: both gradients as autograd makes them, dx from y and w, dw
 /// from x and y. dtype: 0 f32, 2 bf16, 3 f16. Returns null or a message.
 const char* voxgrad_conv(int transposed, int what, int dtype, int high, int channels_last, void* x, void* w, void* y,
@@ -108,7 +108,7 @@ const char* voxgrad_conv(int transposed, int what, int dtype, int high, int chan
       geometry.dilation[a] = dilation[a];
     }
     const View xs = view_of(x, type, x_size, channels_last), ys = view_of(y, type, y_size, channels_last),
-               ws = view_of(w, type, w_size, false);
+               ws = view_of(w, type, w_size, channels_last);
     const View &from = transposed ? ys : xs, &to = transposed ? xs : ys;  // of the convolution that is transposed
     const Kernels& kernel = cuda_kernels();
     if (what == 2) return kernel.conv_backward_weight(ws, from, to, geometry);
@@ -117,7 +117,7 @@ const char* voxgrad_conv(int transposed, int what, int dtype, int high, int chan
       return forward ? kernel.conv_forward(to, from, ws, nullptr, geometry)
                      : kernel.conv_backward_data(from, to, ws, nullptr, geometry);
     }
-    const View dxs = view_of(dx, type, x_size, channels_last), dws = view_of(dw, type, w_size, false);
+    const View dxs = view_of(dx, type, x_size, channels_last), dws = view_of(dw, type, w_size, channels_last);
     if (transposed) return kernel.conv_transpose_backward(dxs, dws, ys, xs, ws, geometry);
     kernel.conv_backward_data(dxs, ys, ws, nullptr, geometry);
     kernel.conv_backward_weight(dws, xs, ys, geometry);

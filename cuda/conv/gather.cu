@@ -9,6 +9,7 @@
 #include "cuda/conv/plan_cache.h"
 #include "cuda/conv/plan_narrow.h"
 #include "cuda/conv/tensor_map.h"
+#include "cuda/conv/wgrad/plan.h"
 #include "cuda/kernels.h"
 #include "ops/halves.h"
 
@@ -27,7 +28,7 @@ struct Gather {
 CUtensorMap describe_planes(const GatherMma& p, const PackInputs& inputs, void* packed, int64_t planes) {
   const int64_t depth = inputs.size[0], height = inputs.size[1], width = inputs.run;
   return describe(
-      {.data = packed,
+      PackedTensor{.data = packed,
        .size = {width, height, depth, planes * inputs.step[2].value},
        .stride = {kVoxelBytes, width * kVoxelBytes, width * height * kVoxelBytes, width * height * depth * kVoxelBytes},
        .box = {p.line_positions.value, p.extent[1].value, p.extent[0].value, 1},
@@ -187,7 +188,7 @@ Gather prepare(const View& out, const View& in, const View& w, const ConvEpilogu
 
 /// Whether tensor cores take both by wgmma, which reads the same packed inputs: of halves.
 bool share_inputs(const ConvProblem& data, const ConvProblem& weight) {
-  if (remembered<plan_fprop_dgrad>(data) || remembered<plan_gather_narrow>(data) || remembered<plan_weight_narrow>(weight)) return false;
+  if (remembered<plan_fprop_dgrad>(data) || remembered<plan_wgrad>(weight) || remembered<plan_gather_narrow>(data) || remembered<plan_weight_narrow>(weight)) return false;
   const auto gather = remembered<plan_gather>(data);
   return gather && gather->wgmma && remembered<plan_weight_wgmma>(weight);
 }

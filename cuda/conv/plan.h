@@ -17,9 +17,9 @@ enum class ConvDirection : uint8_t { forward, transposed, weight };
 enum class ConvArithmetic : uint8_t { tf32, tf32x3, bf16, f16 };
 const char* name(ConvArithmetic arithmetic);
 
-/// The families of kernels on tensor cores; narrow: of few channels (plan_narrow.h); fprop_dgrad: of channels-last
-/// tensors (fprop_dgrad/).
-enum class ConvKernel : uint8_t { mma_sync, wgmma, narrow, fprop_dgrad };
+/// The families of kernels on tensor cores; narrow: of few channels (plan_narrow.h); fprop_dgrad, wgrad: of
+/// channels-last tensors (the folders of that name).
+enum class ConvKernel : uint8_t { mma_sync, wgmma, narrow, fprop_dgrad, wgrad };
 
 /// What tests ask for in place of what the planner would choose. Aligned to its size: else Clang calls a library for an
 /// atomic of it.

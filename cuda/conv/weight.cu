@@ -7,6 +7,7 @@
 // the same bits, on any GPU.
 #include "cuda/conv/gather.h"
 #include "cuda/conv/tile.cuh"
+#include "cuda/conv/wgrad/launch.h"
 #include "cuda/kernels.h"
 #include "ops/halves.h"
 
@@ -175,6 +176,7 @@ void conv_backward_weight(const View& w, const View& x, const View& y, const Con
   check_positions(kOp, x, w, y, geometry);
   check(w.numel() / w.size[0] < INT32_MAX - 256, kOp, "the CUDA kernels take fewer than 2^31 weights a channel");
   const Launch launch(w);
+  if (wgrad(w, x, y, geometry, launch)) return;
   if (weight_of_few_channels(w, x, y, geometry, launch)) return;
   if (weight_by_wgmma(w, x, y, geometry, launch) || weight_by_mma(w, x, y, geometry, launch)) return;
   if (is_half(w.dtype))

@@ -89,7 +89,7 @@ void describe_packed_x(WeightWgmma& p, const PackInputs& inputs, void* packed, i
   const int64_t line = inputs.run, height = inputs.size[1], depth = inputs.size[0];
   const int64_t plane = line * height * kVoxelBytes, octet = plane * depth * p.x_step;
   p.packed_x =
-      describe({.data = packed,
+      describe(PackedTensor{.data = packed,
                 .size = {line, p.x_octets_packed, height, samples * p.groups * p.x_octets_packed * p.x_step * depth},
                 .stride = {kVoxelBytes, octet, line * kVoxelBytes, plane},
                 .box = {static_cast<int>(width), p.column_octets, p.lines, 1},

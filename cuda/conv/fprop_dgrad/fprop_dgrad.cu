@@ -132,14 +132,14 @@ Params make_params(const View& out, const View& in, const ConvEpilogue& epilogue
   p.weight_stages = plan.weight_stages;
   p.input_bytes = plan.input_bytes();
   list_taps(p, plan, transposed);
-  p.input = describe({.data = in.data,
-                      .dtype = in.dtype,
-                      .size = {in.size[1], in.size[4], in.size[3], in.size[2], in.size[0]},
-                      .stride = {1, in.stride[4], in.stride[3], in.stride[2], in.stride[0]},
-                      .box = {plan.chunk_channels, plan.box[3], plan.box[2], plan.box[1], plan.box[0]},
-                      .step = {1, p.in_step[2], p.in_step[1], p.in_step[0], 1},
-                      .row_bytes = plan.row_bytes,
-                      .rank = 5},
+  p.input = describe(SwizzledTensor{.data = in.data,
+                                    .dtype = in.dtype,
+                                    .size = {in.size[1], in.size[4], in.size[3], in.size[2], in.size[0]},
+                                    .stride = {1, in.stride[4], in.stride[3], in.stride[2], in.stride[0]},
+                                    .box = {plan.chunk_channels, plan.box[3], plan.box[2], plan.box[1], plan.box[0]},
+                                    .step = {1, p.in_step[2], p.in_step[1], p.in_step[0], 1},
+                                    .row_bytes = plan.row_bytes,
+                                    .rank = 5},
                      "conv");
   return p;
 }
@@ -190,14 +190,14 @@ bool describe_weights(Params& p, const WeightOperand& weights, bool transposed, 
   p.n_group = transposed ? 0 : p.out_channels;
   const int columns = std::min(plan.cta.columns, 64), k = plan.chunk_channels;
   const int64_t taps = w.size[2] * w.size[3] * w.size[4];
-  p.weight = describe({.data = w.data,
-                       .dtype = w.dtype,
-                       .size = {w.size[weights.inner], w.size[1 - weights.inner], taps},
-                       .stride = {1, weights.outer, weights.row},
-                       .box = {n_major ? columns : k, n_major ? k : plan.cta.columns, 1},
-                       .step = {1, 1, 1},
-                       .row_bytes = n_major ? 2 * columns : plan.row_bytes,
-                       .rank = 3},
+  p.weight = describe(SwizzledTensor{.data = w.data,
+                                     .dtype = w.dtype,
+                                     .size = {w.size[weights.inner], w.size[1 - weights.inner], taps},
+                                     .stride = {1, weights.outer, weights.row},
+                                     .box = {n_major ? columns : k, n_major ? k : plan.cta.columns, 1},
+                                     .step = {1, 1, 1},
+                                     .row_bytes = n_major ? 2 * columns : plan.row_bytes,
+                                     .rank = 3},
                       "conv");
   return n_major;
 }

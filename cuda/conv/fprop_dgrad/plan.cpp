@@ -184,7 +184,8 @@ class Search {
       plan.units = units * splits;
       plan.cycles = cycles(plan);
       if (plan.units < INT32_MAX && (!best_ || plan.cycles < best_->cycles)) best_ = plan;
-      if (units >= kMultiprocessors || plan.resident || p_.choice.slots == 1) break;
+      const bool complete = std::all_of(plan.axis, plan.axis + 3, [](const AxisParts& axis) { return axis.complete; });
+      if (!complete || units >= kMultiprocessors || plan.resident || p_.choice.slots == 1) break;
     }
   }
   /// Boxes of a chunk, of the mean phase, not below 1.

@@ -2,6 +2,7 @@
 // boxes of a tap, residues and phases, split-K, groups, results of any number of channels.
 #include "cuda/conv/fprop_dgrad/plan.h"
 #include "cuda/conv/instances.h"
+#include "cuda/conv/wgrad/plan.h"
 #include "tests/cuda/conv_problem.h"
 
 namespace voxgrad::cudatest {
@@ -9,7 +10,7 @@ namespace {
 
 struct Operands {
   const Problem& p;
-  RandomView x, y, w, x_bias, y_bias, out, dx;
+  RandomView x, y, w, x_bias, y_bias, out, dx, dw;
   bool biased;
 
   Operands(const Problem& problem, DType dtype, Random& random)
@@ -21,10 +22,12 @@ struct Operands {
         y_bias(dtype, {p.y_shape()[1]}, Layout::spaced, random),
         out(dtype, p.y_shape(), Layout::dense_channels_last, random),
         dx(dtype, p.x_shape(), Layout::dense_channels_last, random),
+        dw(dtype, p.w_shape(), random.chance(0.5) ? Layout::dense_channels_last : any_layout(random, false), random),
         biased(random.chance(0.5)) {
     for (RandomView* input : {&x, &y, &w, &x_bias, &y_bias}) input->fill(random, -8, 8);
     out.poison();
     dx.poison();
+    dw.poison();
     run(Device::cpu());
   }
   void run(Device device) const {
@@ -33,19 +36,22 @@ struct Operands {
     k.conv_forward(out.on(device), x.on(device), w.on(device), {biased ? &y_bias_view : nullptr, biased}, p.geometry);
     k.conv_backward_data(dx.on(device), y.on(device), w.on(device), {biased ? &x_bias_view : nullptr, false},
                          p.geometry);
+    k.conv_backward_weight(dw.on(device), x.on(device), y.on(device), p.geometry);
   }
   void check() {
     out.poison_again();
     dx.poison_again();
+    dw.poison_again();
     run(Device::cuda());
     EXPECT_TRUE(out.same(0)) << "fprop";
     EXPECT_TRUE(dx.same(0)) << "dgrad";
+    EXPECT_TRUE(dw.same(0)) << "wgrad";
   }
 };
 
 constexpr Mode kTheirModes[] = {kModes[1], kModes[2], kModes[3]};
-class CudaFpropDgrad : public OnGpu, public testing::WithParamInterface<Mode> {};
-INSTANTIATE_TEST_SUITE_P(, CudaFpropDgrad, testing::ValuesIn(kTheirModes),
+class CudaConvChannelsLast : public OnGpu, public testing::WithParamInterface<Mode> {};
+INSTANTIATE_TEST_SUITE_P(, CudaConvChannelsLast, testing::ValuesIn(kTheirModes),
                          [](const auto& mode) { return concat(mode.param.dtype); });
 
 const Problem kProblems[] = {
@@ -63,21 +69,25 @@ const Problem kProblems[] = {
     {2, 64, 32, {12, 12, 12}, {3, 3, 3}, {{1, 2, 2}, {1, 1, 1}, {1, 1, 1}, 1}},
 };
 
-TEST_P(CudaFpropDgrad, IsExactWithEveryTile) {
+TEST_P(CudaConvChannelsLast, IsExactWithEveryTile) {
   const Mode& mode = GetParam();
   std::vector<cuda::ConvChoice> choices{{}, {.slots = 1}};
   for (const cuda::FpropDgradTile& tile : cuda::fprop_dgrad_tiles())
     for (const int8_t row : {1, 2, 4})
       choices.push_back(
           {.depth = row, .heights = static_cast<int8_t>(tile.row_tiles), .width = static_cast<int16_t>(tile.columns)});
+  for (const cuda::WgradTile& tile : cuda::wgrad_tiles())
+    choices.push_back({.depth = static_cast<int8_t>(tile.chunk),
+                       .heights = static_cast<int8_t>(tile.slots),
+                       .width = static_cast<int16_t>(tile.columns)});
   std::vector<int64_t> before;
   for (const cuda::ConvInstance* instance : cuda::conv_instances()) before.push_back(instance->launches);
   Random random(kFirstSeed);
   for (const Problem& problem : kProblems) {
     Operands operands(problem, mode.dtype, random);
     for (const cuda::ConvChoice& choice : choices) {
-      SCOPED_TRACE(concat(mode, ", ", int{choice.width}, " columns, ", int{choice.heights}, " row tiles, rows of ",
-                          32 * choice.depth, " bytes: ", problem));
+      SCOPED_TRACE(concat(mode, ", ", int{choice.width}, " columns, ", int{choice.heights}, " row tiles, depth ",
+                          int{choice.depth}, ": ", problem));
       const Setting setting(mode.precision, choice);
       operands.check();
       if (HasFailure()) return;
@@ -85,13 +95,13 @@ TEST_P(CudaFpropDgrad, IsExactWithEveryTile) {
   }
   for (size_t i = 0; i < before.size() && cuda::has_wgmma(0); ++i) {
     const cuda::ConvInstance& instance = *cuda::conv_instances()[i];
-    if (instance.kernel != cuda::ConvKernel::fprop_dgrad || instance.arithmetic != mode.arithmetic()) continue;
+    if (instance.kernel < cuda::ConvKernel::fprop_dgrad || instance.arithmetic != mode.arithmetic()) continue;
     EXPECT_GT(instance.launches, before[i]) << "never run: " << instance.width << " columns, " << instance.rows
                                             << " row tiles, rows of " << instance.blocks << " bytes";
   }
 }
 
-TEST_P(CudaFpropDgrad, IsExactOnRandomProblems) {
+TEST_P(CudaConvChannelsLast, IsExactOnRandomProblems) {
   const Mode& mode = GetParam();
   for (unsigned seed = kFirstSeed; seed < kFirstSeed + 150 && !HasFailure(); ++seed) {
     Random random(seed);

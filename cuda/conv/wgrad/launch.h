@@ -1,0 +1,21 @@
+// The weight gradient of channels-last halves on tensor cores.
+#pragma once
+
+#include "cuda/launch.h"
+#include "ops/kernels.h"
+
+namespace voxgrad::cuda {
+
+/// False, and nothing done, if the problem is not its own (plan_wgrad()).
+bool wgrad(const View& w, const View& x, const View& y, const ConvGeometry& geometry, const Launch& launch);
+
+struct WgradTile;
+namespace implicit_wgrad {
+struct Params;
+
+/// Queues the kernel of the tile that the plan names.
+template <class Element>
+void launch_kernel(const Params& p, const WgradTile& tile, int ctas, int shared_bytes, cudaStream_t stream);
+}  // namespace implicit_wgrad
+
+}  // namespace voxgrad::cuda

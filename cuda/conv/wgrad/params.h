@@ -1,0 +1,75 @@
+// What the weight gradient of channels-last tensors (kernel.cuh) is told.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "cuda/divisor.h"
+
+namespace voxgrad::cuda::implicit_wgrad {
+
+inline constexpr int kMaxSteps = 32, kMaxSlots = 14, kMaxSets = 128, kMaxBoxes = 512, kMaxStages = 6;
+
+/// An m64 tile of (tap, input channel): where the box that it reads begins in a stage, moved by its first tap, and from
+/// there to its second tap, in 16 bytes; its taps (kNone: no such).
+struct Slot {
+  static constexpr uint16_t kNone = UINT16_MAX;
+  int32_t start;
+  uint16_t apart, tap[2];
+  uint16_t chunk;  // of input channels, among those of the work unit
+};
+
+/// A TMA box of x: from the tile of y, in positions of x (depth, height, width).
+struct Box {
+  int16_t offset[3];
+  uint16_t chunk;
+};
+
+/// The taps (and chunks of input channels) of a work unit.
+struct TapSet {
+  uint16_t first_box, boxes;
+  uint16_t slots[2];  // of each warpgroup
+  Slot slot[2][kMaxSlots / 2];
+};
+
+struct Params {
+  CUtensorMap x;  // (C, W, H, D, N)
+  CUtensorMap y;
+  float* partial;  // (split, group, output channel, tap, input channel)
+  int64_t split_stride;
+  int taps;
+  int in_channels, out_channels;  // of a group
+  int chunks;                     // of input channels, of a work unit
+  int steps;                      // of 16 voxels in a tile
+  int x_pitch;                    // bytes from 8 voxels of a step to the other 8
+  int box_bytes, boxes_bytes;     // of a box of x; of those of a stage
+  int box_rows, y_rows;
+  int stage_bytes, stages;
+  int units;
+  int tiles_of_split;                            // of y's tiles, a split takes at most so many
+  Divisor sets, columns, channel_tiles, groups;  // digits of a unit's number, from the least; the last: splits
+  Divisor tiles[3];                              // of y, along width, height, depth
+  int all_tiles;
+  int tile[4];  // (sample, depth, height, width)
+  int in_step[3];
+  int32_t step_at[kMaxSteps];  // of a step's first voxel in a box of x, in 16 bytes
+  Box box[kMaxBoxes];
+  TapSet set[kMaxSets];
+};
+
+/// Adds up the splits and brings them into the order of the weights.
+struct ReduceParams {
+  const float* partial;
+  int64_t split_stride;
+  int splits, slices;  // of the splits, added up by a warp each
+  int taps, taps_of_block, in_channels;
+  void* weight;
+  int64_t out_stride, in_stride;
+  int kernel[3];
+  int64_t tap_stride[3];
+  Divisor channel_tiles, tap_tiles;
+  bool by_taps;  // taps are closer together than channels
+};
+
+}  // namespace voxgrad::cuda::implicit_wgrad

@@ -1,0 +1,192 @@
+#include "cuda/conv/wgrad/plan.h"
+
+#include <algorithm>
+
+#include "cuda/conv/plan_common.h"
+
+namespace voxgrad::cuda {
+namespace {
+
+constexpr int kMostTaps = 343, kMostSets = 128, kMostBoxes = 512, kMostSteps = 32, kMostStages = 6;
+constexpr int kStatic = 2 * 1024;  // bytes: barriers, alignment
+constexpr double kFromL2 = 45, kUnit = 1500, kStage = 150, kToMemory = 16, kReduction = 4000, kReductionBytes = 2500;
+
+constexpr WgradTile kTiles[] = {{64, 64, 5}, {64, 64, 3}, {64, 32, 7}, {32, 64, 5}, {32, 32, 7}};
+
+/// m64 tiles that the taps of a box are.
+int slots_of(const WgradTile& cta, int taps) { return divide_up(taps, 64 / cta.chunk); }
+
+bool choose_axes(const ConvProblem& p, WgradPlan& plan) {
+  int taps = 1;
+  for (int a = 0; a < 3; ++a) {
+    const ConvGeometry& g = p.geometry;
+    const auto axis =
+        forward_parts(p.in_size[a], p.out_size[a], p.kernel[a], g.stride[a], g.padding[a], g.dilation[a], false);
+    if (!axis || axis->in_step > kMostStep) return false;
+    plan.axis[a] = *axis;
+    taps *= axis->kernel;
+    if (taps > kMostTaps) return false;
+  }
+  return taps > 0;
+}
+
+class Search {
+ public:
+  Search(const ConvProblem& problem, const WgradPlan& axes) : p_(problem), axes_(axes) {}
+
+  std::optional<WgradPlan> best() {
+    for (const WgradTile& cta : kTiles) {
+      if (p_.choice.width > 0 &&
+          (p_.choice.width != cta.columns || p_.choice.depth != cta.chunk || p_.choice.heights != cta.slots))
+        continue;
+      const int chunks = static_cast<int>(divide_up(p_.in_channels, cta.chunk));
+      for (const int most_taps : {2 * cta.slots * (64 / cta.chunk), cta.slots * (64 / cta.chunk), 1}) {
+        WgradPlan plan = axes_;
+        plan.cta = cta;
+        list_sets(plan, most_taps, chunks);
+        if (plan.sets.size() > kMostSets || plan.sets.size() * static_cast<size_t>(plan.most_boxes()) > kMostBoxes)
+          continue;
+        plan.channel_tiles = divide_up(chunks, plan.chunks);
+        try_tiles(plan);
+      }
+    }
+    return best_;
+  }
+
+ private:
+  /// Cuts the taps of each part into boxes, and packs boxes into sets. Few taps: of several chunks of channels.
+  void list_sets(WgradPlan& plan, int most_taps, int chunks) const {
+    std::vector<WgradBox> boxes;
+    int all = 0;
+    const AxisParts* axis = plan.axis;
+    for (int d = 0; d < axis[0].parts; ++d)
+      for (int h = 0; h < axis[1].parts; ++h)
+        for (int w = 0; w < axis[2].parts; ++w) add_boxes(plan, {d, h, w}, most_taps, boxes);
+    for (const WgradBox& box : boxes) all += slots_of(plan.cta, box.taps());
+    const int room = 2 * plan.cta.slots;
+    plan.chunks = std::clamp(room / all, 1, chunks);
+    int left = 0;
+    for (int chunk = 0; chunk < plan.chunks; ++chunk)
+      for (WgradBox box : boxes) {
+        box.chunk = chunk;
+        const int slots = slots_of(plan.cta, box.taps());
+        if (slots > left) {
+          plan.sets.emplace_back();
+          left = room;
+        }
+        plan.sets.back().push_back(box);
+        left -= slots;
+      }
+  }
+  static void add_boxes(const WgradPlan& plan, const int (&part)[3], int most, std::vector<WgradBox>& boxes) {
+    int taps[3], piece[3];
+    for (int a = 2; a >= 0; --a) {
+      taps[a] = plan.axis[a].part[part[a]].taps;
+      piece[a] = divide_up(taps[a], divide_up(taps[a], std::max(most, 1)));
+      most /= piece[a];
+    }
+    for (int d = 0; d < taps[0]; d += piece[0])
+      for (int h = 0; h < taps[1]; h += piece[1])
+        for (int w = 0; w < taps[2]; w += piece[2])
+          boxes.push_back(
+              {{part[0], part[1], part[2]},
+               {d, h, w},
+               {std::min(piece[0], taps[0] - d), std::min(piece[1], taps[1] - h), std::min(piece[2], taps[2] - w)},
+               0});
+  }
+
+  void try_tiles(WgradPlan& plan) {
+    int span[3] = {1, 1, 1};  // positions that a box has beyond the tile, and one
+    for (const auto& set : plan.sets)
+      for (const WgradBox& box : set)
+        for (int a = 0; a < 3; ++a)
+          span[a] = std::max(span[a], (box.count[a] - 1) * plan.axis[a].part[box.part[a]].step + 1);
+    for (const int w : {8, 16, 32})
+      for (const int h : {1, 2, 4, 8, 16})
+        for (const int d : {1, 2, 4, 8})
+          for (const int n : {1, 2, 4}) {
+            if (w > round_up(static_cast<int>(p_.out_size[2]), 8) || h >= 2 * p_.out_size[1] || d >= 2 * p_.out_size[0])
+              continue;
+            if (n > 1 && (n >= 2 * p_.batch || d < p_.out_size[0] || h < p_.out_size[1] || w < p_.out_size[2]))
+              continue;
+            if (w == 8 && h == 1 && d == 1) continue;
+            const int tile[] = {n, d, h, w};
+            std::copy_n(tile, 4, plan.tile);
+            if (plan.rows() % 16 != 0 || plan.rows() > 16 * kMostSteps || plan.rows() < 64) continue;
+            plan.box[0] = n;
+            bool fits = true;
+            for (int a = 0; a < 3; ++a) {
+              plan.box[a + 1] = tile[a + 1] + span[a] - 1;
+              fits &= (plan.box[a + 1] - 1) * plan.axis[a].in_step < kMostBox;
+            }
+            if (fits) try_tile(plan);
+          }
+  }
+
+  void try_tile(WgradPlan& plan) {
+    plan.stages = static_cast<int>(std::min<int64_t>((p_.shared_limit - kStatic) / plan.stage_bytes(), kMostStages));
+    if (plan.stages < 2) return;
+    int64_t tiles = divide_up(p_.batch, plan.tile[0]);
+    for (int a = 0; a < 3; ++a) tiles *= divide_up(p_.out_size[a], plan.tile[a + 1]);
+    if (tiles > INT32_MAX) return;
+    plan.all_tiles = static_cast<int>(tiles);
+    const int64_t units = static_cast<int64_t>(plan.sets.size()) * divide_up(p_.out_channels, plan.cta.columns) *
+                          plan.channel_tiles * p_.groups;
+    const int most = std::max(most_voxels(p_) / plan.rows(), 1);
+    for (const int waves : {1, 2, 3, 4, 8}) {
+      const int64_t splits = std::clamp<int64_t>(kMultiprocessors * waves / units, 1, tiles);
+      plan.tiles_of_split = static_cast<int>(std::min<int64_t>(divide_up(tiles, splits), most));
+      plan.splits = divide_up(plan.all_tiles, plan.tiles_of_split);
+      plan.units = units * plan.splits;
+      plan.cycles = cycles(plan);
+      if (plan.units < INT32_MAX && workspace_bytes(p_, plan) <= kMostSums && (!best_ || plan.cycles < best_->cycles))
+        best_ = plan;
+    }
+  }
+
+  double cycles(const WgradPlan& plan) const {
+    const double n = plan.cta.columns, product = std::max(n / 2, 16 + n / 4);
+    const int steps = plan.rows() / 16;
+    double of_units = 0;
+    for (const auto& set : plan.sets) {
+      // All slots are multiplied, whether or not they have a tap.
+      const double multiplies = steps * 2.0 * plan.cta.slots * product;
+      const double bytes =
+          static_cast<double>(set.size()) * plan.box_rows() * plan.chunk_bytes() + plan.rows() * 2.0 * n;
+      of_units += plan.tiles_of_split * (std::max(multiplies, bytes / kFromL2) + kStage);
+    }
+    const double unit =
+        of_units / static_cast<double>(plan.sets.size()) + 2.0 * plan.cta.slots * 64 * n * 4 / kToMemory + kUnit;
+    return static_cast<double>((plan.units + kMultiprocessors - 1) / kMultiprocessors) * unit + kReduction +
+           static_cast<double>(workspace_bytes(p_, plan)) / kReductionBytes;
+  }
+
+  const ConvProblem& p_;
+  const WgradPlan& axes_;
+  std::optional<WgradPlan> best_;
+};
+
+}  // namespace
+
+int WgradPlan::most_boxes() const {
+  size_t most = 0;
+  for (const auto& set : sets) most = std::max(most, set.size());
+  return static_cast<int>(most);
+}
+
+std::span<const WgradTile> wgrad_tiles() { return kTiles; }
+
+std::optional<WgradPlan> plan_wgrad(const ConvProblem& p) {
+  if (!p.channels_last || !may_use_wgmma(p) || p.choice.plain || p.choice.packed || p.choice.narrow)
+    return std::nullopt;
+  if (elements_of(p) != 2 || p.dtype == DType::f64 || p.batch == 0) return std::nullopt;
+  WgradPlan axes;
+  if (!choose_axes(p, axes)) return std::nullopt;
+  return Search(p, axes).best();
+}
+
+int64_t workspace_bytes(const ConvProblem& p, const WgradPlan& plan) {
+  return plan.splits * p.groups * p.out_channels * p.in_channels * p.kernel[0] * p.kernel[1] * p.kernel[2] * 4;
+}
+
+}  // namespace voxgrad::cuda

@@ -1,0 +1,49 @@
+// Which taps, channels and voxels a CTA of the channels-last weight gradient takes: a pure function of the problem.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "cuda/conv/plan.h"
+
+namespace voxgrad::cuda {
+
+/// The compiled CTA tiles: input channels of a row of x, output channels of y, m64 tiles of a warpgroup.
+struct WgradTile {
+  int chunk, columns, slots;
+};
+std::span<const WgradTile> wgrad_tiles();
+
+/// Taps that read one box of x.
+struct WgradBox {
+  int part[3];             // of the axes
+  int first[3], count[3];  // taps of the part
+  int chunk;               // of input channels, among those of a CTA
+  int taps() const { return count[0] * count[1] * count[2]; }
+};
+
+struct WgradPlan {
+  AxisParts axis[3];
+  WgradTile cta{};
+  std::vector<std::vector<WgradBox>> sets;  // of each work unit
+  int chunks = 1, channel_tiles = 1;        // chunks of a CTA; CTAs along input channels
+  int tile[4] = {}, box[4] = {};            // (sample, depth, height, width): of y; of x
+  int splits = 1, tiles_of_split = 0, all_tiles = 0, stages = 0;
+  int64_t units = 0;
+  double cycles = 0;
+
+  int rows() const { return tile[0] * tile[1] * tile[2] * tile[3]; }
+  int box_rows() const { return box[0] * box[1] * box[2] * box[3]; }
+  int box_bytes() const { return (box_rows() * chunk_bytes() + 1023) / 1024 * 1024; }
+  int chunk_bytes() const { return 2 * cta.chunk; }
+  int most_boxes() const;
+  int stage_bytes() const { return most_boxes() * box_bytes() + (rows() * 2 * cta.columns + 1023) / 1024 * 1024; }
+};
+
+/// Nothing if the problem is not its own (not halves, not channels-last, too many taps or residues).
+std::optional<WgradPlan> plan_wgrad(const ConvProblem& problem);
+/// Partial sums.
+int64_t workspace_bytes(const ConvProblem& problem, const WgradPlan& plan);
+
+}  // namespace voxgrad::cuda

@@ -1,0 +1,35 @@
+// The compiled CTA tiles (plan.cpp) of one element type.
+#pragma once
+
+#include "cuda/conv/instances.h"
+#include "cuda/conv/wgrad/kernel.cuh"
+#include "cuda/conv/wgrad/launch.h"
+#include "cuda/conv/wgrad/plan.h"
+
+namespace voxgrad::cuda::implicit_wgrad {
+
+template <class Tile>
+inline ConvInstance instance{
+    true,
+    ConvKernel::wgrad,
+    std::is_same_v<typename Tile::Element, BFloat16> ? ConvArithmetic::bf16 : ConvArithmetic::f16,
+    Tile::kN,
+    Tile::kSlots,
+    Tile::kChunk};
+
+template <class Element>
+void launch_kernel(const Params& p, const WgradTile& tile, int ctas, int shared_bytes, cudaStream_t stream) {
+  const auto run = [&]<int kChunk, int kN, int kSlots>() {
+    using Tile = CtaTile<Element, kChunk, kN, kSlots>;
+    if (tile.chunk != kChunk || tile.columns != kN || tile.slots != kSlots) return;
+    ++instance<Tile>.launches;
+    launch_with_shared(wgrad_kernel<Tile>, static_cast<unsigned>(ctas), Tile::kThreads, shared_bytes, stream, p);
+  };
+  run.template operator()<64, 64, 5>();
+  run.template operator()<64, 64, 3>();
+  run.template operator()<64, 32, 7>();
+  run.template operator()<32, 64, 5>();
+  run.template operator()<32, 32, 7>();
+}
+
+}  // namespace voxgrad::cuda::implicit_wgrad

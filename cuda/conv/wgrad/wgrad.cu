@@ -1,0 +1,212 @@
+// Host side of kernel.cuh: tensor maps, the table of taps, launches, and the kernel that adds up the splits.
+#include "cuda/conv/gather.h"
+#include "cuda/conv/plan_cache.h"
+#include "cuda/conv/plan_common.h"
+#include "cuda/conv/tensor_map.h"
+#include "cuda/conv/wgrad/launch.h"
+#include "cuda/conv/wgrad/params.h"
+#include "cuda/conv/wgrad/plan.h"
+
+namespace voxgrad::cuda {
+namespace {
+
+using namespace implicit_wgrad;
+
+constexpr int kLanes = 32, kWarps = 8;
+
+/// A block adds up some taps of 32 input channels of one output channel: `slices` warps a part of the splits each.
+template <class T>
+__global__ void __launch_bounds__(kLanes* kWarps) reduce_splits(const __grid_constant__ ReduceParams p) {
+  extern __shared__ float sums[];  // (channel, tap), and one word between channels
+  __shared__ float of_slice[kWarps][kLanes];
+  const int lane = static_cast<int>(threadIdx.x) % kLanes, warp = static_cast<int>(threadIdx.x) / kLanes;
+  int block = static_cast<int>(blockIdx.x);
+  const int first_channel = p.channel_tiles.take(block) * kLanes, first_tap = p.tap_tiles.take(block) * p.taps_of_block;
+  const int channels = min(p.in_channels - first_channel, kLanes), taps = min(p.taps - first_tap, p.taps_of_block);
+  const float* const from = p.partial + (int64_t{block} * p.taps + first_tap) * p.in_channels + first_channel + lane;
+  const int slice = warp % p.slices, at_once = kWarps / p.slices, pitch = p.taps_of_block | 1;
+  const int begin = p.splits * slice / p.slices, end = p.splits * (slice + 1) / p.slices;
+  for (int tap = warp / p.slices; tap - warp / p.slices < taps; tap += at_once) {
+    float sum = 0;
+    if (tap < taps && lane < channels)
+#pragma unroll 8
+      for (int split = begin; split < end; ++split) sum += from[split * p.split_stride + int64_t{tap} * p.in_channels];
+    if (p.slices > 1) {
+      of_slice[warp][lane] = sum;
+      __syncthreads();
+      if (slice == 0)
+        for (int i = 1; i < p.slices; ++i) sum += of_slice[warp + i][lane];
+      __syncthreads();
+    }
+    if (slice == 0 && tap < taps) sums[lane * pitch + tap] = sum;
+  }
+  __syncthreads();
+  T* const out = static_cast<T*>(p.weight) + block * p.out_stride + first_channel * p.in_stride;
+  for (int i = static_cast<int>(threadIdx.x); i < channels * taps; i += kLanes * kWarps) {
+    const int channel = p.by_taps ? i / taps : i % channels, tap = p.by_taps ? i % taps : i / channels;
+    int left = first_tap + tap;
+    int64_t offset = channel * p.in_stride;
+    for (int a = 2; a >= 0; --a) {
+      offset += left % p.kernel[a] * p.tap_stride[a];
+      left /= p.kernel[a];
+    }
+    out[offset] = T(sums[channel * pitch + tap]);
+  }
+}
+
+/// Fills in the sets of taps: of each box its place, of each m64 tile where it begins.
+void list_sets(Params& p, const WgradPlan& plan) {
+  const int pitch[] = {plan.box[2] * plan.box[3], plan.box[3], 1}, taps_of_slot = 64 / plan.cta.chunk;
+  const int* kernel[] = {&plan.axis[0].kernel, &plan.axis[1].kernel, &plan.axis[2].kernel};
+  int boxes = 0;
+  for (size_t s = 0; s < plan.sets.size(); ++s) {
+    TapSet& set = p.set[s];
+    set.first_box = static_cast<uint16_t>(boxes);
+    set.boxes = static_cast<uint16_t>(plan.sets[s].size());
+    int slots = 0;
+    for (size_t b = 0; b < plan.sets[s].size(); ++b) {
+      const WgradBox& of = plan.sets[s][b];
+      Box& box = p.box[boxes++];
+      box.chunk = static_cast<uint16_t>(of.chunk);
+      for (int a = 0; a < 3; ++a) {
+        const AxisPart& part = plan.axis[a].part[of.part[a]];
+        box.offset[a] =
+            static_cast<int16_t>((part.start + of.first[a] * part.step) * plan.axis[a].in_step + part.residue);
+      }
+      int shift[2] = {};
+      for (int t = 0; t < of.taps(); ++t) {
+        const int at[] = {t / (of.count[1] * of.count[2]), t / of.count[2] % of.count[1], t % of.count[2]};
+        int tap = 0, rows = 0;
+        for (int a = 0; a < 3; ++a) {
+          const AxisPart& part = plan.axis[a].part[of.part[a]];
+          tap = tap * *kernel[a] + part.tap_first + (of.first[a] + at[a]) * part.tap_step;
+          rows += at[a] * part.step * pitch[a];
+        }
+        const int in_slot = t % taps_of_slot;
+        shift[in_slot] = rows * plan.chunk_bytes() / 16;
+        Slot& slot = set.slot[slots % 2][slots / 2];
+        if (in_slot == 0)
+          slot = {static_cast<int32_t>(static_cast<int>(b) * plan.box_bytes() / 16 + shift[0]),
+                  0,
+                  {Slot::kNone, Slot::kNone},
+                  box.chunk};
+        else
+          slot.apart = static_cast<uint16_t>(shift[1] - shift[0]);
+        slot.tap[in_slot] = static_cast<uint16_t>(tap);
+        if (in_slot == taps_of_slot - 1 || t == of.taps() - 1) ++slots;
+      }
+    }
+    set.slots[0] = static_cast<uint16_t>((slots + 1) / 2);
+    set.slots[1] = static_cast<uint16_t>(slots / 2);
+  }
+}
+
+/// Where 16 voxels of the tile begin in a box of x, 8 of them beside (or below) the other 8.
+void list_steps(Params& p, const WgradPlan& plan) {
+  const int* tile = plan.tile;
+  const int blocks = tile[3] / 8, row = plan.chunk_bytes();
+  const auto octet = [&](int i) {
+    const int w = i % blocks * 8, h = i / blocks % tile[2], d = i / (blocks * tile[2]) % tile[1],
+              n = i / (blocks * tile[2] * tile[1]);
+    return (((n * plan.box[1] + d) * plan.box[2] + h) * plan.box[3] + w) * row;
+  };
+  p.steps = plan.rows() / 16;
+  p.x_pitch = octet(1) - octet(0);
+  for (int i = 0; i < p.steps; ++i) p.step_at[i] = octet(2 * i) / 16;
+}
+
+Params make_params(const View& x, const View& y, const ConvProblem& problem, const WgradPlan& plan) {
+  Params p{};
+  p.taps = static_cast<int>(problem.kernel[0] * problem.kernel[1] * problem.kernel[2]);
+  p.in_channels = static_cast<int>(problem.in_channels);
+  p.out_channels = static_cast<int>(problem.out_channels);
+  p.split_stride = problem.groups * problem.out_channels * problem.in_channels * p.taps;
+  p.chunks = plan.chunks;
+  p.box_bytes = plan.box_bytes();
+  p.boxes_bytes = plan.most_boxes() * plan.box_bytes();
+  p.box_rows = plan.box_rows();
+  p.y_rows = plan.rows();
+  p.stage_bytes = plan.stage_bytes();
+  p.stages = plan.stages;
+  p.units = static_cast<int>(plan.units);
+  p.tiles_of_split = plan.tiles_of_split;
+  p.all_tiles = plan.all_tiles;
+  p.sets = Divisor(static_cast<int>(plan.sets.size()));
+  p.columns = Divisor(divide_up(p.out_channels, plan.cta.columns));
+  p.channel_tiles = Divisor(plan.channel_tiles);
+  p.groups = Divisor(static_cast<int>(problem.groups));
+  std::copy_n(plan.tile, 4, p.tile);
+  for (int a = 0; a < 3; ++a) {
+    p.tiles[2 - a] = Divisor(static_cast<int>(divide_up(problem.out_size[a], plan.tile[a + 1])));
+    p.in_step[a] = plan.axis[a].in_step;
+  }
+  list_sets(p, plan);
+  list_steps(p, plan);
+  const auto map = [&](const View& v, int channels, const int(&box)[4], const int(&step)[3]) {
+    return describe(SwizzledTensor{.data = v.data,
+                                   .dtype = v.dtype,
+                                   .size = {v.size[1], v.size[4], v.size[3], v.size[2], v.size[0]},
+                                   .stride = {1, v.stride[4], v.stride[3], v.stride[2], v.stride[0]},
+                                   .box = {channels, box[3], box[2], box[1], box[0]},
+                                   .step = {1, step[2], step[1], step[0], 1},
+                                   .row_bytes = 2 * channels,
+                                   .rank = 5},
+                    "conv weight gradient");
+  };
+  p.x = map(x, plan.cta.chunk, plan.box, p.in_step);
+  p.y = map(y, plan.cta.columns, plan.tile, {1, 1, 1});
+  return p;
+}
+
+void reduce(const View& w, const Params& p, int splits, cudaStream_t stream) {
+  ReduceParams r{};
+  r.partial = p.partial;
+  r.split_stride = p.split_stride;
+  r.splits = splits;
+  r.slices = splits >= 32 ? 8 : splits >= 16 ? 4 : splits >= 8 ? 2 : 1;
+  r.taps = p.taps;
+  r.in_channels = p.in_channels;
+  r.weight = w.data;
+  r.out_stride = w.stride[0];
+  r.in_stride = w.stride[1];
+  for (int a = 0; a < 3; ++a) {
+    r.kernel[a] = static_cast<int>(w.size[a + 2]);
+    r.tap_stride[a] = w.stride[a + 2];
+  }
+  r.by_taps = w.stride[1] != 1;
+  const int channel_tiles = divide_up(p.in_channels, kLanes);
+  const int64_t enough = 4 * kMultiprocessors / std::max<int64_t>(w.size[0] * channel_tiles, 1);
+  r.taps_of_block = static_cast<int>(divide_up(p.taps, std::clamp<int64_t>(enough, 1, p.taps)));
+  r.channel_tiles = Divisor(channel_tiles);
+  r.tap_tiles = Divisor(divide_up(p.taps, r.taps_of_block));
+  const unsigned blocks = static_cast<unsigned>(w.size[0] * channel_tiles * r.tap_tiles.value);
+  const size_t shared = sizeof(float) * kLanes * static_cast<size_t>(r.taps_of_block | 1);
+  if (w.dtype == DType::bf16)
+    reduce_splits<BFloat16><<<blocks, kLanes * kWarps, shared, stream>>>(r);
+  else
+    reduce_splits<Float16><<<blocks, kLanes * kWarps, shared, stream>>>(r);
+  check_launch("conv weight gradient: sum of splits");
+}
+
+}  // namespace
+
+bool wgrad(const View& w, const View& x, const View& y, const ConvGeometry& geometry, const Launch& launch) {
+  ConvProblem problem = conv_problem(ConvDirection::weight, x, y, w, geometry);
+  describe_device(problem, launch);
+  const auto plan = remembered<plan_wgrad>(problem);
+  if (!plan) return false;
+  Params p = make_params(x, y, problem, *plan);
+  const Workspace partial(launch, static_cast<size_t>(workspace_bytes(problem, *plan)));
+  p.partial = partial.as<float>();
+  const int shared = 1024 + plan->stages * plan->stage_bytes();
+  const int ctas = static_cast<int>(std::min<int64_t>(plan->units, problem.multiprocessors));
+  if (x.dtype == DType::bf16)
+    launch_kernel<BFloat16>(p, plan->cta, ctas, shared, launch.stream);
+  else
+    launch_kernel<Float16>(p, plan->cta, ctas, shared, launch.stream);
+  check_launch("conv weight gradient");
+  reduce(w, p, plan->splits, launch.stream);
+  return true;
+}
+
+}  // namespace voxgrad::cuda
