@@ -6,6 +6,7 @@
 #include <bit>
 #include <cstdint>
 #include <cstdlib>
+#include <limits>
 #include <type_traits>
 
 #include "core/dtype.h"
@@ -151,24 +152,25 @@ struct Axes {
 /// Walks through Axes in even steps; divides only when it leaves a row.
 class Cursor {
  public:
-  __device__ Cursor(const Axes& axes, int64_t index) : axes_(axes), row_(0), inner_(index), base_(0) { carry(); }
-  __device__ int64_t offset() const { return base_ + inner_ * axes_.a[0]; }
+  __device__ Cursor(const Axes& axes, int64_t index)
+      : axes_(axes), length_(axes.rank == 1 ? std::numeric_limits<int64_t>::max() : axes.size[0]), row_(0) {
+    advance(index);
+  }
+  __device__ int64_t offset() const { return offset_; }
   __device__ void advance(int64_t steps) {
     inner_ += steps;
-    carry();
+    offset_ += steps * axes_.a[0];
+    if (inner_ < length_) return;
+    const int64_t rows = quotient(inner_, length_);
+    inner_ -= rows * length_;
+    row_ += rows;
+    offset_ = axes_.offset(row_, axes_.a, 1) + inner_ * axes_.a[0];
   }
 
  private:
-  __device__ void carry() {
-    if (inner_ < axes_.size[0] || axes_.rank == 1) return;
-    const int64_t rows = quotient(inner_, axes_.size[0]);
-    inner_ -= rows * axes_.size[0];
-    row_ += rows;
-    base_ = axes_.offset(row_, axes_.a, 1);
-  }
-
   const Axes& axes_;
-  int64_t row_, inner_, base_;
+  const int64_t length_;  // of a row
+  int64_t row_, inner_ = 0, offset_ = 0;
 };
 #endif
 

@@ -34,6 +34,23 @@ __device__ Vector<T, width> load_vector(const T* data) {
   return std::bit_cast<Vector<T, width>>(*reinterpret_cast<const Loaded*>(data));
 }
 
+/// A vector on its way, a word until it is used: a choice between halves takes an instruction for each of them. What is
+/// loaded under a condition would wait for the load before it; therefore all is loaded, and the choice is made last.
+template <class T, int width>
+struct Loading {
+  Word<sizeof(T) * width> word;
+
+  Loading() = default;
+  __device__ explicit Loading(const T* data) : word(*reinterpret_cast<const decltype(word)*>(data)) {}
+  /// The vector, or `neutral` elements.
+  __device__ Vector<T, width> get(bool chosen, T neutral) const {
+    Vector<T, width> none;
+#pragma unroll
+    for (T& x : none.v) x = neutral;
+    return std::bit_cast<Vector<T, width>>(chosen ? word : std::bit_cast<decltype(word)>(none));
+  }
+};
+
 template <class T, int width>
 __device__ void store_vector(T* data, const Vector<T, width>& vector) {
   *reinterpret_cast<Word<sizeof(T) * width>*>(data) = std::bit_cast<Word<sizeof(T) * width>>(vector);
@@ -80,28 +97,30 @@ struct Span {
 };
 
 /// Calls taker.take(x) for the elements of `data` in [0, count) that fall to `thread` of `threads`, in a fixed order,
-/// and taker.close() behind each vector. `kUnroll` vectors are on their way at a time; where there are none left,
-/// elements are `neutral`.
+/// and taker.close() behind each vector. `kUnroll` vectors are on their way at a time, without conditions: a load
+/// behind one would wait until what the load before it brought is used.
 template <int kUnroll, class T, class Taker>
-__device__ void read_span(const T* data, int64_t count, T neutral, int thread, int threads, Taker& taker) {
+__device__ void read_span(const T* data, int64_t count, int thread, int threads, Taker& taker) {
   constexpr int width = Span<T>::kWidth;
   const Span<T> span(data, count);
-  for (int64_t v = thread; v < span.vectors; v += kUnroll * threads) {
-    Vector<T, width> loaded[kUnroll];
+  const int64_t step = int64_t{threads} * width;
+  const T* at = data + span.head + thread * width;
+  int64_t left = span.vectors - thread;
+  const auto read = [&]<int n>(std::integral_constant<int, n>) {
+    for (; left > (n - 1) * threads; left -= n * threads, at += n * step) {
+      Vector<T, width> loaded[n];
 #pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
+      for (int u = 0; u < n; ++u) loaded[u] = load_vector<T, width>(at + u * step);
 #pragma unroll
-      for (T& x : loaded[u].v) x = neutral;
-      const int64_t place = v + u * threads;
-      if (place < span.vectors) loaded[u] = load_vector<T, width>(data + span.head + place * width);
+      for (int u = 0; u < n; ++u) {
+#pragma unroll
+        for (const T& x : loaded[u].v) taker.take(x);
+        taker.close();
+      }
     }
-#pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-#pragma unroll
-      for (const T& x : loaded[u].v) taker.take(x);
-      taker.close();
-    }
-  }
+  };
+  read(std::integral_constant<int, kUnroll>());
+  read(std::integral_constant<int, 1>());
   for (int64_t i = thread; i < span.scalars(); i += threads) taker.take(data[span.scalar(i)]);
   taker.close();
 }
