@@ -220,19 +220,16 @@ __global__ void __launch_bounds__(kBlock, width > 1 ? 2 : 3)
     if (output < problem.outputs) {
       const In* in = static_cast<const In*>(problem.in) + problem.kept.offset(output, problem.kept.a);
       int64_t index = range * problem.range + layout.reducer();
-      Cursor cursor(problem.reduced, index);
-      const In* const first = in + cursor.offset();
-      for (; index < end; index += kStridedUnroll * layout.reducers) {
+      for (Cursor cursor(problem.reduced, index); index < end; index += kStridedUnroll * layout.reducers) {
         Loading<In, width> loaded[kStridedUnroll];
 #pragma unroll
         for (int u = 0; u < kStridedUnroll; ++u) {
-          const bool inside = index + u * layout.reducers < end;
-          loaded[u] = Loading<In, width>(inside ? in + cursor.offset() : first);
+          loaded[u] = {in + cursor.offset(), index + u * layout.reducers < end, neutral};
           cursor.advance(layout.reducers);
         }
 #pragma unroll
         for (int u = 0; u < kStridedUnroll; ++u) {
-          const Vector<In, width> vector = loaded[u].get(index + u * layout.reducers < end, neutral);
+          const Vector<In, width> vector = loaded[u].get();
 #pragma unroll
           for (int j = 0; j < width; ++j) fold[j].take(vector.v[j], index + u * layout.reducers);
         }

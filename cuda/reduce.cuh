@@ -25,6 +25,8 @@ using SumOf = std::conditional_t<std::is_floating_point_v<compute_t<T>>, double,
 struct BlockLayout {
   int columns = 1, reducers = kBlock;
   bool columns_adjacent = false;
+  unsigned neighbours = static_cast<unsigned>(columns_adjacent ? columns : reducers);
+  unsigned inverse = 65536 / neighbours + 1;  // whose products with numbers below 256 give exact quotients
 
   /// For `length` elements an output.
   static BlockLayout choose(int64_t length, bool columns_adjacent) {
@@ -32,12 +34,12 @@ struct BlockLayout {
     return {kBlock / reducers, reducers, columns_adjacent};
   }
 #ifdef __CUDACC__
-  __device__ int column() const {
-    return static_cast<int>(columns_adjacent ? threadIdx.x % columns : threadIdx.x / reducers);
-  }
-  __device__ int reducer() const {
-    return static_cast<int>(columns_adjacent ? threadIdx.x / columns : threadIdx.x % reducers);
-  }
+  __device__ int column() const { return columns_adjacent ? neighbour() : other(); }
+  __device__ int reducer() const { return columns_adjacent ? other() : neighbour(); }
+
+ private:
+  __device__ int other() const { return static_cast<int>(threadIdx.x * inverse / 65536); }
+  __device__ int neighbour() const { return static_cast<int>(threadIdx.x) - other() * static_cast<int>(neighbours); }
 #endif
 };
 
@@ -65,7 +67,7 @@ __device__ V combine_reducers(V value, const BlockLayout& layout, V* shared, Com
     // Within warps, then over the warps of the column.
     const int lane = static_cast<int>(threadIdx.x % kWarp), lanes = min(reducers, kWarp);
     for (int half = lanes / 2; half > 0; half /= 2) value = combine(value, from_lane(value, (lane + half) % kWarp));
-    if (reducers <= kWarp) return from_lane(value, lane / lanes * lanes);
+    if (reducers <= kWarp) return from_lane(value, lane & -lanes);
     __syncthreads();
     if (lane == 0) shared[threadIdx.x / kWarp] = value;
     __syncthreads();

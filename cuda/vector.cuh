@@ -34,21 +34,21 @@ __device__ Vector<T, width> load_vector(const T* data) {
   return std::bit_cast<Vector<T, width>>(*reinterpret_cast<const Loaded*>(data));
 }
 
-/// A vector on its way, a word until it is used: a choice between halves takes an instruction for each of them. What is
-/// loaded under a condition would wait for the load before it; therefore all is loaded, and the choice is made last.
+/// A vector on its way, a word until it is used: a choice between halves would wait for each load by itself.
 template <class T, int width>
 struct Loading {
   Word<sizeof(T) * width> word;
 
   Loading() = default;
-  __device__ explicit Loading(const T* data) : word(*reinterpret_cast<const decltype(word)*>(data)) {}
-  /// The vector, or `neutral` elements.
-  __device__ Vector<T, width> get(bool chosen, T neutral) const {
+  /// What is at `data`, or `neutral` elements if that is not `inside`.
+  __device__ Loading(const T* data, bool inside, T neutral) {
     Vector<T, width> none;
 #pragma unroll
     for (T& x : none.v) x = neutral;
-    return std::bit_cast<Vector<T, width>>(chosen ? word : std::bit_cast<decltype(word)>(none));
+    word = std::bit_cast<decltype(word)>(none);
+    if (inside) word = *reinterpret_cast<const decltype(word)*>(data);
   }
+  __device__ Vector<T, width> get() const { return std::bit_cast<Vector<T, width>>(word); }
 };
 
 template <class T, int width>
@@ -97,8 +97,7 @@ struct Span {
 };
 
 /// Calls taker.take(x) for the elements of `data` in [0, count) that fall to `thread` of `threads`, in a fixed order,
-/// and taker.close() behind each vector. `kUnroll` vectors are on their way at a time, without conditions: a load
-/// behind one would wait until what the load before it brought is used.
+/// and taker.close() behind each vector. `kUnroll` vectors are on their way at a time.
 template <int kUnroll, class T, class Taker>
 __device__ void read_span(const T* data, int64_t count, int thread, int threads, Taker& taker) {
   constexpr int width = Span<T>::kWidth;
