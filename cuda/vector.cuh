@@ -40,12 +40,13 @@ struct Loading {
   Word<sizeof(T) * width> word;
 
   Loading() = default;
+  __device__ explicit Loading(const Vector<T, width>& vector) : word(std::bit_cast<decltype(word)>(vector)) {}
   /// What is at `data`, or `neutral` elements if that is not `inside`.
   __device__ Loading(const T* data, bool inside, T neutral) {
     Vector<T, width> none;
 #pragma unroll
     for (T& x : none.v) x = neutral;
-    word = std::bit_cast<decltype(word)>(none);
+    *this = Loading(none);
     if (inside) word = *reinterpret_cast<const decltype(word)*>(data);
   }
   __device__ Vector<T, width> get() const { return std::bit_cast<Vector<T, width>>(word); }
