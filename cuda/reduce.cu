@@ -179,6 +179,7 @@ __global__ void __launch_bounds__(kBlock, 4)
   __shared__ Accumulator shared[kBlock];
   const BlockLayout layout = problem.layout;
   const int64_t run_length = problem.reduced.size[0];
+  const In neutral = neutral_element<Operation, In>(problem.largest);
   for (int64_t tile = blockIdx.x; tile < output_tiles * problem.ranges; tile += gridDim.x) {
     const int64_t output_tile = quotient(tile, problem.ranges), range = tile - output_tile * problem.ranges;
     const int64_t output = output_tile * layout.columns + layout.column();
@@ -191,7 +192,7 @@ __global__ void __launch_bounds__(kBlock, 4)
         const int64_t run = quotient(at, run_length), start = at - run * run_length;
         count = min(run_length - start, end - at);
         const In* const data = in + problem.reduced.offset(run, problem.reduced.a, 1) + start;
-        read_span<kRowUnroll>(data, count, layout.reducer(), layout.reducers, fold);
+        read_span<kRowUnroll>(data, count, neutral, layout.reducer(), layout.reducers, fold);
       }
     }
     const Accumulator value = combine_reducers(fold.value, layout, shared, [&](Accumulator x, Accumulator y) {

@@ -98,29 +98,26 @@ struct Span {
 };
 
 /// Calls taker.take(x) for the elements of `data` in [0, count) that fall to `thread` of `threads`, in a fixed order,
-/// and taker.close() behind each vector. `kUnroll` vectors are on their way at a time.
+/// and taker.close() behind each vector. `kUnroll` vectors are on their way at a time; where there are none left,
+/// elements are `neutral`.
 template <int kUnroll, class T, class Taker>
-__device__ void read_span(const T* data, int64_t count, int thread, int threads, Taker& taker) {
+__device__ void read_span(const T* data, int64_t count, T neutral, int thread, int threads, Taker& taker) {
   constexpr int width = Span<T>::kWidth;
   const Span<T> span(data, count);
-  const int64_t step = int64_t{threads} * width;
-  const T* at = data + span.head + thread * width;
-  int64_t left = span.vectors - thread;
-  const auto read = [&]<int n>(std::integral_constant<int, n>) {
-    for (; left > (n - 1) * threads; left -= n * threads, at += n * step) {
-      Vector<T, width> loaded[n];
+  for (int64_t v = thread; v < span.vectors; v += kUnroll * threads) {
+    Loading<T, width> loaded[kUnroll];
 #pragma unroll
-      for (int u = 0; u < n; ++u) loaded[u] = load_vector<T, width>(at + u * step);
-#pragma unroll
-      for (int u = 0; u < n; ++u) {
-#pragma unroll
-        for (const T& x : loaded[u].v) taker.take(x);
-        taker.close();
-      }
+    for (int u = 0; u < kUnroll; ++u) {
+      const int64_t place = v + u * threads;
+      loaded[u] = {data + span.head + place * width, place < span.vectors, neutral};
     }
-  };
-  read(std::integral_constant<int, kUnroll>());
-  read(std::integral_constant<int, 1>());
+#pragma unroll
+    for (const auto& vector : loaded) {
+#pragma unroll
+      for (const T& x : vector.get().v) taker.take(x);
+      taker.close();
+    }
+  }
   for (int64_t i = thread; i < span.scalars(); i += threads) taker.take(data[span.scalar(i)]);
   taker.close();
 }
