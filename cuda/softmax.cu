@@ -143,16 +143,13 @@ __global__ void __launch_bounds__(kBlock, sizeof(T) > 4 ? 2 : 3)
 /// Whether the rows consist of aligned vectors along the axis, respectively across it.
 bool has_vectors(const SoftmaxProblem& p, bool along, int width, size_t item) {
   const auto divides = [width](int64_t n) { return n % width == 0; };
-  const auto all = [&](const int64_t(&stride)[kMaxRank]) {
-    return std::all_of(stride + (along ? 0 : 1), stride + p.rows.rank, divides);
+  const auto suits = [&](const void* data, int64_t step, const int64_t(&stride)[kMaxRank]) {
+    return (along ? step == 1 : stride[0] == 1 && divides(step)) &&
+           std::all_of(stride + (along ? 0 : 1), stride + p.rows.rank, divides) &&
+           reinterpret_cast<uintptr_t>(data) % (static_cast<size_t>(width) * item) == 0;
   };
-  const auto aligned = [&](const void* data) {
-    return reinterpret_cast<uintptr_t>(data) % (static_cast<size_t>(width) * item) == 0;
-  };
-  const bool dense = along ? p.x_stride == 1 && p.y_stride == 1 && divides(p.length)
-                           : p.rows.a[0] == 1 && p.rows.b[0] == 1 && divides(p.rows.size[0]) && divides(p.x_stride) &&
-                                 divides(p.y_stride);
-  return dense && all(p.rows.a) && all(p.rows.b) && aligned(p.x) && aligned(p.y);
+  return divides(along ? p.length : p.rows.size[0]) && suits(p.x, p.x_stride, p.rows.a) &&
+         suits(p.y, p.y_stride, p.rows.b);
 }
 
 /// The kernel whose threads hold `vectors`, at most kHeld of them, and a few more where there is none for so many.
