@@ -1,6 +1,7 @@
 // Elementwise operators of two operands, and the choice between two: the formulas of ops/scalar_ops.h.
 #include <iterator>
 
+#include "cuda/gelu.cuh"
 #include "cuda/kernels.h"
 #include "cuda/map.cuh"
 #include "ops/scalar_ops.h"
@@ -8,10 +9,17 @@
 namespace voxgrad::cuda::kernel {
 namespace {
 
-template <BinaryOp op, class C>
+template <BinaryOp op, class T>
 struct Binary {
+  using C = compute_t<T>;
   C a, b;
-  __device__ auto operator()(C x, C y) const { return apply<op>(x, y, a, b); }
+  __device__ auto operator()(C x, C y) const {
+    if constexpr (op == BinaryOp::gelu_grad && sizeof(T) == 2) {
+      const Normal normal(y);
+      return x * (normal.distribution + y * static_cast<float>(kInvSqrtTwoPi) * normal.power);
+    }
+    return apply<op>(x, y, a, b);
+  }
 };
 
 struct Choose {
@@ -25,7 +33,7 @@ template <BinaryOp op>
 void binary_entry(const View& out, const View& x, const View& y, double a, double b) {
   dispatch_cuda(typename Operator<op>::DTypes(), x.dtype, name(op), [&]<class T>() {
     using C = compute_t<T>;
-    map<result_t<op, T>, T, T>(name(op), Binary<op, C>{convert<C>(a), convert<C>(b)}, out, x, y);
+    map<result_t<op, T>, T, T>(name(op), Binary<op, T>{convert<C>(a), convert<C>(b)}, out, x, y);
   });
 }
 

@@ -215,14 +215,15 @@ struct Rows {
 
 /// Elements [first, first + width) of a row, as one vector if they are `whole` and aligned; those outside are left.
 template <int width, class T>
-__device__ Vector<T, width> load_slot(const T* row, bool one_element, int first, bool whole, uint32_t length) {
+__device__ Loading<T, width> load_slot(const T* row, bool one_element, int first, bool whole, uint32_t length) {
   if (!one_element && whole && reinterpret_cast<uintptr_t>(row + first) % sizeof(Vector<T, width>) == 0)
-    return load_vector<T, width>(row + first);
+    return {row + first, true, T()};
+  if (one_element) return {nullptr, false, *row};
   Vector<T, width> x{};
 #pragma unroll
   for (int j = 0; j < width; ++j)
-    if (one_element || static_cast<uint32_t>(first + j) < length) x.v[j] = row[one_element ? 0 : first + j];
-  return x;
+    if (static_cast<uint32_t>(first + j) < length) x.v[j] = row[first + j];
+  return Loading<T, width>(x);
 }
 
 template <class F, class T, size_t N>
@@ -240,8 +241,9 @@ __global__ void __launch_bounds__(kBlock)
     const bool whole = first >= 0 && static_cast<uint32_t>(first) + width <= rows.length;
     Vector<T, width> result;
     [&]<size_t... k>(std::index_sequence<k...>) {
-      const Vector<T, width> in[N + 1] = {load_slot<width>(static_cast<const T*>(p.in[k]) + start[k + 1],
-                                                           rows.one_element[k + 1], first, whole, rows.length)...};
+      const Loading<T, width> loaded[N + 1] = {load_slot<width>(static_cast<const T*>(p.in[k]) + start[k + 1],
+                                                                rows.one_element[k + 1], first, whole, rows.length)...};
+      const Vector<T, width> in[N + 1] = {loaded[k].get()...};
 #pragma unroll
       for (int j = 0; j < width; ++j) result.v[j] = static_cast<T>(f(in[k].v[j]...));
     }

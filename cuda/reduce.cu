@@ -59,6 +59,12 @@ struct Extremum : OfValues {
   }
   template <class T>
   __device__ static T combine(T x, T y, bool largest) {
+    if constexpr (std::is_same_v<T, float>) {  // an instruction each
+      float most, least;
+      asm("max.NaN.f32 %0, %1, %2;" : "=f"(most) : "f"(x), "f"(y));
+      asm("min.NaN.f32 %0, %1, %2;" : "=f"(least) : "f"(x), "f"(y));
+      return largest ? most : least;
+    }
     return x != x || (largest ? x > y : x < y) ? x : y;
   }
 };
@@ -133,18 +139,30 @@ struct ReduceProblem {
   }
 };
 
-template <class Operation, class Accumulator, class Out>
-__device__ void store_result(const ReduceProblem& problem, int64_t output, int64_t range, Accumulator value) {
-  if (problem.partial)
-    static_cast<Accumulator*>(problem.partial)[range * problem.outputs + output] = value;
-  else
-    static_cast<Out*>(problem.out)[problem.kept.offset(output, problem.kept.b)] =
-        Operation::template result<Out>(value, problem.scale);
+/// The results of neighbouring outputs, which lie along the first of the kept axes.
+template <class Operation, class Out, class Accumulator, int width>
+__device__ void store_results(const ReduceProblem& problem, int64_t output, int64_t range,
+                              const Vector<Accumulator, width>& value) {
+  if (problem.partial) {
+    Accumulator* const to = static_cast<Accumulator*>(problem.partial) + range * problem.outputs + output;
+#pragma unroll
+    for (int j = 0; j < width; ++j) to[j] = value.v[j];
+    return;
+  }
+  Out result[width];
+#pragma unroll
+  for (int j = 0; j < width; ++j) result[j] = Operation::template result<Out>(value.v[j], problem.scale);
+  Out* const to = static_cast<Out*>(problem.out) + problem.kept.offset(output, problem.kept.b);
+  const int64_t step = problem.kept.b[0];
+  if (step == 1 && reinterpret_cast<uintptr_t>(to) % std::min<size_t>(sizeof(result), 16) == 0)
+    return store_values(to, result);
+#pragma unroll
+  for (int j = 0; j < width; ++j) to[j * step] = result[j];
 }
 
-/// Vectors or elements that a thread has on their way at a time.
-template <class In>
-inline constexpr int kRowUnroll = sizeof(In) < 4 ? 2 : 4;
+/// Vectors or elements that a thread has on their way at a time. For that the kernels ask for few blocks: left to
+/// itself, the compiler takes fewer registers, and waits for each load.
+inline constexpr int kRowUnroll = 4;
 inline constexpr int kStridedUnroll = 8;
 
 /// What stands for no element.
@@ -156,7 +174,7 @@ __device__ In neutral_element(bool largest) {
 
 /// The reduced elements of an output are runs of contiguous memory (the inner reduced axis), read as vectors.
 template <class Operation, class In, class Accumulator, class Out>
-__global__ void __launch_bounds__(kBlock)
+__global__ void __launch_bounds__(kBlock, 4)
     reduce_rows(const __grid_constant__ ReduceProblem problem, int64_t output_tiles) {
   __shared__ Accumulator shared[kBlock];
   const BlockLayout layout = problem.layout;
@@ -174,25 +192,25 @@ __global__ void __launch_bounds__(kBlock)
         const int64_t run = quotient(at, run_length), start = at - run * run_length;
         count = min(run_length - start, end - at);
         const In* const data = in + problem.reduced.offset(run, problem.reduced.a, 1) + start;
-        read_span<kRowUnroll<In>>(data, count, neutral, layout.reducer(), layout.reducers, fold);
+        read_span<kRowUnroll>(data, count, neutral, layout.reducer(), layout.reducers, fold);
       }
     }
     const Accumulator value = combine_reducers(fold.value, layout, shared, [&](Accumulator x, Accumulator y) {
       return Operation::combine(x, y, problem.largest);
     });
     if (output < problem.outputs && layout.reducer() == 0)
-      store_result<Operation, Accumulator, Out>(problem, output, range, value);
+      store_results<Operation, Out, Accumulator, 1>(problem, output, range, {value});
   }
 }
 
 /// Any strides. With width > 1 a thread has that many neighbouring outputs, whose elements are aligned vectors.
 template <class Operation, class In, class Accumulator, class Out, int width>
-__global__ void __launch_bounds__(kBlock)
+__global__ void __launch_bounds__(kBlock, width > 1 ? 2 : 3)
     reduce_strided(const __grid_constant__ ReduceProblem problem, int64_t output_tiles) {
-  __shared__ Accumulator shared[kBlock];
+  using Values = Vector<Accumulator, width>;
+  __shared__ Values shared[kBlock];
   const BlockLayout layout = problem.layout;
   const In neutral = neutral_element<Operation, In>(problem.largest);
-  const auto combine = [&](Accumulator x, Accumulator y) { return Operation::combine(x, y, problem.largest); };
   for (int64_t tile = blockIdx.x; tile < output_tiles * problem.ranges; tile += gridDim.x) {
     const int64_t range = quotient(tile, output_tiles);
     const int64_t output = ((tile - range * output_tiles) * layout.columns + layout.column()) * width;
@@ -204,28 +222,32 @@ __global__ void __launch_bounds__(kBlock)
       const In* in = static_cast<const In*>(problem.in) + problem.kept.offset(output, problem.kept.a);
       int64_t index = range * problem.range + layout.reducer();
       for (Cursor cursor(problem.reduced, index); index < end; index += kStridedUnroll * layout.reducers) {
-        Vector<In, width> loaded[kStridedUnroll];
+        Loading<In, width> loaded[kStridedUnroll];
 #pragma unroll
         for (int u = 0; u < kStridedUnroll; ++u) {
-#pragma unroll
-          for (In& x : loaded[u].v) x = neutral;
-          if (index + u * layout.reducers < end) loaded[u] = load_vector<In, width>(in + cursor.offset());
+          loaded[u] = {in + cursor.offset(), index + u * layout.reducers < end, neutral};
           cursor.advance(layout.reducers);
         }
 #pragma unroll
-        for (int u = 0; u < kStridedUnroll; ++u)
+        for (int u = 0; u < kStridedUnroll; ++u) {
+          const Vector<In, width> vector = loaded[u].get();
 #pragma unroll
-          for (int j = 0; j < width; ++j) fold[j].take(loaded[u].v[j], index + u * layout.reducers);
+          for (int j = 0; j < width; ++j) fold[j].take(vector.v[j], index + u * layout.reducers);
+        }
 #pragma unroll
         for (auto& column : fold) column.close();
       }
     }
+    Values values;
 #pragma unroll
-    for (int j = 0; j < width; ++j) {
-      const Accumulator value = combine_reducers(fold[j].value, layout, shared, combine);
-      if (output < problem.outputs && layout.reducer() == 0)
-        store_result<Operation, Accumulator, Out>(problem, output + j, range, value);
-    }
+    for (int j = 0; j < width; ++j) values.v[j] = fold[j].value;
+    values = combine_reducers(values, layout, shared, [&](Values x, const Values& y) {
+#pragma unroll
+      for (int j = 0; j < width; ++j) x.v[j] = Operation::combine(x.v[j], y.v[j], problem.largest);
+      return x;
+    });
+    if (output < problem.outputs && layout.reducer() == 0)
+      store_results<Operation, Out>(problem, output, range, values);
   }
 }
 
@@ -246,7 +268,7 @@ __global__ void __launch_bounds__(kBlock)
     }
     value = combine_reducers(value, layout, shared, combine);
     if (output < problem.outputs && layout.reducer() == 0)
-      store_result<Operation, Accumulator, Out>(problem, output, 0, value);
+      store_results<Operation, Out, Accumulator, 1>(problem, output, 0, {value});
   }
 }
 
@@ -334,7 +356,7 @@ void reduce_as(const View& out, const View& in, bool mean, bool largest, const L
     const int64_t vectors = problem.reduced.size[0] / kVectorWidth<In>;
     const int reducers = vectors <= 32 ? 8 : vectors <= 256 ? 32 : kBlock;
     problem.layout = {kBlock / reducers, reducers, false};
-    thread_elements = kRowUnroll<In> * kVectorWidth<In>;
+    thread_elements = kRowUnroll * kVectorWidth<In>;
   } else {
     if constexpr (std::is_floating_point_v<compute_t<In>>)
       if (has_vector_columns(problem, kVectorWidth<In>, sizeof(In))) {

@@ -6,6 +6,7 @@
 #include <bit>
 #include <cstdint>
 #include <cstdlib>
+#include <limits>
 #include <type_traits>
 
 #include "core/dtype.h"
@@ -24,6 +25,8 @@ using SumOf = std::conditional_t<std::is_floating_point_v<compute_t<T>>, double,
 struct BlockLayout {
   int columns = 1, reducers = kBlock;
   bool columns_adjacent = false;
+  unsigned neighbours = static_cast<unsigned>(columns_adjacent ? columns : reducers);
+  unsigned inverse = 65536 / neighbours + 1;  // whose products with numbers below 256 give exact quotients
 
   /// For `length` elements an output.
   static BlockLayout choose(int64_t length, bool columns_adjacent) {
@@ -31,12 +34,12 @@ struct BlockLayout {
     return {kBlock / reducers, reducers, columns_adjacent};
   }
 #ifdef __CUDACC__
-  __device__ int column() const {
-    return static_cast<int>(columns_adjacent ? threadIdx.x % columns : threadIdx.x / reducers);
-  }
-  __device__ int reducer() const {
-    return static_cast<int>(columns_adjacent ? threadIdx.x / columns : threadIdx.x % reducers);
-  }
+  __device__ int column() const { return columns_adjacent ? neighbour() : other(); }
+  __device__ int reducer() const { return columns_adjacent ? other() : neighbour(); }
+
+ private:
+  __device__ int other() const { return static_cast<int>(threadIdx.x * inverse / 65536); }
+  __device__ int neighbour() const { return static_cast<int>(threadIdx.x) - other() * static_cast<int>(neighbours); }
 #endif
 };
 
@@ -64,7 +67,7 @@ __device__ V combine_reducers(V value, const BlockLayout& layout, V* shared, Com
     // Within warps, then over the warps of the column.
     const int lane = static_cast<int>(threadIdx.x % kWarp), lanes = min(reducers, kWarp);
     for (int half = lanes / 2; half > 0; half /= 2) value = combine(value, from_lane(value, (lane + half) % kWarp));
-    if (reducers <= kWarp) return from_lane(value, lane / lanes * lanes);
+    if (reducers <= kWarp) return from_lane(value, lane & -lanes);
     __syncthreads();
     if (lane == 0) shared[threadIdx.x / kWarp] = value;
     __syncthreads();
@@ -151,24 +154,25 @@ struct Axes {
 /// Walks through Axes in even steps; divides only when it leaves a row.
 class Cursor {
  public:
-  __device__ Cursor(const Axes& axes, int64_t index) : axes_(axes), row_(0), inner_(index), base_(0) { carry(); }
-  __device__ int64_t offset() const { return base_ + inner_ * axes_.a[0]; }
+  __device__ Cursor(const Axes& axes, int64_t index)
+      : axes_(axes), length_(axes.rank == 1 ? std::numeric_limits<int64_t>::max() : axes.size[0]), row_(0) {
+    advance(index);
+  }
+  __device__ int64_t offset() const { return offset_; }
   __device__ void advance(int64_t steps) {
     inner_ += steps;
-    carry();
+    offset_ += steps * axes_.a[0];
+    if (inner_ < length_) return;
+    const int64_t rows = quotient(inner_, length_);
+    inner_ -= rows * length_;
+    row_ += rows;
+    offset_ = axes_.offset(row_, axes_.a, 1) + inner_ * axes_.a[0];
   }
 
  private:
-  __device__ void carry() {
-    if (inner_ < axes_.size[0] || axes_.rank == 1) return;
-    const int64_t rows = quotient(inner_, axes_.size[0]);
-    inner_ -= rows * axes_.size[0];
-    row_ += rows;
-    base_ = axes_.offset(row_, axes_.a, 1);
-  }
-
   const Axes& axes_;
-  int64_t row_, inner_, base_;
+  const int64_t length_;  // of a row
+  int64_t row_, inner_ = 0, offset_ = 0;
 };
 #endif
 

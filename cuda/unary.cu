@@ -1,6 +1,7 @@
 // Elementwise operators of one operand: the formulas of ops/scalar_ops.h.
 #include <iterator>
 
+#include "cuda/gelu.cuh"
 #include "cuda/kernels.h"
 #include "cuda/map.cuh"
 #include "ops/scalar_ops.h"
@@ -8,17 +9,21 @@
 namespace voxgrad::cuda::kernel {
 namespace {
 
-template <UnaryOp op, class C>
+template <UnaryOp op, class T>
 struct Unary {
+  using C = compute_t<T>;
   C a, b;
-  __device__ auto operator()(C x) const { return apply<op>(x, a, b); }
+  __device__ auto operator()(C x) const {
+    if constexpr (op == UnaryOp::gelu && sizeof(T) == 2) return x * Normal(x).distribution;
+    return apply<op>(x, a, b);
+  }
 };
 
 template <UnaryOp op>
 void unary_entry(const View& out, const View& in, double a, double b) {
   dispatch_cuda(typename Operator<op>::DTypes(), in.dtype, name(op), [&]<class T>() {
     using C = compute_t<T>;
-    map<result_t<op, T>, T>(name(op), Unary<op, C>{convert<C>(a), convert<C>(b)}, out, in);
+    map<result_t<op, T>, T>(name(op), Unary<op, T>{convert<C>(a), convert<C>(b)}, out, in);
   });
 }
 

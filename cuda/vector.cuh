@@ -34,6 +34,24 @@ __device__ Vector<T, width> load_vector(const T* data) {
   return std::bit_cast<Vector<T, width>>(*reinterpret_cast<const Loaded*>(data));
 }
 
+/// A vector on its way, a word until it is used: a choice between halves would wait for each load by itself.
+template <class T, int width>
+struct Loading {
+  Word<sizeof(T) * width> word;
+
+  Loading() = default;
+  __device__ explicit Loading(const Vector<T, width>& vector) : word(std::bit_cast<decltype(word)>(vector)) {}
+  /// What is at `data`, or `neutral` elements if that is not `inside`.
+  __device__ Loading(const T* data, bool inside, T neutral) {
+    Vector<T, width> none;
+#pragma unroll
+    for (T& x : none.v) x = neutral;
+    *this = Loading(none);
+    if (inside) word = *reinterpret_cast<const decltype(word)*>(data);
+  }
+  __device__ Vector<T, width> get() const { return std::bit_cast<Vector<T, width>>(word); }
+};
+
 template <class T, int width>
 __device__ void store_vector(T* data, const Vector<T, width>& vector) {
   *reinterpret_cast<Word<sizeof(T) * width>*>(data) = std::bit_cast<Word<sizeof(T) * width>>(vector);
@@ -87,18 +105,16 @@ __device__ void read_span(const T* data, int64_t count, T neutral, int thread, i
   constexpr int width = Span<T>::kWidth;
   const Span<T> span(data, count);
   for (int64_t v = thread; v < span.vectors; v += kUnroll * threads) {
-    Vector<T, width> loaded[kUnroll];
+    Loading<T, width> loaded[kUnroll];
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
-#pragma unroll
-      for (T& x : loaded[u].v) x = neutral;
       const int64_t place = v + u * threads;
-      if (place < span.vectors) loaded[u] = load_vector<T, width>(data + span.head + place * width);
+      loaded[u] = {data + span.head + place * width, place < span.vectors, neutral};
     }
 #pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
+    for (const auto& vector : loaded) {
 #pragma unroll
-      for (const T& x : loaded[u].v) taker.take(x);
+      for (const T& x : vector.get().v) taker.take(x);
       taker.close();
     }
   }

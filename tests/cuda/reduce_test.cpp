@@ -73,10 +73,11 @@ TEST_F(CudaReduce, ReadsVectorsFromAnyAlignment) {
       {{9, 4, 130}, {1, 1, 130}},      // columns, single
       {{9, 4, 132}, {1, 4, 132}},      // columns by vectors, where the base is aligned
       {{9000, 8}, {1, 8}},             // few columns, in ranges
+      {{2, 700, 128}, {2, 1, 128}},    // the same of every sample
       {{3, 1 << 19}, {1, 1 << 19}},    // a thread to each column
       {{3, (1 << 19) + 1}, {1, (1 << 19) + 1}},
   };
-  with_seeds(9, [&](Random& random, DType dtype) {
+  with_all_floats(12, [&](Random& random, DType dtype) {
     for (const auto& c : cases)
       for (const auto op : {ReduceOp::sum, ReduceOp::amax}) {
         RandomView in(dtype, c.shape, Layout::contiguous, random), out(dtype, c.kept, Layout::contiguous, random);
