@@ -9,6 +9,7 @@
 #include "core/dtype.h"
 #include "cuda/kernels.h"
 #include "cuda/map.cuh"
+#include "cuda/resample_by_two.cuh"
 #include "cuda/vector.cuh"
 
 namespace voxgrad::cuda {
@@ -321,6 +322,7 @@ void resample(const View& out, const View& in, const ResampleMaps& maps, bool tr
   }
   const Launch launch(out);
   dispatch_cuda(Floats(), out.dtype, "resample", [&]<class T>() {
+    if (resample_by_two<T>(out, in, maps, transposed, launch.stream)) return;
     for_each_resample_part(call, [&](const ResampleCall& part) { resample_part<T>(launch, part); });
   });
 }
