@@ -1,6 +1,7 @@
 // Max pooling over (N, C, D, H, W) and its gradient. Both gather: a thread makes one output voxel, respectively one
 // voxel of the gradient, to which it adds every window that named it, in order; where the channels are innermost in
-// memory, 16 bytes of them. Contiguous rows: cuda/pool_rows.cuh, and a gradient in up to 16 bytes along the width.
+// memory, 16 bytes of them. Windows that do not overlap: cuda/pool_pairs.cuh; other contiguous rows:
+// cuda/pool_rows.cuh, and a gradient in up to 16 bytes along the width.
 #include <limits>
 
 #include "core/dtype.h"

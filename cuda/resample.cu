@@ -4,6 +4,7 @@
 //   width, and resamples these sums along the width; or,
 // - where the channels are innermost in memory, and for any other layout, a thread makes a vector of channels of a few
 //   neighbours along the width, and keeps the two last sums over depth and height for the next of them.
+// Maps by two need neither: cuda/resample_by_two.cuh.
 #include "ops/resample_taps.h"
 
 #include "core/dtype.h"

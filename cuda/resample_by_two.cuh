@@ -187,39 +187,50 @@ bool launch_by_two_rows(const View& out, const View& in, const ByTwoProblem& p, 
   }
 }
 
+/// What a map does to an axis.
+enum class ByTwo : uint8_t { other, same, nearest_up, nearest_down, linear_up, linear_down };
+
+/// `from` and `to`: sizes of the map's sides.
+inline ByTwo by_two(const Resample& m, bool transposed, int64_t from, int64_t to) {
+  using enum Resample::Mode;
+  if (m.mode == nearest && m.scale == 1 && from == to) return ByTwo::same;
+  const bool halves = m.mode == box && m.kernel == 2 && m.stride == 2 && m.padding == 0 && from == 2 * to;
+  const bool doubles = m.mode <= linear && m.scale == 0.5 && !m.align_corners && to == 2 * from;
+  if (!halves && !doubles) return ByTwo::other;
+  if (m.mode == linear) return transposed ? ByTwo::linear_down : ByTwo::linear_up;
+  return halves == transposed ? ByTwo::nearest_up : ByTwo::nearest_down;
+}
+
 /// Launches it where maps and layout allow, and offsets inside a sample fit into 32 bits.
 template <class T>
 bool resample_by_two(const View& out, const View& in, const ResampleMaps& maps, bool transposed, cudaStream_t stream) {
-  using enum Resample::Mode;
-  ByTwoProblem p{.in = in.data, .out = out.data, .scale = 1};
-  bool linears[3], doubles[3], same[3], fits = out.numel() < int64_t{1} << 31;
+  ByTwoProblem p{};
+  p.in = in.data;
+  p.out = out.data;
+  p.scale = 1;
+  ByTwo kinds[3];
+  bool fits = out.numel() < int64_t{1} << 31;
   for (size_t i = 0; i < 3; ++i) {
-    const Resample& m = maps[i];
-    const int64_t from = (transposed ? out : in).size[i + 2], to = (transposed ? in : out).size[i + 2];
-    const bool box_of_two = m.mode == box && m.kernel == 2 && m.stride == 2 && m.padding == 0 && from == 2 * to;
-    const bool twice = m.mode <= linear && m.scale == 0.5 && !m.align_corners && to == 2 * from;
-    linears[i] = m.mode == linear;
-    doubles[i] = box_of_two ? transposed : !transposed;
-    same[i] = m.mode == nearest && m.scale == 1 && from == to;
-    if (!box_of_two && !twice && (i > 0 || !same[i])) return false;
-    if (box_of_two) p.scale *= m.weight != 0 ? m.weight : 0.5;
+    kinds[i] = by_two(maps[i], transposed, (transposed ? out : in).size[i + 2], (transposed ? in : out).size[i + 2]);
+    if (maps[i].mode == Resample::Mode::box) p.scale *= maps[i].weight != 0 ? maps[i].weight : 0.5;
     for (const View* view : {&out, &in})
       fits &= static_cast<double>(view->size[i + 2]) * std::abs(static_cast<double>(view->stride[i + 2])) < 0x1p29;
   }
-  p.resampled[0] = !same[0];
-  const bool agree = linears[1] == linears[2] && doubles[1] == doubles[2];
-  if (!fits || !agree || (!same[0] && (linears[0] != linears[2] || doubles[0] != doubles[2]))) return false;
-  if (same[0] && !doubles[2] && !linears[2]) p.scale /= 2;  // two taps at one place
-  const auto launch = [&]<bool up, bool is_linear>() {
+  const ByTwo kind = kinds[2];
+  p.resampled[0] = kinds[0] != ByTwo::same;
+  if (!fits || kinds[1] != kind || (kinds[0] != kind && p.resampled[0])) return false;
+  if (kind == ByTwo::nearest_down && !p.resampled[0]) p.scale /= 2;  // two taps at one place
+  const auto launch = [&]<bool up, bool linear>() {
     constexpr int width = kVectorWidth<T>;
     if (!has_vectors(out, 1, width) || !has_vectors(in, 1, width))
-      return launch_by_two_rows<T, up, is_linear, width / 2>(out, in, p, stream);
-    launch_by_two<T, up, is_linear, width, 1>(out, in, p, stream);
+      return launch_by_two_rows<T, up, linear, width / 2>(out, in, p, stream);
+    launch_by_two<T, up, linear, width, 1>(out, in, p, stream);
     return true;
   };
-  if (doubles[2])
-    return linears[2] ? launch.template operator()<true, true>() : launch.template operator()<true, false>();
-  return linears[2] ? launch.template operator()<false, true>() : launch.template operator()<false, false>();
+  if (kind == ByTwo::nearest_up) return launch.template operator()<true, false>();
+  if (kind == ByTwo::nearest_down) return launch.template operator()<false, false>();
+  if (kind == ByTwo::linear_up) return launch.template operator()<true, true>();
+  return kind == ByTwo::linear_down && launch.template operator()<false, true>();
 }
 
 }  // namespace voxgrad::cuda
