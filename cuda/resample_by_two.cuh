@@ -193,8 +193,9 @@ enum class ByTwo : uint8_t { other, same, nearest_up, nearest_down, linear_up, l
 /// `from` and `to`: sizes of the map's sides.
 inline ByTwo by_two(const Resample& m, bool transposed, int64_t from, int64_t to) {
   using enum Resample::Mode;
-  if (m.mode == nearest && m.scale == 1 && from == to) return ByTwo::same;
-  const bool halves = m.mode == box && m.kernel == 2 && m.stride == 2 && m.padding == 0 && from == 2 * to;
+  const bool tiles = m.mode == box && m.kernel == m.stride && m.padding == 0;
+  if (from == to && ((m.mode == nearest && m.scale == 1) || (tiles && m.kernel == 1))) return ByTwo::same;
+  const bool halves = tiles && m.kernel == 2 && from == 2 * to;
   const bool doubles = m.mode <= linear && m.scale == 0.5 && !m.align_corners && to == 2 * from;
   if (!halves && !doubles) return ByTwo::other;
   if (m.mode == linear) return transposed ? ByTwo::linear_down : ByTwo::linear_up;
@@ -212,13 +213,15 @@ bool resample_by_two(const View& out, const View& in, const ResampleMaps& maps, 
   bool fits = out.numel() < int64_t{1} << 31;
   for (size_t i = 0; i < 3; ++i) {
     kinds[i] = by_two(maps[i], transposed, (transposed ? out : in).size[i + 2], (transposed ? in : out).size[i + 2]);
-    if (maps[i].mode == Resample::Mode::box) p.scale *= maps[i].weight != 0 ? maps[i].weight : 0.5;
+    if (maps[i].mode == Resample::Mode::box)
+      p.scale *= maps[i].weight != 0 ? maps[i].weight : 1 / static_cast<double>(maps[i].kernel);
     for (const View* view : {&out, &in})
       fits &= static_cast<double>(view->size[i + 2]) * std::abs(static_cast<double>(view->stride[i + 2])) < 0x1p29;
   }
   const ByTwo kind = kinds[2];
   p.resampled[0] = kinds[0] != ByTwo::same;
   if (!fits || kinds[1] != kind || (kinds[0] != kind && p.resampled[0])) return false;
+  if (kind >= ByTwo::linear_up && p.scale != 1) return false;
   if (kind == ByTwo::nearest_down && !p.resampled[0]) p.scale /= 2;  // two taps at one place
   const auto launch = [&]<bool up, bool linear>() {
     constexpr int width = kVectorWidth<T>;

@@ -141,6 +141,7 @@ TEST_F(CudaVolume, ResampleByTwo) {
                   random.integer(1, 40), random.integer(1, 20)};
         Shape many = few;
         ResampleMaps maps;
+        if (map.mode == box) maps[0] = {.mode = box, .weight = map.weight};
         for (int i = depth ? 0 : 1; i < 3; ++i) {
           maps[static_cast<size_t>(i)] = map;
           many[i + 2] *= 2;
