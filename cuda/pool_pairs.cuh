@@ -123,20 +123,11 @@ inline bool is_spanned(const View& view) {
   return span < 0x1p31;
 }
 
-/// Calls f<width>() for the most windows side by side, `width` or fewer, that are vectors in all rows; says whether
-/// pairs tile the rows of `large`.
-template <int width, class F>
-bool with_pairs(const View& large, const View& small, const View& indices, const PoolGeometry& g, const F& f) {
-  if constexpr (width == 0) {
-    return false;
-  } else {
-    if (g.stride[2] != 2 || g.padding[2] != 0 || large.size[4] != 2 * small.size[4]) return false;
-    if (!has_vectors(large, 4, 2 * width) || !has_vectors(small, 4, width) ||
-        (indices.data && !has_vectors(indices, 4, width)))
-      return with_pairs<width / 2>(large, small, indices, g, f);
-    f.template operator()<width>();
-    return true;
-  }
+/// Whether pairs tile the rows of `large`, and `width` windows side by side are vectors.
+inline bool has_pairs(const View& large, const View& small, const PoolViews& v, int width) {
+  return v.geometry.stride[2] == 2 && v.geometry.padding[2] == 0 && large.size[4] == 2 * small.size[4] &&
+         has_vectors(large, 4, 2 * width) && has_vectors(small, 4, width) &&
+         (!v.indices.data || has_vectors(v.indices, 4, width));
 }
 
 /// Launches max_pool_pairs where it can.
@@ -148,13 +139,15 @@ bool launch_pairs(const PoolViews& v, cudaStream_t stream) {
     pairs &= (i == 0 || g.kernel_size[i] == 2) && g.dilation[i] == 1 && g.padding[i] == 0;
     pairs &= (v.out.size[i + 2] - 1) * g.stride[i] + g.kernel_size[i] <= v.in.size[i + 2];
   }
-  return pairs && with_pairs<kVectorWidth<T> / 2>(v.in, v.out, v.indices, g, [&]<int width>() {
-           PoolProblem p(v, width, 4);
-           p.size[3] = Divider((v.out.size[3] + kRun<width> - 1) / kRun<width>);
-           const auto count = static_cast<uint32_t>(v.out.numel() / v.out.size[3] / width * p.size[3].divisor);
-           max_pool_pairs<T, Index, width><<<grid_size(count), kBlock, 0, stream>>>(p, count);
-           check_launch("max_pool");
-         });
+  if (!pairs) return false;
+  const auto fits = [&](int n) { return has_pairs(v.in, v.out, v, n); };
+  return with_widest<kVectorWidth<T> / 2>(fits, [&]<int width>() {
+    PoolProblem p(v, width, 4);
+    p.size[3] = Divider((v.out.size[3] + kRun<width> - 1) / kRun<width>);
+    const auto count = static_cast<uint32_t>(v.out.numel() / v.out.size[3] / width * p.size[3].divisor);
+    max_pool_pairs<T, Index, width><<<grid_size(count), kBlock, 0, stream>>>(p, count);
+    check_launch("max_pool");
+  });
 }
 
 /// Launches max_pool_backward_cells where windows do not overlap.
@@ -183,8 +176,8 @@ bool launch_cells(const PoolViews& v, cudaStream_t stream) {
   constexpr int width = kVectorWidth<T>;
   if (has_vectors(v.out, 1, width) && has_vectors(v.in, 1, width) && has_vectors(v.indices, 1, width))
     launch.template operator()<width, 1>();
-  else if (!with_pairs<width / 2>(v.out, v.in, v.indices, g,
-                                  [&]<int windows>() { launch.template operator()<windows, 4>(); }))
+  else if (!with_widest<width / 2>([&](int n) { return has_pairs(v.out, v.in, v, n); },
+                                   [&]<int windows>() { launch.template operator()<windows, 4>(); }))
     launch.template operator()<1, 1>();
   return true;
 }

@@ -173,20 +173,6 @@ void launch_by_two(const View& out, const View& in, ByTwoProblem p, cudaStream_t
   check_launch("resample");
 }
 
-/// As wide as the columns allow.
-template <class T, bool up, bool linear, int columns>
-bool launch_by_two_rows(const View& out, const View& in, const ByTwoProblem& p, cudaStream_t stream) {
-  using Step = ByTwoStep<up, linear>;
-  if constexpr (columns == 0) {
-    return false;
-  } else {
-    if (!has_vectors(in, 4, columns * Step::fresh) || !has_vectors(out, 4, columns * Step::made))
-      return launch_by_two_rows<T, up, linear, columns / 2>(out, in, p, stream);
-    launch_by_two<T, up, linear, 0, columns>(out, in, p, stream);
-    return true;
-  }
-}
-
 /// What a map does to an axis.
 enum class ByTwo : uint8_t { other, same, nearest_up, nearest_down, linear_up, linear_down };
 
@@ -225,10 +211,12 @@ bool resample_by_two(const View& out, const View& in, const ResampleMaps& maps, 
   if (kind == ByTwo::nearest_down && !p.resampled[0]) p.scale /= 2;  // two taps at one place
   const auto launch = [&]<bool up, bool linear>() {
     constexpr int width = kVectorWidth<T>;
-    if (!has_vectors(out, 1, width) || !has_vectors(in, 1, width))
-      return launch_by_two_rows<T, up, linear, width / 2>(out, in, p, stream);
-    launch_by_two<T, up, linear, width, 1>(out, in, p, stream);
-    return true;
+    using Step = ByTwoStep<up, linear>;
+    if (has_vectors(out, 1, width) && has_vectors(in, 1, width))
+      return launch_by_two<T, up, linear, width, 1>(out, in, p, stream), true;
+    return with_widest<width / 2>(
+        [&](int n) { return has_vectors(in, 4, n * Step::fresh) && has_vectors(out, 4, n * Step::made); },
+        [&]<int columns>() { launch_by_two<T, up, linear, 0, columns>(out, in, p, stream); });
   };
   if (kind == ByTwo::nearest_up) return launch.template operator()<true, false>();
   if (kind == ByTwo::nearest_down) return launch.template operator()<false, false>();
