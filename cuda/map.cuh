@@ -355,6 +355,17 @@ inline bool has_vectors(const View& view, int axis, int width) {
   return aligned;
 }
 
+/// Calls f<width>() for the first width of `most`, `most` / 2, ... that fits(width); says whether there is one.
+template <int most, class Fits, class F>
+bool with_widest(const Fits& fits, const F& f) {
+  if (!fits(most)) {
+    if constexpr (most > 1) return with_widest<most / 2>(fits, f);
+    return false;
+  }
+  f.template operator()<most>();
+  return true;
+}
+
 /// Calls f with an unsigned integer of `bytes` bytes, for what only moves elements.
 template <class F>
 void dispatch_word(int64_t bytes, const F& f) {

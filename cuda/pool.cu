@@ -1,11 +1,13 @@
 // Max pooling over (N, C, D, H, W) and its gradient. Both gather: a thread makes one output voxel, respectively one
 // voxel of the gradient, to which it adds every window that named it, in order; where the channels are innermost in
-// memory, 16 bytes of them. Contiguous rows: cuda/pool_rows.cuh, and a gradient in up to 16 bytes along the width.
+// memory, 16 bytes of them. Windows that do not overlap: cuda/pool_pairs.cuh; other contiguous rows:
+// cuda/pool_rows.cuh, and a gradient in up to 16 bytes along the width.
 #include <limits>
 
 #include "core/dtype.h"
 #include "cuda/kernels.h"
 #include "cuda/map.cuh"
+#include "cuda/pool_pairs.cuh"
 #include "cuda/pool_rows.cuh"
 #include "cuda/reduce.cuh"
 
@@ -14,60 +16,12 @@ namespace {
 
 using Indices = Types<int32_t, int64_t>;
 
-/// Max pooling (out: y; in: x), or its gradient (out: dx; in: dy), or a part of either that begins at `first`.
-struct PoolViews {
-  View out, in, indices;  // indices.data is null where they are not wanted
-  PoolGeometry geometry;
-  bool indices_follow_out;       // rather than in
-  int64_t first[3] = {0, 0, 0};  // depth, row and column of the part's first voxel
-
-  void cut(int axis, int64_t begin, int64_t length) {
-    cut_axis(out, axis, begin, length);
-    if (axis >= 2) first[axis - 2] += begin;
-    // The windows of a part of a volume lie anywhere in the other.
-    if (axis < 2) cut_axis(in, axis, begin, length);
-    if (indices.data && (axis < 2 || indices_follow_out)) cut_axis(indices, axis, begin, length);
-  }
-};
-
 /// Calls f(views) for parts of fewer than 2^31 voxels.
 template <class F>
 void for_each_pool_part(const PoolViews& views, const F& f) {
   if (views.out.numel() < int64_t{1} << 31) return f(views);
   const int axis = static_cast<int>(std::max_element(views.out.size, views.out.size + 5) - views.out.size);
   for_each_half(views, axis, [&](const PoolViews& part) { for_each_pool_part(part, f); });
-}
-
-/// PoolViews as kernels use them. Numbers count voxels of the output; the channels come in vectors.
-struct PoolProblem : PoolViews {
-  Divider size[5], window_stride[3];
-  bool channels_inner;
-
-  /// `width` voxels along `axis`, the channels or the width, are one of the numbered.
-  PoolProblem(const PoolViews& v, int width, int along = 1) : PoolViews(v) {
-    for (int axis = 0; axis < 5; ++axis)
-      size[axis] = Divider((out.size[axis] + (axis == along ? width - 1 : 0)) / (axis == along ? width : 1));
-    for (int i = 0; i < 3; ++i) window_stride[i] = Divider(geometry.stride[i]);
-    channels_inner = (width > 1 && along == 1) || std::abs(out.stride[1]) < std::abs(out.stride[4]);
-  }
-  /// Where voxel `number` stands.
-  __device__ void locate(uint32_t number, int width, int64_t (&at)[5], int along = 1) const {
-    const auto take = [&](int axis) { at[axis] = size[axis].take(number); };
-    if (channels_inner) take(1);
-    take(4);
-    take(3);
-    take(2);
-    if (!channels_inner) take(1);
-    at[0] = number;
-    at[along] *= width;
-  }
-};
-
-/// The element of `view` that stands at `at`.
-template <class T>
-__device__ T* element(const View& view, const int64_t (&at)[5]) {
-  const int64_t(&s)[kMaxRank] = view.stride;
-  return static_cast<T*>(view.data) + at[0] * s[0] + at[1] * s[1] + at[2] * s[2] + at[3] * s[3] + at[4] * s[4];
 }
 
 /// A window of 2 x 2 x 2 (`pairs`) loads all its taps before it looks at them. 2 or 3 blocks of a multiprocessor have
@@ -208,15 +162,14 @@ void run_pool(const char* op, const PoolViews& views, const F& f) {
 template <class T, class Index>
 void max_pool_with(const View& y, const View* indices, const View& x, const PoolGeometry& geometry,
                    cudaStream_t stream) {
-  if (launch_max_pool_rows<T, Index>(y, indices, x, geometry, stream)) return;
+  const PoolViews views{y, x, indices ? *indices : View(), geometry, true};
+  if (launch_pairs<T, Index>(views, stream) || launch_max_pool_rows<T, Index>(y, indices, x, geometry, stream)) return;
   const Triple& size = geometry.kernel_size;
   const bool pairs = size[0] == 2 && size[1] == 2 && size[2] == 2;
-  run_pool<T, false>("max_pool", {y, x, indices ? *indices : View(), geometry, true},
-                     [&]<int width, int>(const PoolProblem& problem, uint32_t count) {
-                       const auto kernel =
-                           pairs ? max_pool_kernel<T, Index, width, true> : max_pool_kernel<T, Index, width, false>;
-                       kernel<<<grid_size(count), kBlock, 0, stream>>>(problem, count);
-                     });
+  run_pool<T, false>("max_pool", views, [&]<int width, int>(const PoolProblem& problem, uint32_t count) {
+    const auto kernel = pairs ? max_pool_kernel<T, Index, width, true> : max_pool_kernel<T, Index, width, false>;
+    kernel<<<grid_size(count), kBlock, 0, stream>>>(problem, count);
+  });
 }
 
 }  // namespace
@@ -238,7 +191,9 @@ void max_pool_backward(const View& dx, const View& dy, const View& indices, cons
   const Launch launch(dx);
   dispatch_cuda(Floats(), dx.dtype, "max_pool_backward", [&]<class T>() {
     dispatch_cuda(Indices(), indices.dtype, "max_pool_backward", [&]<class Index>() {
-      run_pool<T, true>("max_pool_backward", {dx, dy, indices, geometry, false},
+      const PoolViews views{dx, dy, indices, geometry, false};
+      if (launch_cells<T, Index>(views, launch.stream)) return;
+      run_pool<T, true>("max_pool_backward", views,
                         [&]<int width, int axis>(const PoolProblem& problem, uint32_t count) {
                           max_pool_backward_kernel<T, Index, width, axis>
                               <<<grid_size(count), kBlock, 0, launch.stream>>>(problem, dx, count);

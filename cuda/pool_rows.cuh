@@ -3,72 +3,9 @@
 // cuda/pool.cu.
 #pragma once
 
-#include <limits>
-
-#include "core/dtype.h"
-#include "cuda/map.cuh"
-#include "cuda/vector.cuh"
-#include "ops/kernels.h"
+#include "cuda/pool.cuh"
 
 namespace voxgrad::cuda {
-
-/// In place of an index where none is wanted.
-struct NoIndex {};
-
-/// The larger of two; NaN wins.
-template <class C>
-__device__ C larger(C a, C b) {
-  if constexpr (std::is_same_v<C, float>) {
-    float result;
-    asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
-    return result;
-  } else {
-    return a > b || a != a ? a : b;
-  }
-}
-
-/// A value and where it stands: below zero if nowhere.
-template <class C, class Index>
-struct Best {
-  C value = -std::numeric_limits<C>::infinity();
-  Index place = -1;
-
-  /// What comes after all that were offered before: wins if it is larger, or the first NaN.
-  __device__ void offer_next(C other, Index at) {
-    const bool wins = place < 0 || (!(other <= value) && value == value);
-    value = wins ? other : value;
-    place = wins ? at : place;
-  }
-  /// Of equal values, and of NaNs, the one that stands first wins.
-  __device__ void offer(C other, Index at) {
-    const bool beats = other > value || (other != other && value == value);
-    const bool equals = other == value || (other != other && value != value);
-    const bool wins = place < 0 || beats || (equals && at < place);
-    value = wins ? other : value;
-    place = wins ? at : place;
-  }
-};
-template <class C>
-struct Best<C, NoIndex> {
-  C value = -std::numeric_limits<C>::infinity();
-  __device__ void offer_next(C other, int64_t) { value = larger(other, value); }
-  __device__ void offer(C other, int64_t) { value = larger(other, value); }
-};
-
-/// Writes neighbours, and where they stand if that is wanted.
-template <int width, class T, class C, class Index>
-__device__ void store_best(const Best<C, Index> (&best)[width], T* values, Index* places) {
-  C value[width];
-#pragma unroll
-  for (int j = 0; j < width; ++j) value[j] = best[j].value;
-  store_values<width>(values, value);
-  if constexpr (!std::is_same_v<Index, NoIndex>) {
-    Index place[width];
-#pragma unroll
-    for (int j = 0; j < width; ++j) place[j] = best[j].place;
-    store_values<width>(places, place);
-  }
-}
 
 struct PoolRows {
   View out, in, indices;

@@ -4,11 +4,13 @@
 //   width, and resamples these sums along the width; or,
 // - where the channels are innermost in memory, and for any other layout, a thread makes a vector of channels of a few
 //   neighbours along the width, and keeps the two last sums over depth and height for the next of them.
+// Maps by two need neither: cuda/resample_by_two.cuh.
 #include "ops/resample_taps.h"
 
 #include "core/dtype.h"
 #include "cuda/kernels.h"
 #include "cuda/map.cuh"
+#include "cuda/resample_by_two.cuh"
 #include "cuda/vector.cuh"
 
 namespace voxgrad::cuda {
@@ -321,6 +323,7 @@ void resample(const View& out, const View& in, const ResampleMaps& maps, bool tr
   }
   const Launch launch(out);
   dispatch_cuda(Floats(), out.dtype, "resample", [&]<class T>() {
+    if (resample_by_two<T>(out, in, maps, transposed, launch.stream)) return;
     for_each_resample_part(call, [&](const ResampleCall& part) { resample_part<T>(launch, part); });
   });
 }

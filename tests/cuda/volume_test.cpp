@@ -44,13 +44,20 @@ TEST_F(CudaVolume, Softmax) {
 }
 
 TEST_F(CudaVolume, MaxPoolAndItsGradient) {
-  const PoolGeometry geometries[] = {
-      {2, 2, 0, 1}, {2, 2, 1, 1}, {2, 1, 0, 2}, {3, 2, 1, 1}, {{1, 3, 2}, {2, 1, 3}, {0, 1, 0}, 1}};
+  const PoolGeometry geometries[] = {{2, 2, 0, 1},
+                                     {2, 2, 1, 1},
+                                     {2, 1, 0, 2},
+                                     {3, 2, 1, 1},
+                                     {2, 3, 1, 1},
+                                     {1, 2, 0, 1},
+                                     {{1, 2, 2}, {1, 2, 2}, 0, 1},
+                                     {{1, 3, 2}, {2, 1, 3}, {0, 1, 0}, 1}};
   for (const DType dtype : kFloats)
     for (const PoolGeometry& g : geometries)
       for (unsigned seed = kFirstSeed; seed < kFirstSeed + 2 * kSeeds; ++seed) {
         Random random(seed);
-        const Shape in{random.integer(1, 2), random.integer(1, 3) * (seed % 2 ? 8 : 1), 7, 6, 9};
+        const Shape in{random.integer(1, 2), random.integer(1, 3) * (seed % 2 ? 8 : 1), 7, random.integer(6, 13),
+                       random.integer(7, 16)};
         Shape out = in;
         for (int i = 0; i < 3; ++i)
           out[i + 2] = (in[i + 2] + 2 * g.padding[i] - g.dilation[i] * (g.kernel_size[i] - 1) - 1) / g.stride[i] + 1;
@@ -116,6 +123,37 @@ TEST_F(CudaVolume, Resample) {
         out.poison();
         for (const Device device : kBoth) kernels(device).resample(out.on(device), in.on(device), maps, transposed);
         EXPECT_TRUE(out.same(rounding(dtype))) << dtype << ' ' << from << " to " << to << " seed " << seed;
+      }
+}
+
+// All axes, or all but the depth, to twice their size or half of it.
+TEST_F(CudaVolume, ResampleByTwo) {
+  using enum Resample::Mode;
+  const Resample by_two[] = {{.mode = nearest, .scale = 0.5},
+                             {.mode = linear, .scale = 0.5},
+                             {.mode = box, .kernel = 2, .stride = 2},
+                             {.mode = box, .kernel = 2, .stride = 2, .weight = 0.75}};
+  for (const DType dtype : kFloats)
+    for (const Resample& map : by_two)
+      for (unsigned seed = kFirstSeed; seed < kFirstSeed + 4 * kSeeds; ++seed) {
+        Random random(seed);
+        const bool transposed = random.chance(0.5), depth = random.chance(0.7), up = (map.mode == box) == transposed;
+        Shape few{random.integer(1, 2), random.integer(1, 2) * (seed % 2 ? 8 : 1), random.integer(1, 5),
+                  random.integer(1, 40), random.integer(1, 20)};
+        Shape many = few;
+        ResampleMaps maps;
+        if (map.mode == box) maps[0] = {.mode = box, .weight = map.weight};
+        for (int i = depth ? 0 : 1; i < 3; ++i) {
+          maps[static_cast<size_t>(i)] = map;
+          many[i + 2] *= 2;
+        }
+        const Layout layout = kLayouts[random.integer(0, 2)];
+        RandomView in(dtype, up ? few : many, layout, random), out(dtype, up ? many : few, layout, random);
+        in.fill(random, -4, 4, false);
+        out.poison();
+        for (const Device device : kBoth) kernels(device).resample(out.on(device), in.on(device), maps, transposed);
+        EXPECT_TRUE(out.same(rounding(dtype)))
+            << dtype << ' ' << few << (up ? " doubled" : " halved") << " seed " << seed;
       }
 }
 

@@ -1,0 +1,185 @@
+// Max pooling by windows that do not overlap, and its gradient, with offsets of 32 bits: a thread takes the same
+// windows of a few rows on end, vectors of them that lie side by side along the width where 2 x 2 tile it, or of
+// channels. Private to cuda/pool.cu.
+#pragma once
+
+#include "cuda/pool.cuh"
+
+namespace voxgrad::cuda {
+
+/// Windows of a thread along the height, where it takes `width` along the width or channels.
+template <int width>
+inline constexpr int kRun = std::clamp(8 / width, 1, 4);
+
+/// Where `at` lies in a view that 32 bits span.
+inline __device__ int place_in(const View& view, const int64_t (&at)[5]) {
+  int offset = 0;
+#pragma unroll
+  for (int axis = 0; axis < 5; ++axis) offset += static_cast<int>(at[axis]) * static_cast<int>(view.stride[axis]);
+  return offset;
+}
+
+/// Windows of 2 x 2 x 2 or 1 x 2 x 2, all inside, that tile contiguous rows; `width` of them at a time. p.size[3]
+/// counts runs.
+template <class T, class Index, int width>
+__global__ void __launch_bounds__(kBlock) max_pool_pairs(const __grid_constant__ PoolProblem p, uint32_t count) {
+  constexpr int run = kRun<width>;
+  const PoolGeometry& g = p.geometry;
+  const int plane = static_cast<int>(g.kernel_size.values[0] - 1) * static_cast<int>(p.in.stride[2]);
+  for (uint32_t number = blockIdx.x * kBlock + threadIdx.x; number < count; number += gridDim.x * kBlock) {
+    int64_t at[5];
+    p.locate(number, width, at, 4);
+    at[3] *= run;
+    const int d = static_cast<int>(at[2] * g.stride.values[0]), w = static_cast<int>(at[4]) * 2;
+    const T* in = static_cast<const T*>(p.in.data) + place_in(p.in, {at[0], at[1], d, 0, w});
+    Vector<T, 2 * width> loaded[run][4];
+    int h[run];
+#pragma unroll
+    for (int r = 0; r < run; ++r) {
+      h[r] = static_cast<int>(min(at[3] + r, p.out.size[3] - 1) * g.stride.values[1]);
+#pragma unroll
+      for (int k = 0; k < 4; ++k)  // of one plane the second is the first again, and never wins
+        loaded[r][k] =
+            load_vector<T, 2 * width>(in + k / 2 * plane + (h[r] + k % 2) * static_cast<int>(p.in.stride[3]));
+    }
+    const int out = place_in(p.out, at), index = place_in(p.indices, at);
+#pragma unroll
+    for (int r = 0; r < run; ++r) {
+      if (at[3] + r >= p.out.size[3]) break;
+      Best<compute_t<T>, Index> best[width];
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        const int row = (d + k / 2) * static_cast<int>(p.in.size[3]) + h[r] + k % 2;
+#pragma unroll
+        for (int j = 0; j < 2 * width; ++j)
+          best[j / 2].offer_next(static_cast<compute_t<T>>(loaded[r][k].v[j]),
+                                 row * static_cast<int>(p.in.size[4]) + w + j);
+      }
+      store_best(best, static_cast<T*>(p.out.data) + out + r * static_cast<int>(p.out.stride[3]),
+                 static_cast<Index*>(p.indices.data) + index + r * static_cast<int>(p.indices.stride[3]));
+    }
+  }
+}
+
+/// Where windows do not overlap: each voxel lies in the cell of one window, which is as large as the stride. A thread
+/// fills the cells of `width` windows along `axis`, the channels or, of strides of 2 that tile it, the width, and of a
+/// run along the height; p.size counts cells, runs of them.
+template <class T, class Index, int width, int axis>
+__global__ void __launch_bounds__(kBlock)
+    max_pool_backward_cells(const __grid_constant__ PoolProblem p, uint32_t count) {
+  constexpr int step = axis == 4 ? 2 : 1, write = width * step, run = kRun<width>;
+  const auto stride = [&](int i) { return static_cast<int>(p.geometry.stride.values[i]); };
+  const auto begin = [&](int i, int64_t o) {
+    return static_cast<int>(o) * stride(i) - static_cast<int>(p.geometry.padding.values[i]);
+  };
+  for (uint32_t number = blockIdx.x * kBlock + threadIdx.x; number < count; number += gridDim.x * kBlock) {
+    int64_t at[5];
+    p.locate(number, width, at, axis);
+    at[3] *= run;
+    const int in = place_in(p.in, at), index = place_in(p.indices, at);
+    Index named[run][width];
+    T gradient[run][width] = {};
+#pragma unroll
+    for (int r = 0; r < run; ++r) {
+#pragma unroll
+      for (Index& place : named[r]) place = -1;
+      // Behind the last windows lie what they leave over, and cells of no voxel.
+      if (at[2] >= p.in.size[2] || at[3] + r >= p.in.size[3] || at[4] >= p.in.size[4]) continue;
+      load_values<width>(static_cast<const Index*>(p.indices.data) + index + r * static_cast<int>(p.indices.stride[3]),
+                         named[r]);
+      load_values<width>(static_cast<const T*>(p.in.data) + in + r * static_cast<int>(p.in.stride[3]), gradient[r]);
+    }
+    const int d0 = begin(0, at[2]), d1 = min(d0 + stride(0), static_cast<int>(p.out.size[2]));
+    const int w0 = begin(2, at[4]), w1 = min(w0 + stride(2), static_cast<int>(p.out.size[4]));
+#pragma unroll
+    for (int r = 0; r < run; ++r) {
+      const int h0 = begin(1, at[3] + r), h1 = min(h0 + stride(1), static_cast<int>(p.out.size[3]));
+#pragma unroll 1
+      for (int d = max(d0, 0); d < d1; ++d)
+#pragma unroll 1
+        for (int h = max(h0, 0); h < h1; ++h) {
+          int w = max(w0, 0);
+          T* to = static_cast<T*>(p.out.data) + place_in(p.out, {at[0], at[1], d, h, w});
+          const int row = (d * static_cast<int>(p.out.size[3]) + h) * static_cast<int>(p.out.size[4]);
+#pragma unroll 1
+          do {
+            T values[write];
+#pragma unroll
+            for (int j = 0; j < write; ++j)
+              values[j] = named[r][j / step] == row + w + (axis == 4 ? j : 0) ? gradient[r][j / step] : T();
+            store_values<write>(to, values);
+            to += p.out.stride[4];
+          } while (axis == 1 && ++w < w1);
+        }
+    }
+  }
+}
+
+/// Whether 32 bits span the view.
+inline bool is_spanned(const View& view) {
+  double span = 0;
+  for (int axis = 0; axis < 5; ++axis)
+    span += static_cast<double>(view.size[axis]) * std::abs(static_cast<double>(view.stride[axis]));
+  return span < 0x1p31;
+}
+
+/// Whether pairs tile the rows of `large`, and `width` windows side by side are vectors.
+inline bool has_pairs(const View& large, const View& small, const PoolViews& v, int width) {
+  return v.geometry.stride[2] == 2 && v.geometry.padding[2] == 0 && large.size[4] == 2 * small.size[4] &&
+         has_vectors(large, 4, 2 * width) && has_vectors(small, 4, width) &&
+         (!v.indices.data || has_vectors(v.indices, 4, width));
+}
+
+/// Launches max_pool_pairs where it can.
+template <class T, class Index>
+bool launch_pairs(const PoolViews& v, cudaStream_t stream) {
+  const PoolGeometry& g = v.geometry;
+  bool pairs = is_spanned(v.out) && is_spanned(v.in) && is_spanned(v.indices) && g.kernel_size[0] <= 2;
+  for (int i = 0; i < 3; ++i) {
+    pairs &= (i == 0 || g.kernel_size[i] == 2) && g.dilation[i] == 1 && g.padding[i] == 0;
+    pairs &= (v.out.size[i + 2] - 1) * g.stride[i] + g.kernel_size[i] <= v.in.size[i + 2];
+  }
+  if (!pairs) return false;
+  const auto fits = [&](int n) { return has_pairs(v.in, v.out, v, n); };
+  return with_widest<kVectorWidth<T> / 2>(fits, [&]<int width>() {
+    PoolProblem p(v, width, 4);
+    p.size[3] = Divider((v.out.size[3] + kRun<width> - 1) / kRun<width>);
+    const auto count = static_cast<uint32_t>(v.out.numel() / v.out.size[3] / width * p.size[3].divisor);
+    max_pool_pairs<T, Index, width><<<grid_size(count), kBlock, 0, stream>>>(p, count);
+    check_launch("max_pool");
+  });
+}
+
+/// Launches max_pool_backward_cells where windows do not overlap.
+template <class T, class Index>
+bool launch_cells(const PoolViews& v, cudaStream_t stream) {
+  const PoolGeometry& g = v.geometry;
+  if (!is_spanned(v.out) || !is_spanned(v.in) || !is_spanned(v.indices)) return false;
+  View cells = v.out;
+  for (int i = 0; i < 3; ++i) {
+    if (g.stride[i] < (g.kernel_size[i] - 1) * g.dilation[i] + 1) return false;
+    if (g.stride[i] >= int64_t{1} << 28 || v.out.size[i + 2] >= int64_t{1} << 30) return false;
+    cells.size[i + 2] = (v.out.size[i + 2] + g.padding[i] + g.stride[i] - 1) / g.stride[i];
+  }
+  const auto launch = [&]<int width, int axis>() {
+    PoolProblem p(v, width, axis);
+    for (int i = 2; i < 5; ++i) {
+      const int side = i == axis ? width : i == 3 ? kRun<width> : 1;
+      p.size[i] = Divider((cells.size[i] + side - 1) / side);
+    }
+    int64_t count = v.out.size[0];
+    for (int i = 1; i < 5; ++i) count *= p.size[i].divisor;
+    max_pool_backward_cells<T, Index, width, axis>
+        <<<grid_size(count), kBlock, 0, stream>>>(p, static_cast<uint32_t>(count));
+    check_launch("max_pool_backward");
+  };
+  constexpr int width = kVectorWidth<T>;
+  if (has_vectors(v.out, 1, width) && has_vectors(v.in, 1, width) && has_vectors(v.indices, 1, width))
+    launch.template operator()<width, 1>();
+  else if (!with_widest<width / 2>([&](int n) { return has_pairs(v.out, v.in, v, n); },
+                                   [&]<int windows>() { launch.template operator()<windows, 4>(); }))
+    launch.template operator()<1, 1>();
+  return true;
+}
+
+}  // namespace voxgrad::cuda
