@@ -1,12 +1,12 @@
 // Group normalisation: mean and variance of every group, then the normalised values.
 //
 // Nowhere is there a difference of large squares: each thread sums deviations, and their squares, from the first
-// element that it or its block meets, moves the sums to the first element of the channel, and the channels of a group
-// are joined by Chan, Golub and LeVeque's update ("Updating formulae and a pairwise algorithm for computing sample
-// variances", 1979), all in double and in a fixed order. Only of halves a thread first adds up to 32 deviations in
-// float. That costs 32 * 2^-24 of the squares about that element, at most, a few of which are next to nothing beside
-// 2^-11 or 2^-8, to which a half is rounded; and what it costs does not grow with the mean. Deviations of bfloat16
-// beyond 1e19 overflow.
+// element that it meets, moves the sums to the first element of the channel, and the channels of a group are joined by
+// Chan, Golub and LeVeque's update ("Updating formulae and a pairwise algorithm for computing sample variances", 1979),
+// all in double and in a fixed order. Only of halves a thread first adds up to 32 deviations in float. That costs
+// 32 * 2^-24 of the squares about an element of its own, at most, a few of which are next to nothing beside 2^-11 or
+// 2^-8, to which a half is rounded; and what it costs does not grow with the mean. Deviations of bfloat16 beyond 1e19
+// overflow.
 #include <cmath>
 
 #include "core/dtype.h"

@@ -7,10 +7,10 @@
 // positions. walk: single elements of any strides.
 //
 // A formula has kInputs, kWrites and kSums; Channel, what a thread keeps for a (sample, channel), from
-// channel(n, c, l), where l is about the first position that the thread reads, or, of columns, its block;
-// operator()(channel, run, x), the result for an element of each input, which may add to the sums of the run; and,
-// where sums need it, finish(n, c, channel, count, total). kHeavy: it has many constants for a channel, so that fewer
-// registers are left for elements on their way.
+// channel(n, c, l), where l is about the first position that the thread reads; operator()(channel, run, x), the result
+// for an element of each input, which may add to the sums of the run; and, where sums need it, finish(n, c, channel,
+// count, total). kHeavy: it has many constants for a channel, so that fewer registers are left for elements on their
+// way.
 #pragma once
 
 #include <bit>
@@ -134,7 +134,6 @@ Form choose_form(const Views&... views) {
 /// How blocks and their threads share the lines, which are channels of a sample, or vectors of channels, and cut the
 /// positions into ranges. Follows from shapes and the form alone.
 struct Tiling {
-  static constexpr int kMostLines = 64;  // of vectors of channels, that a block has
   BlockLayout layout;
   int64_t length, sample_lines, lines, tiles, ranges, range;
 
@@ -144,7 +143,7 @@ struct Tiling {
     const bool columns = form == Form::columns;
     lines = x.size[0] * sample_lines;
     if (columns) {  // the channels of a sample, or an even part of them
-      const int64_t side = parts(sample_lines, parts(sample_lines, kMostLines));
+      const int64_t side = parts(sample_lines, parts(sample_lines, 64));
       layout = {static_cast<int>(side), static_cast<int>(kBlock / side), true};
     } else {
       layout = BlockLayout::choose(length, x.size[1] > 1 && std::abs(x.stride[1]) < std::abs(x.stride[2]));
@@ -180,8 +179,14 @@ struct Lane {
   const Volumes<kInputs>& volumes;
   int64_t n, c;  // the first channel
   typename Formula::Channel channel[kChannels];
-  Vector<double2, kChannels> total;
+  double2 total[kChannels];
   int count;  // positions done
+
+  __device__ void begin(int64_t position) {
+    count = 0;
+#pragma unroll
+    for (int i = 0; i < kChannels; ++i) channel[i] = formula.channel(n, c + i, position);
+  }
 
   /// The vectors that fall to `thread` of `threads` among those that begin at position `first`: fewer than 2^31.
   template <int width, int kUnroll>
@@ -216,14 +221,14 @@ struct Lane {
       if constexpr (Formula::kSums)
 #pragma unroll
         for (int i = 0; i < kChannels; ++i)
-          total.v[i] = add(total.v[i], {static_cast<double>(run[i].x), static_cast<double>(run[i].y)});
+          total[i] = add(total[i], {static_cast<double>(run[i].x), static_cast<double>(run[i].y)});
     }
   }
 
   __device__ void finish() {
-    if constexpr (requires { formula.finish(n, c, channel[0], count, total.v[0]); })
+    if constexpr (requires { formula.finish(n, c, channel[0], count, total[0]); })
 #pragma unroll
-      for (int i = 0; i < kChannels; ++i) formula.finish(n, c + i, channel[i], count, total.v[i]);
+      for (int i = 0; i < kChannels; ++i) formula.finish(n, c + i, channel[i], count, total[i]);
   }
 
  private:
@@ -262,56 +267,37 @@ __global__ void __launch_bounds__(kBlock, form == Form::columns && (sizeof(T) ==
   constexpr bool most =
       form == Form::columns && sizeof(T) == 2 && !(Formula::kWrites && Formula::kSums) && !is_heavy<Formula>();
   constexpr int kUnroll = (most ? 8 : 4) / Formula::kInputs;
-  using Sums = Vector<double2, Thread::kChannels>;
-  __shared__ Sums shared[Formula::kSums ? kBlock : 1];
-  __shared__ typename Formula::Channel constants[form == Form::columns ? Tiling::kMostLines * kVector : 1];
+  __shared__ double2 shared[Formula::kSums ? kBlock : 1];
   const BlockLayout layout = tiling.layout;
   const int thread = layout.reducer(), threads = layout.reducers;
   for (int64_t i = blockIdx.x; i < tiling.blocks(); i += gridDim.x) {
     // What writes goes from behind, where the pass before it ended: some of that is still in the cache.
     const int64_t block = Formula::kWrites ? tiling.blocks() - 1 - i : i, range = quotient(block, tiling.tiles);
-    const int64_t first_line = (block - range * tiling.tiles) * layout.columns, line = first_line + layout.column();
+    const int64_t line = (block - range * tiling.tiles) * layout.columns + layout.column();
     const int64_t begin = range * tiling.range, end = min(begin + tiling.range, tiling.length);
     const int64_t n = quotient(line, tiling.sample_lines);
     Thread lane{formula, volumes, n, (line - n * tiling.sample_lines) * Thread::kChannels};
-    if constexpr (form == Form::columns) {  // a channel's constants take long: one thread makes them for all
-      __syncthreads();
-      for (int k = static_cast<int>(threadIdx.x); k < layout.columns * kVector && begin < end; k += kBlock) {
-        const int64_t other = first_line + k / kVector, sample = quotient(other, tiling.sample_lines);
-        const int64_t channel = (other - sample * tiling.sample_lines) * kVector + k % kVector;
-        if (other < tiling.lines) constants[k] = formula.channel(sample, channel, begin);
-      }
-      __syncthreads();
-    }
     if (line < tiling.lines && thread < threads && begin < end) {
       if constexpr (form == Form::rows) {
         const Span<T> span(volumes.in[0].template at<const T>(lane.n, lane.c, begin), end - begin);
         const int64_t first = begin + span.head, behind = first + span.vectors * kVector;
-        lane.channel[0] = formula.channel(lane.n, lane.c, min(first + thread * kVector, end - 1));
+        lane.begin(min(first + thread * kVector, end - 1));
         lane.template take<kVector, kUnroll>(first, span.vectors, thread, threads);
         lane.template take<1, 1>(begin, span.head, thread, threads);
         lane.template take<1, 1>(behind, end - behind, thread, threads);
       } else {
-        if constexpr (form == Form::walk)
-          lane.channel[0] = formula.channel(lane.n, lane.c, min(begin + thread, end - 1));
-        else
-#pragma unroll
-          for (int i = 0; i < kVector; ++i) lane.channel[i] = constants[layout.column() * kVector + i];
+        lane.begin(min(begin + thread, end - 1));
         lane.template take<Thread::kChannels, kUnroll>(begin, end - begin, thread, threads);
       }
       lane.finish();
     }
     if constexpr (Formula::kSums) {
       if (!partial) continue;
-      const Sums sums = combine_reducers(lane.total, layout, shared, [](Sums a, const Sums& b) {
 #pragma unroll
-        for (int c = 0; c < Thread::kChannels; ++c) a.v[c] = add(a.v[c], b.v[c]);
-        return a;
-      });
-      if (line < tiling.lines && thread == 0)
-#pragma unroll
-        for (int c = 0; c < Thread::kChannels; ++c)
-          partial[(range * tiling.lines + line) * Thread::kChannels + c] = sums.v[c];
+      for (int c = 0; c < Thread::kChannels; ++c) {
+        const double2 sum = combine_reducers(lane.total[c], layout, shared, add);
+        if (line < tiling.lines && thread == 0) partial[(range * tiling.lines + line) * Thread::kChannels + c] = sum;
+      }
     }
   }
 }
