@@ -80,13 +80,11 @@ const char* name(ConvArithmetic arithmetic) {
 
 namespace {
 
-/// 16 bytes of a voxel's channels at a time.
-bool has_contiguous_channels(const View& view) {
-  const int64_t wide = 16 / item_size(view.dtype);
-  bool aligned = reinterpret_cast<uintptr_t>(view.data) % 16 == 0 && (view.size[1] == 1 || view.stride[1] == 1);
+bool has_channels_innermost(const View& view) {
+  bool innermost = view.size[1] == 1 || view.stride[1] == 1;
   for (int a = 0; a < 5; ++a)
-    if (a != 1 && view.size[a] > 1) aligned &= view.stride[a] > 0 && view.stride[a] % wide == 0;
-  return aligned;
+    if (a != 1 && view.size[a] > 1) innermost &= view.stride[a] >= view.size[1];
+  return innermost;
 }
 
 }  // namespace
@@ -103,7 +101,7 @@ ConvProblem conv_problem(ConvDirection direction, const View& in, const View& ou
                       .in_channels = in.size[1] / geometry.groups,
                       .out_channels = out.size[1] / geometry.groups,
                       .geometry = geometry,
-                      .channels_last = has_contiguous_channels(in) && has_contiguous_channels(out),
+                      .channels_last = has_channels_innermost(in) && has_channels_innermost(out),
                       .choice = forced_choice.load()};
   for (int a = 0; a < 3; ++a) {
     problem.in_size[a] = in.size[a + 2];

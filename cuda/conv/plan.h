@@ -53,7 +53,7 @@ struct ConvProblem {
   int multiprocessors = 132;          // an H200's
   bool wgmma = true;                  // the GPU has that instruction, and the program its code: sm_90a
   Triple in_stride{0}, out_stride{0};
-  bool channels_last = false;  // input and result are, and so aligned that TMA reads the input
+  bool channels_last = false;  // in both tensors a voxel's channels are contiguous
   ConvChoice choice{};
   friend bool operator==(const ConvProblem&, const ConvProblem&) = default;
 };

@@ -22,6 +22,9 @@ inline int parts(const ConvProblem& p) { return three_products(p) ? 2 : 1; }
 /// Of a word.
 inline int elements_of(const ConvProblem& p) { return p.dtype == DType::f32 ? 1 : 2; }
 
+/// Few channels on both sides have kernels of their own (plan_narrow.h).
+inline bool is_narrow(const ConvProblem& p) { return p.in_channels <= 8 && p.out_channels <= 8 && p.choice.width == 0; }
+
 /// Of a sample's input and result.
 inline int64_t sample_bytes(const ConvProblem& p) {
   const int64_t in = p.in_channels * p.in_size[0] * p.in_size[1] * p.in_size[2];

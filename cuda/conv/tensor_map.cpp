@@ -3,6 +3,7 @@
 #include <cuda_runtime.h>
 
 #include "core/error.h"
+#include "cuda/kernels.h"
 #include "cuda/launch.h"
 
 namespace voxgrad::cuda {
@@ -26,6 +27,28 @@ auto encoder(const char* op) {
 }
 
 }  // namespace
+
+bool is_tma_tensor(const View& view) {
+  const int64_t wide = 16 / item_size(view.dtype);
+  bool aligned = reinterpret_cast<uintptr_t>(view.data) % 16 == 0 && (view.size[1] == 1 || view.stride[1] == 1);
+  for (int a = 0; a < 5; ++a)
+    if (a != 1 && view.size[a] > 1) aligned &= view.stride[a] > 0 && view.stride[a] % wide == 0;
+  return aligned;
+}
+
+TmaTensor::TmaTensor(const View& view, const Launch& launch) : view_(view) {
+  if (is_tma_tensor(view)) return;
+  const int64_t wide = 16 / item_size(view.dtype);
+  int64_t stride = (view.size[1] + wide - 1) / wide * wide;
+  view_.stride[1] = 1;
+  for (const int axis : {4, 3, 2, 0}) {
+    view_.stride[axis] = stride;
+    stride *= view.size[axis];
+  }
+  copy_.emplace(launch, static_cast<size_t>(stride * item_size(view.dtype)));
+  view_.data = copy_->as<void>();
+  kernel::copy(view_, view);
+}
 
 CUtensorMap describe(const SwizzledTensor& tensor, const char* op) {
   const CUtensorMapDataType type = tensor.dtype == DType::bf16  ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16

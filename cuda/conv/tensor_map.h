@@ -5,7 +5,10 @@
 
 #include <cstdint>
 
-#include "core/dtype.h"
+#include <optional>
+
+#include "core/view.h"
+#include "cuda/launch.h"
 
 namespace voxgrad::cuda {
 
@@ -30,6 +33,20 @@ struct SwizzledTensor {
   int box[5], step[5];
   int row_bytes;
   int rank;
+};
+
+/// Whether TMA reads a (N, C, D, H, W) view with its channels innermost as it lies: addresses in multiples of 16 bytes.
+bool is_tma_tensor(const View& view);
+
+/// The view, or a copy of it that is channels-last with voxels at multiples of 16 bytes.
+class TmaTensor {
+ public:
+  TmaTensor(const View& view, const Launch& launch);
+  const View& view() const { return view_; }
+
+ private:
+  std::optional<Workspace> copy_;
+  View view_;
 };
 
 /// Throws an Error of `op` if the driver has no words for it.

@@ -115,7 +115,7 @@ Params make_params(const View& out, const View& in, const ConvEpilogue& epilogue
   p.phase = Divisor(plan.merged ? 1 : plan.phases);
   const int64_t count[] = {problem.batch, plan.axis[0].count, plan.axis[1].count, plan.axis[2].count};
   const int wide = problem.dtype == DType::f32 ? 2 : 8;
-  p.vectors = p.out_channels % wide == 0;
+  p.vectors = p.out_channels % wide == 0 && is_tma_tensor(out);
   for (int a = 0; a < 4; ++a) {
     p.tile[a] = plan.tile[a];
     p.tiles[a] = Divisor(static_cast<int>(divide_up(count[a], plan.tile[a])));
@@ -235,7 +235,8 @@ bool fprop_dgrad(const View& out, const View& in, const View& w, const ConvEpilo
   if (!plan) return false;
   if (!std::all_of(plan->axis, plan->axis + 3, [](const AxisParts& axis) { return axis.complete; }))
     fill_bias(out, epilogue, launch);
-  Params p = make_params(out, in, epilogue, problem, *plan);
+  const TmaTensor input(in, launch);
+  Params p = make_params(out, input.view(), epilogue, problem, *plan);
   std::optional<Workspace> copy;
   const bool n_major = describe_weights(p, weight_operand(w, transposed, copy, launch), transposed, *plan);
   const int64_t elements = workspace_bytes(problem, *plan) / (plan->splits * int64_t{4});

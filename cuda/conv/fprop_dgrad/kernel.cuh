@@ -99,7 +99,7 @@ struct Mainloop {
   const uint32_t input_stages, weight_stages;
   Pipeline inputs, weights;
   int base[kTiles];  // of the warpgroup's m64 tiles, in 16 bytes
-  bool held = false;
+  int held = 0;      // resident stages
   const bool first_warp = of_warp(static_cast<int>(threadIdx.x) / 32 % 4) == 0;
 
   __device__ Mainloop(const Params& params, uint32_t input_at, uint32_t weight_at, const Pipeline& input,
@@ -110,23 +110,24 @@ struct Mainloop {
       base[i] = of_warp(max(p.base[i * Tile::kConsumers + warpgroup], 0) * Tile::kRowBytes / 16);
   }
 
-  /// The next unit's resident box takes the place of the last one's, which is read no more.
+  /// The boxes of the next unit, which all its phases read, take the place of the last one's.
   __device__ void next_resident() {
-    if (held) {
+    for (; held > 0; --held) {
       if (leads()) inputs.release(inputs.stage());
       inputs.next();
     }
-    held = true;
+    held = p.chunks;
   }
 
   __device__ void multiply(const WorkUnit& unit, const Phase& phase, Accumulator (&sum)[kTiles][Tile::kN8]) {
     const bool releases = leads();
     bool fresh = true;
     int last_weights = -1, last_inputs = -1;
+    Pipeline input = inputs;
     for (KBlocks k(p, unit, phase); k.left > 0; k.next()) {
       const Load& box = k.box(p);
-      inputs.wait();
-      const uint64_t a = swizzled_operand(input_stages + inputs.stage() * p.input_bytes, Tile::kRowBytes,
+      input.wait();
+      const uint64_t a = swizzled_operand(input_stages + input.stage() * p.input_bytes, Tile::kRowBytes,
                                           p.group_pitch * Tile::kRowBytes, 0);
       for (int begin = 0; begin < box.taps; begin += Tile::kStageTaps) {
         const int taps = min(box.taps - begin, Tile::kStageTaps);
@@ -146,14 +147,13 @@ struct Mainloop {
         last_weights = weights.stage();
         weights.next();
       }
-      if (!p.resident) {
-        last_inputs = inputs.stage();
-        inputs.next();
-      }
+      if (!p.resident) last_inputs = input.stage();
+      input.next();
     }
     await_products<0>();
     if (releases && last_weights >= 0) weights.release(last_weights);
     if (releases && last_inputs >= 0) inputs.release(last_inputs);
+    if (!p.resident) inputs = input;
     if (fresh)
 #pragma unroll
       for (int t = 0; t < kTiles; ++t)

@@ -44,7 +44,7 @@ struct Params {
   int out_size[3];
   bool relu;
   bool vectors;   // results lie so that 16 bytes of a voxel's channels can be stored at once
-  bool resident;  // all phases of a CTA tile read one box, which is loaded once
+  bool resident;  // all phases of a CTA tile read the same boxes, one a chunk, which are loaded once
   bool merged;    // a work unit is all phases of its CTA tile, one after the other
   int samples, phases, chunks;
   int k_group, n_group;  // channels from a group to the next: of the GEMM's K and N as the weight's map counts them

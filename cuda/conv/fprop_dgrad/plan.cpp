@@ -12,7 +12,7 @@ namespace {
 constexpr int kMostTaps = 512, kMostPhases = 64, kMostSide = 255, kMostStages = 8;
 constexpr int kStatic = 6 * 1024;  // bytes: barriers, list of rows, alignment
 // Clocks of a model: what an SM gets from L2, writes results at, and what a unit and a second kernel cost.
-constexpr double kFromL2 = 45, kToMemory = 32, kUnit = 1000, kReduction = 4000, kReductionBytes = 2500;
+constexpr double kFromL2 = 45, kToMemory = 32, kUnit = 1000, kReduction = 4000, kReductionBytes = 2500, kWait = 1500;
 
 constexpr FpropDgradTile kTiles[] = {{16, 4}, {32, 4}, {64, 4}, {64, 2}, {64, 1}, {128, 2}, {128, 1}};
 
@@ -115,9 +115,11 @@ class Search {
  private:
   void try_tiles(FpropDgradPlan& plan) {
     const int rows = 128 * plan.cta.row_tiles;
-    if (plan.phases > 1 && plan.halo[0] && plan.halo[1] && plan.chunks == 1) {
-      plan.resident = true;
-      for (AxisParts& axis : plan.axis) merge_halos(axis);
+    if (!plan.resident && plan.phases > 1 && plan.halo[0] && plan.chunks < kMostStages) {
+      FpropDgradPlan resident = plan;
+      resident.resident = true;
+      for (AxisParts& axis : resident.axis) merge_halos(axis);
+      try_tiles(resident);
     }
     for (const int w : sides(plan.axis[2].count, rows))
       for (const int h : sides(plan.axis[1].count, rows / w))
@@ -164,10 +166,10 @@ class Search {
     const bool by_tap = !plan.halo[1] || taps_ == 1;
     const int weight = stage_taps(plan.cta.columns) * plan.cta.columns * plan.row_bytes, input = plan.input_bytes();
     const int room = p_.shared_limit - kStatic;
-    plan.weight_stages = std::min(by_tap ? room / (input + weight) : 4, kMostStages);
-    if (plan.weight_stages < 2) return false;
-    plan.input_stages = std::min((room - plan.weight_stages * weight) / input, by_tap ? plan.weight_stages : 3);
-    if (plan.input_stages < 2) return false;
+    plan.weight_stages = std::min(by_tap && !plan.resident ? room / (input + weight) : 4, kMostStages);
+    const int most = plan.resident ? std::min(2 * plan.chunks, kMostStages) : by_tap ? plan.weight_stages : 3;
+    plan.input_stages = std::min((room - plan.weight_stages * weight) / input, most);
+    if (plan.weight_stages < 2 || plan.input_stages < (plan.resident ? plan.chunks : 2)) return false;
     plan.weight_stages = std::min((room - plan.input_stages * input) / weight, kMostStages);
     return end * plan.row_bytes <= input + plan.weight_stages * weight;
   }
@@ -205,9 +207,10 @@ class Search {
     const double bytes = (loads * plan.box_rows() + taps * n) * plan.chunks * plan.row_bytes;
     const double results = 128.0 * plan.cta.row_tiles * n * phases;
     const double stages = taps * plan.chunks / (plan.halo[1] ? stage_taps(plan.cta.columns) : 1) * 60;
+    const bool waits = plan.resident && plan.input_stages < 2 * plan.chunks;  // for the boxes of each unit
     const double unit = std::max({multiplies, bytes / kFromL2, stages}) / plan.splits +
                         results * (plan.splits > 1 ? 4.0 : static_cast<double>(item_size(p_.dtype))) / kToMemory +
-                        kUnit;
+                        kUnit + (waits ? kWait : 0);
     double all = static_cast<double>((plan.units + kMultiprocessors - 1) / kMultiprocessors) * unit;
     if (plan.splits > 1) all += kReduction + static_cast<double>(workspace_bytes(p_, plan)) / kReductionBytes;
     return all;
@@ -224,7 +227,7 @@ class Search {
 std::span<const FpropDgradTile> fprop_dgrad_tiles() { return kTiles; }
 
 std::optional<FpropDgradPlan> plan_fprop_dgrad(const ConvProblem& p) {
-  if (!p.channels_last || !may_use_wgmma(p) || p.choice.plain || p.choice.packed || p.choice.narrow)
+  if (!p.channels_last || is_narrow(p) || !may_use_wgmma(p) || p.choice.plain || p.choice.packed || p.choice.narrow)
     return std::nullopt;
   if (p.dtype == DType::f64 || arithmetic_of(p) == ConvArithmetic::tf32x3) return std::nullopt;
   FpropDgradPlan axes;

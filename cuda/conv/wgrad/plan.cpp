@@ -177,7 +177,7 @@ int WgradPlan::most_boxes() const {
 std::span<const WgradTile> wgrad_tiles() { return kTiles; }
 
 std::optional<WgradPlan> plan_wgrad(const ConvProblem& p) {
-  if (!p.channels_last || !may_use_wgmma(p) || p.choice.plain || p.choice.packed || p.choice.narrow)
+  if (!p.channels_last || is_narrow(p) || !may_use_wgmma(p) || p.choice.plain || p.choice.packed || p.choice.narrow)
     return std::nullopt;
   if (elements_of(p) != 2 || p.dtype == DType::f64 || p.batch == 0) return std::nullopt;
   WgradPlan axes;

@@ -195,7 +195,8 @@ bool wgrad(const View& w, const View& x, const View& y, const ConvGeometry& geom
   describe_device(problem, launch);
   const auto plan = remembered<plan_wgrad>(problem);
   if (!plan) return false;
-  Params p = make_params(x, y, problem, *plan);
+  const TmaTensor input(x, launch), gradient(y, launch);
+  Params p = make_params(input.view(), gradient.view(), problem, *plan);
   const Workspace partial(launch, static_cast<size_t>(workspace_bytes(problem, *plan)));
   p.partial = partial.as<float>();
   const int shared = 1024 + plan->stages * plan->stage_bytes();
