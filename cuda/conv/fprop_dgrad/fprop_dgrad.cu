@@ -49,6 +49,7 @@ __global__ void __launch_bounds__(kBlock) reduce_splits(const __grid_constant__ 
 
 /// Where the taps are that lie in one box, and which box.
 void list_taps(Params& p, const FpropDgradPlan& plan, bool transposed) {
+  const int stage = stage_taps(plan.cta.columns);
   const AxisParts* axis = plan.axis;
   int loads = 0, taps = 0;
   const int parts[] = {axis[0].parts, axis[1].parts, axis[2].parts};
@@ -71,6 +72,7 @@ void list_taps(Params& p, const FpropDgradPlan& plan, bool transposed) {
       Load& load = p.load[loads++];
       load.first_tap = static_cast<uint16_t>(taps);
       load.taps = static_cast<uint16_t>(inner);
+      phase.weight_stages += divide_up(inner, stage);
       int number[3] = {o / (count[0][1] * count[0][2]), o / count[0][2] % count[0][1], o % count[0][2]};
       for (int a = 0; a < 3; ++a) {
         const int row = plan.halo[a] ? part[a]->low : part[a]->start + number[a] * part[a]->step;
@@ -246,7 +248,7 @@ bool fprop_dgrad(const View& out, const View& in, const View& w, const ConvEpilo
     p.partial_stride = elements;
     p.relu = false;
     int64_t stride = out.size[1];
-    p.vectors = stride % 2 == 0;
+    p.vectors = p.out_channels % 2 == 0;
     for (int a = 3; a >= 0; --a) {
       p.out_stride[a] = stride;
       stride *= out.size[a == 0 ? 0 : a + 1];

@@ -1,5 +1,5 @@
-// Persistent, warp-specialised implicit GEMM for forward convolution (fprop) and its data gradient (dgrad, which is the
-// transposed convolution) of channels-last tensors, on TMA and wgmma:
+// Persistent, warp-specialised ping-pong implicit GEMM for forward convolution (fprop) and its data gradient (dgrad,
+// which is the transposed convolution) of channels-last tensors, on TMA and wgmma:
 //
 //   D[voxel][output channel] = sum over taps and input channels of A[voxel + tap][channel] * B[tap][channel][output
 //   channel]
@@ -10,7 +10,8 @@
 // from (out, taps, in) or (in, taps, out), whichever is contiguous: K-major or N-major.
 //
 // Of a dgrad with strides each stride phase is a GEMM of its own, with its own taps. One producer warp loads boxes of
-// inputs, another weights; two consumer warpgroups share the tile's rows and read the same weights.
+// inputs, another weights; two consumer warpgroups take the GEMMs in turn (ping-pong): one's epilogue hides behind the
+// other's products.
 #pragma once
 
 #include "cuda/conv/fprop_dgrad/epilogue.cuh"
@@ -19,7 +20,7 @@
 
 namespace voxgrad::cuda::implicit_gemm {
 
-/// A CTA tile: 2 x kTiles m64 tiles of voxels by kN output channels. kNMajor: of B, of which N is contiguous.
+/// A CTA tile: kTiles m64 tiles of voxels by kN output channels. kNMajor: of B, of which N is contiguous.
 template <class Element_, int kN_, int kTiles_, int kRowBytes_, bool kNMajor_>
 struct CtaTile {
   using Element = Element_;
@@ -103,11 +104,10 @@ struct Mainloop {
   const bool first_warp = of_warp(static_cast<int>(threadIdx.x) / 32 % 4) == 0;
 
   __device__ Mainloop(const Params& params, uint32_t input_at, uint32_t weight_at, const Pipeline& input,
-                      const Pipeline& weight, int warpgroup)
+                      const Pipeline& weight)
       : p(params), input_stages(input_at), weight_stages(weight_at), inputs(input), weights(weight) {
 #pragma unroll
-    for (int i = 0; i < kTiles; ++i)
-      base[i] = of_warp(max(p.base[i * Tile::kConsumers + warpgroup], 0) * Tile::kRowBytes / 16);
+    for (int i = 0; i < kTiles; ++i) base[i] = of_warp(max(p.base[i], 0) * Tile::kRowBytes / 16);
   }
 
   /// The boxes of the next unit, which all its phases read, take the place of the last one's.
@@ -117,6 +117,18 @@ struct Mainloop {
       inputs.next();
     }
     held = p.chunks;
+  }
+
+  /// Leaves a GEMM to the other warpgroup.
+  __device__ void skip(const WorkUnit& unit, const Phase& phase) {
+    int boxes = p.chunks * phase.loads, stages = p.chunks * phase.weight_stages;
+    if (p.splits > 1) {
+      boxes = stages = 0;
+      for (KBlocks k(p, unit, phase); k.left > 0; k.next(), ++boxes)
+        stages += (k.box(p).taps + Tile::kStageTaps - 1) / Tile::kStageTaps;
+    }
+    weights.skip(stages);
+    if (!p.resident) inputs.skip(boxes);
   }
 
   __device__ void multiply(const WorkUnit& unit, const Phase& phase, Accumulator (&sum)[kTiles][Tile::kN8]) {
@@ -197,8 +209,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1) fprop_dgrad_kernel(const __
   const Pipeline inputs(barrier, p.input_stages);
   const Pipeline weights(barrier + kMaxStages * Pipeline::kBarrierBytes, p.weight_stages);
   if (threadIdx.x == 0) {
-    inputs.init(Tile::kConsumers);
-    weights.init(Tile::kConsumers);
+    inputs.init(p.resident ? Tile::kConsumers : 1);
+    weights.init(1);
   }
   publish_barriers();
   rows.list(p);
@@ -206,12 +218,14 @@ __global__ void __launch_bounds__(Tile::kThreads, 1) fprop_dgrad_kernel(const __
   const int warpgroup = of_warp(static_cast<int>(threadIdx.x) / 128);
   if (warpgroup < Tile::kConsumers) {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Tile::kRegisters));
-    Mainloop<Tile> mainloop(p, input_stages, weight_stages, inputs, weights, warpgroup);
+    Mainloop<Tile> mainloop(p, input_stages, weight_stages, inputs, weights);
+    int turn = 0;
     for_each_gemm(p, [&](const WorkUnit& unit, const Phase& phase, bool first) {
-      Accumulator sum[Tile::kTiles][Tile::kN8];
       if (p.resident && first) mainloop.next_resident();
+      if (turn++ % Tile::kConsumers != warpgroup) return mainloop.skip(unit, phase);
+      Accumulator sum[Tile::kTiles][Tile::kN8];
       mainloop.multiply(unit, phase, sum);
-      store_results<Tile>(p, unit, phase, rows, warpgroup, sum);
+      store_results<Tile>(p, unit, phase, rows, sum);
     });
   } else {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Tile::kProducerRegisters));

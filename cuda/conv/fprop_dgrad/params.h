@@ -9,7 +9,7 @@
 
 namespace voxgrad::cuda::implicit_gemm {
 
-inline constexpr int kMaxTaps = 512, kMaxPhases = 64, kMaxTiles = 8, kMaxStages = 8;
+inline constexpr int kMaxTaps = 512, kMaxPhases = 64, kMaxTiles = 4, kMaxStages = 8;
 
 /// One TMA box of inputs and the taps that read it.
 struct Load {
@@ -26,6 +26,7 @@ struct Tap {
 /// A part of the results that is one implicit GEMM: all of them (fprop), or a stride phase (dgrad).
 struct Phase {
   uint16_t first_load, loads;
+  int weight_stages;       // of a chunk
   int first[3], count[3];  // results of the phase: the first one, and how many
 };
 

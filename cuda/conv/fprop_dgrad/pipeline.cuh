@@ -12,7 +12,7 @@ class Pipeline {
   static constexpr int kBarrierBytes = 16;  // of a stage: full, empty
 
   __device__ Pipeline(uint32_t barriers, int stages) : barriers_(barriers), stages_(stages) {}
-  /// By one thread, before the others use the ring; `consumers` warpgroups.
+  /// By one thread, before the others use the ring; so many consumer warpgroups read each stage.
   __device__ void init(int consumers) const {
     for (int i = 0; i < stages_; ++i) {
       init_barrier(full(i), 1);
@@ -22,6 +22,9 @@ class Pipeline {
   __device__ int stage() const { return stage_; }
   __device__ void next() {
     if (++stage_ == stages_) stage_ = 0, ++round_;
+  }
+  __device__ void skip(int count) {
+    for (stage_ += count; stage_ >= stages_; stage_ -= stages_) ++round_;
   }
 
   /// Until the stage is free.

@@ -12,13 +12,13 @@ namespace {
 constexpr int kMostTaps = 512, kMostPhases = 64, kMostSide = 255, kMostStages = 8;
 constexpr int kStatic = 6 * 1024;  // bytes: barriers, list of rows, alignment
 // Clocks of a model: what an SM gets from L2, writes results at, and what a unit and a second kernel cost.
-constexpr double kFromL2 = 45, kToMemory = 32, kUnit = 1000, kReduction = 4000, kReductionBytes = 2500, kWait = 1500;
+constexpr double kFromL2 = 32, kToMemory = 32, kUnit = 1000, kReduction = 4000, kReductionBytes = 2500, kWait = 1500;
 
 constexpr FpropDgradTile kTiles[] = {{16, 4}, {32, 4}, {64, 4}, {64, 2}, {64, 1}, {128, 2}, {128, 1}};
 
 int stage_taps(int columns) { return columns >= 128 ? 1 : columns == 64 ? 2 : 4; }
 
-using Bases = std::array<int, 8>;
+using Bases = std::array<int, 4>;
 
 /// m64 tiles that cover the tile's results in its box, `pitch` rows from 8 of them to the next 8.
 struct Cover {
@@ -114,7 +114,7 @@ class Search {
 
  private:
   void try_tiles(FpropDgradPlan& plan) {
-    const int rows = 128 * plan.cta.row_tiles;
+    const int rows = 64 * plan.cta.row_tiles;
     if (!plan.resident && plan.phases > 1 && plan.halo[0] && plan.chunks < kMostStages) {
       FpropDgradPlan resident = plan;
       resident.resident = true;
@@ -150,7 +150,7 @@ class Search {
       if ((plan.box[a + 1] - 1) * plan.axis[a].in_step + 1 > kMostBox) return;
     }
     if (plan.box_rows() * plan.row_bytes > (p_.shared_limit - kStatic) / 2) return;
-    const auto covered = best_cover(plan.tile, plan.box, 2 * plan.cta.row_tiles);
+    const auto covered = best_cover(plan.tile, plan.box, plan.cta.row_tiles);
     if (!covered || !choose_stages(plan, *covered)) return;
     plan.group_pitch = covered->pitch;
     std::copy(covered->base.begin(), covered->base.end(), plan.base);
@@ -202,16 +202,19 @@ class Search {
     const double taps = 1.0 * taps_ / plan.phases * phases, n = plan.cta.columns;
     const double product = std::max(n / 2, 16 + n / 4);  // of 32 bytes of K
     const double k = plan.row_bytes / 32.0 * plan.chunks;
-    const double multiplies = taps * k * 2 * plan.cta.row_tiles * product;
+    const double multiplies = taps * k * plan.cta.row_tiles * product;
     const double loads = plan.resident ? 1 : k_loads(plan) * phases;
     const double bytes = (loads * plan.box_rows() + taps * n) * plan.chunks * plan.row_bytes;
-    const double results = 128.0 * plan.cta.row_tiles * n * phases;
+    const double results = 64.0 * plan.cta.row_tiles * n * phases;
     const double stages = taps * plan.chunks / (plan.halo[1] ? stage_taps(plan.cta.columns) : 1) * 60;
     const bool waits = plan.resident && plan.input_stages < 2 * plan.chunks;  // for the boxes of each unit
-    const double unit = std::max({multiplies, bytes / kFromL2, stages}) / plan.splits +
-                        results * (plan.splits > 1 ? 4.0 : static_cast<double>(item_size(p_.dtype))) / kToMemory +
-                        kUnit + (waits ? kWait : 0);
-    double all = static_cast<double>((plan.units + kMultiprocessors - 1) / kMultiprocessors) * unit;
+    // One warpgroup's epilogue hides behind the other's products.
+    const double epilogue =
+        results * (plan.splits > 1 ? 4.0 : static_cast<double>(item_size(p_.dtype))) / kToMemory + kUnit * phases;
+    const double unit = std::max({multiplies / plan.splits, bytes / kFromL2 / plan.splits, stages / plan.splits,
+                                  (multiplies / plan.splits + epilogue) / 2}) +
+                        (waits ? kWait : 0) + bytes / plan.splits / (10 * kFromL2);
+    double all = static_cast<double>((plan.units + kMultiprocessors - 1) / kMultiprocessors) * unit + epilogue / phases;
     if (plan.splits > 1) all += kReduction + static_cast<double>(workspace_bytes(p_, plan)) / kReductionBytes;
     return all;
   }

@@ -8,7 +8,7 @@
 
 namespace voxgrad::cuda {
 
-/// The compiled CTA tiles: output channels, and m64 tiles of voxels of each of two consumer warpgroups.
+/// The compiled CTA tiles: output channels, and m64 tiles of voxels.
 struct FpropDgradTile {
   int columns, row_tiles;
 };
@@ -20,7 +20,7 @@ struct FpropDgradPlan {
   int row_bytes = 0, chunk_channels = 0, chunks = 0;  // of a voxel in shared memory; of K, and how many make all of it
   bool halo[3] = {};                  // axes whose taps read one box; of the others each tap has its own
   int tile[4] = {}, box[4] = {};      // (sample, depth, height, width): of results; of a TMA box
-  int group_pitch = 0, base[8] = {};  // Params of params.h
+  int group_pitch = 0, base[4] = {};  // Params of params.h
   int phases = 1;
   bool resident = false, merged = false;
   int splits = 1, input_stages = 0, weight_stages = 0;

@@ -9,7 +9,7 @@
 
 namespace voxgrad::cuda::implicit_wgrad {
 
-inline constexpr int kMaxSteps = 32, kMaxSlots = 14, kMaxSets = 128, kMaxBoxes = 512, kMaxStages = 6;
+inline constexpr int kMaxSteps = 32, kMaxSlots = 14, kMaxSets = 64, kMaxBoxes = 384, kMaxStages = 6;
 
 /// An m64 tile of (tap, input channel): where the box that it reads begins in a stage, moved by its first tap, and from
 /// there to its second tap, in 16 bytes; its taps (kNone: no such).

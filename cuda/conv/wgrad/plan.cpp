@@ -7,7 +7,7 @@
 namespace voxgrad::cuda {
 namespace {
 
-constexpr int kMostTaps = 343, kMostSets = 128, kMostBoxes = 512, kMostSteps = 32, kMostStages = 6;
+constexpr int kMostTaps = 343, kMostSets = 64, kMostBoxes = 384, kMostSteps = 32, kMostStages = 6;
 constexpr int kStatic = 2 * 1024;  // bytes: barriers, alignment
 constexpr double kFromL2 = 45, kUnit = 1500, kStage = 150, kToMemory = 16, kReduction = 4000, kReductionBytes = 2500;
 
