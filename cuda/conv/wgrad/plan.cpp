@@ -180,6 +180,8 @@ std::optional<WgradPlan> plan_wgrad(const ConvProblem& p) {
   if (!p.channels_last || is_narrow(p) || !may_use_wgmma(p) || p.choice.plain || p.choice.packed || p.choice.narrow)
     return std::nullopt;
   if (elements_of(p) != 2 || p.dtype == DType::f64 || p.batch == 0) return std::nullopt;
+  // A group's channels begin at a multiple of 16 bytes, as a TMA box does.
+  if (p.groups > 1 && (p.in_channels % 8 != 0 || p.out_channels % 8 != 0)) return std::nullopt;
   WgradPlan axes;
   if (!choose_axes(p, axes)) return std::nullopt;
   return Search(p, axes).best();
