@@ -111,10 +111,12 @@ struct Mainloop {
           multiply_async<typename Tile::Element, true>(sum[s], advance_slab(slot[s], at), b, !fresh);
         fresh = false;
         b = advance_slab(b, 16 * 2 * Tile::kN / 16);
+        if (step > 0) continue;
+        commit_products();
+        await_products<1>();  // those of the tile before: its stage is filled anew while this one is multiplied
+        if (releases && last >= 0) pipeline.release(last);
       } while (++step < p.steps);
       commit_products();
-      await_products<1>();  // those of the tile before
-      if (releases && last >= 0) pipeline.release(last);
       last = pipeline.stage();
       pipeline.next();
     }
