@@ -35,7 +35,7 @@ ExponentialMovingAverage::ExponentialMovingAverage(const nn::Module& model, cons
       Tensor& copy = known[tensor.body().get()];
       if (!copy.defined()) {
         copy = tensor.detach().clone();
-        if (widens) copy = copy.to(is_half(tensor.dtype()) ? f32 : tensor.dtype()).contiguous();
+        if (widens) copy = copy.to(is_half(tensor.dtype()) ? f32 : tensor.dtype());
         own.push_back(tensor);
         kept.push_back(copy);
       }
@@ -49,6 +49,7 @@ ExponentialMovingAverage::ExponentialMovingAverage(const nn::Module& model, cons
 void ExponentialMovingAverage::advance(bool count) {
   const auto n = static_cast<double>(updates_);
   const double limit = options_.warmup == 0 ? 1 : (1 + n) / (options_.warmup + n);
+  for (size_t i = 0; i < params_.size(); ++i) match_memory_format(kOp, averages_[i], params_[i]);
   ema_step(params_, averages_, {.decay = std::min(options_.decay, limit)});
   if (count) ++updates_;
 }
