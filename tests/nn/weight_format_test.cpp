@@ -1,6 +1,7 @@
 // Weights in channels_last: module.to(MemoryFormat) converts them in place, gradients and the state of optimizers lie
 // as they do, and numbers do not depend on it.
 #include <algorithm>
+#include <array>
 #include <memory>
 
 #include "core/autocast.h"
@@ -9,6 +10,7 @@
 #include "nn/optim/ema.h"
 #include "nn/optim/optimizers.h"
 #include "nn/weight_norm.h"
+#include "ops/conv.h"
 #include "ops/create.h"
 #include "ops/elementwise.h"
 #include "ops/reduce.h"
@@ -88,6 +90,26 @@ TEST(WeightFormat, GradientsLieAsTheirWeights) {
         EXPECT_FALSE(model.volume.weight.grad().is_contiguous() || model.plane.weight.grad().is_contiguous());
         for (const Tensor& p : model.parameters()) p.set_grad({});  // graphs of gradients refer to their leaves
       }
+}
+
+TEST(WeightFormat, ConvolutionsOnTheCpuGiveTheSameBits) {
+  for (const int64_t groups : {1, 2})
+    for (const bool transposed : {false, true}) {
+      const int64_t channels = 19 * groups;
+      const Tensor x = randn({2, channels, 4, 3, 5}).requires_grad_();
+      const Shape shape{transposed ? channels : 34, (transposed ? 34 : channels) / groups, 3, 2, 3};
+      const Tensor values = randn(shape);
+      const auto run = [&](MemoryFormat format) {
+        const Tensor weight = values.clone().contiguous(format).requires_grad_();
+        x.set_grad({});
+        const Tensor y = transposed ? conv_transpose3d(x, weight, {}, {.stride = 2, .groups = groups})
+                                    : conv3d(x, weight, {}, {.padding = 1, .groups = groups});
+        sum(y * y).backward();
+        EXPECT_TRUE(weight.grad().is_contiguous(format));
+        return std::array{y.to_vector(), x.grad().to_vector(), weight.grad().to_vector()};
+      };
+      EXPECT_EQ(run(kLast), run(kFirst));
+    }
 }
 
 /// The numbers of training by fixed gradients in which the format changes before the steps in `turns`.
