@@ -49,13 +49,13 @@ ExponentialMovingAverage::ExponentialMovingAverage(const nn::Module& model, cons
 void ExponentialMovingAverage::advance(bool count) {
   const auto n = static_cast<double>(updates_);
   const double limit = options_.warmup == 0 ? 1 : (1 + n) / (options_.warmup + n);
-  for (size_t i = 0; i < params_.size(); ++i) match_memory_format(kOp, averages_[i], params_[i]);
   ema_step(params_, averages_, {.decay = std::min(options_.decay, limit)});
   if (count) ++updates_;
 }
 
 void ExponentialMovingAverage::update() {
   NoGradGuard no_grad;
+  for (size_t i = 0; i < params_.size(); ++i) match_memory_format(kOp, averages_[i], params_[i]);
   if (Capture* const capture = Capture::current())
     capture->optimizer_step([self = std::weak_ptr(self_)](bool replay) {
       const auto average = self.lock();
