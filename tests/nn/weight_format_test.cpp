@@ -87,6 +87,9 @@ TEST(WeightFormat, GradientsLieAsTheirWeights) {
           (sum(model.up(model.volume(volume))) + sum(model.plane(plane))).backward({}, false, create_graph);
         for (const nn::NamedTensors named = model.named_parameters(); const auto& [name, p] : named)
           EXPECT_TRUE(!p.grad().defined() || has_format(p.grad(), kLast)) << name;
+        if (mixed) {
+          EXPECT_TRUE(model.volume.weight.body()->autograd->converted.values.is_contiguous(kLast));
+        }
         EXPECT_FALSE(model.volume.weight.grad().is_contiguous() || model.plane.weight.grad().is_contiguous());
         for (const Tensor& p : model.parameters()) p.set_grad({});  // graphs of gradients refer to their leaves
       }
