@@ -7,10 +7,10 @@ LIBRARY is the built libunet_peers.so. The model is nnU-Net's plain convolutiona
 convolutions a level with InstanceNorm and LeakyReLU, 32 channels at first, ConvTranspose3d k2 s2 up, three classes;
 patches of 128^3, batch 2; Dice + cross-entropy, clipping at 12, SGD with Nesterov momentum.
 
-Modes: highest (float32), high (TF32), bf16 and f16 (autocast; f16 with a gradient scaler). Both sides start from equal
-weights, take the same steps on the same data, and print the largest difference of their losses, and of voxgrad's to
-its own in float32. Then they are timed in turn: medians of CUDA-event times of whole steps, the most memory that is
-allocated at once, and ratios to voxgrad's.
+Modes: highest (float32), high (TF32), bf16 and f16 (autocast; f16 with a gradient scaler). In the layout channels_last
+input and weights are, on both sides. Both start from equal weights, take the same steps on the same data, and print the
+largest difference of their losses, and of voxgrad's to its own in float32. Then they are timed in turn: medians of
+CUDA-event times of whole steps, the most memory that is allocated at once, and ratios to voxgrad's.
 """
 
 import argparse

@@ -32,23 +32,6 @@ Tensors without_repetition(const NamedTensors& named) {
   return tensors;
 }
 
-/// Puts new elements under the same handle. What a live graph saved of the old ones is refused by its version.
-void convert(const std::string& name, const Tensor& tensor, Device device, DType dtype) {
-  if (tensor.device() == device && tensor.dtype() == dtype) return;
-  check(tensor.is_leaf(), "to", name, " is the result of a recorded operation; only leaves can be converted in place");
-  NoGradGuard no_grad;
-  const Tensor converted = tensor.detach().to(device, dtype);
-  TensorBody& body = *tensor.body();
-  while (converted.storage()->version() <= body.storage->version()) converted.storage()->bump_version();
-  const Tensor grad = tensor.grad();
-  body.storage = converted.storage();
-  body.offset = converted.storage_offset();
-  body.strides = converted.strides();
-  body.dtype = dtype;
-  if (body.autograd) body.autograd->accumulator.reset();  // it expects gradients of the old kind
-  if (grad.defined()) convert(name, grad, device, dtype);
-}
-
 bool fits(const Tensor& own, const Tensor& given) {
   return own.shape() == given.shape() &&
          (own.dtype() == given.dtype() || (is_floating(own.dtype()) && is_floating(given.dtype())));
@@ -131,6 +114,22 @@ void detail::check_parameter(const std::string& name, const Tensor& tensor) {
         ", does not require grad: make it an nn::Parameter, or an nn::Buffer if it is not to be trained");
 }
 
+void detail::convert(const std::string& name, const Tensor& tensor, const Conversion& conversion) {
+  NoGradGuard no_grad;
+  const Tensor old = tensor.detach(), converted = conversion(old);
+  if (converted.is_same(old)) return;
+  check(tensor.is_leaf(), "to", name, " is the result of a recorded operation; only leaves can be converted in place");
+  TensorBody& body = *tensor.body();
+  while (converted.storage()->version() <= body.storage->version()) converted.storage()->bump_version();
+  const Tensor grad = tensor.grad();
+  body.storage = converted.storage();
+  body.offset = converted.storage_offset();
+  body.strides = converted.strides();
+  body.dtype = converted.dtype();
+  if (body.autograd) body.autograd->accumulator.reset();  // it expects gradients of the old kind
+  if (grad.defined()) convert(name, grad, conversion);
+}
+
 NamedModules Module::named_modules() const {
   NamedModules found;
   collect_modules(self(), "", found);
@@ -207,20 +206,24 @@ void Module::train(bool on) {
   for (const auto& [name, module] : named_modules()) module->training_ = on;
 }
 
+void Module::convert(const detail::Conversion& conversion) const {
+  for (bool buffers : {false, true})
+    for (const auto& [name, tensor] : named_tensors(buffers)) detail::convert(name, tensor, conversion);
+}
+
 void Module::to(Device device) {
   runtime(device).require(device.index);
-  for (bool buffers : {false, true})
-    for (const auto& [name, tensor] : named_tensors(buffers)) convert(name, tensor, device, tensor.dtype());
+  convert([device](const Tensor& t) { return t.to(device); });
+}
+
+void Module::to(DType dtype) {
+  check(is_floating(dtype), "to", "modules can be converted to floating dtypes, not to ", dtype);
+  convert([dtype](const Tensor& t) { return is_floating(t.dtype()) ? t.to(dtype) : t; });
 }
 
 void Module::to(MemoryFormat format) {
+  convert([format](const Tensor& t) { return t.dim() == 4 || t.dim() == 5 ? t.contiguous(format) : t; });
   for (const auto& [name, module] : named_modules()) module->memory_format_ = format;
-}
-void Module::to(DType dtype) {
-  check(is_floating(dtype), "to", "modules can be converted to floating dtypes, not to ", dtype);
-  for (bool buffers : {false, true})
-    for (const auto& [name, tensor] : named_tensors(buffers))
-      if (is_floating(tensor.dtype())) convert(name, tensor, tensor.device(), dtype);
 }
 
 void Module::zero_grad() const {

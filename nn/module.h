@@ -34,6 +34,16 @@ struct Parameter : Tensor {
   Parameter(const Tensor& tensor);
 };
 
+namespace detail {
+
+/// A tensor's elements on another device, of another dtype or in another memory format; the tensor itself if they are.
+using Conversion = std::function<Tensor(const Tensor&)>;
+/// Puts the converted elements of a leaf, and of its gradient, under the same handle. What a live graph saved of the
+/// old ones is refused by its version.
+void convert(const std::string& name, const Tensor& tensor, const Conversion& conversion);
+
+}  // namespace detail
+
 /// One named thing in a module: a child if `module` is set, else a parameter or a buffer.
 struct Member {
   std::string name;
@@ -102,8 +112,10 @@ class Module {
   /// instance, follow. Only floating tensors change their dtype.
   void to(Device device);
   void to(DType dtype);
-  /// The convolutions below give their results in this format, whatever that of their input, and what follows them
-  /// keeps it. Parameters stay as they are: kernels arrange weights as they need them.
+  /// Puts parameters, buffers and gradients of four and five axes into this format, in place, as PyTorch does: a
+  /// weight (Cout, Cin / groups, kernel...) in channels_last has its second axis innermost. The convolutions below give
+  /// their results in this format, whatever that of their input, and what follows them keeps it. Values, names and
+  /// files are those of any format; the state of optimizers and averages follows with their next step.
   void to(MemoryFormat format);
   /// Drops all gradients.
   void zero_grad() const;
@@ -120,6 +132,7 @@ class Module {
  private:
   Module& self() const { return const_cast<Module&>(*this); }
   NamedTensors named_tensors(bool buffers) const;
+  void convert(const detail::Conversion& conversion) const;
 
   bool training_ = true;
   std::optional<MemoryFormat> memory_format_;

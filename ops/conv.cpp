@@ -29,8 +29,16 @@ Saved saved_if(bool needed, const Tensor& t) { return needed ? Saved(t) : Saved(
 /// The gradient of a bias.
 Tensor sum_over_voxels(const Tensor& grad) { return sum(grad, {0, 2, 3, 4}); }
 
-Tensor empty_weight(const Tensor& x, const Tensor& y, const Triple& size, const ConvGeometry& geometry) {
-  return empty({y.size(1), x.size(1) / geometry.groups, size[0], size[1], size[2]}, x.options());
+/// Of a weight that a gradient is wanted of.
+struct WeightForm {
+  Triple size;
+  MemoryFormat format;
+};
+WeightForm form_of(const Tensor& weight) { return {spatial_size(weight), weight.suggest_memory_format()}; }
+
+Tensor empty_weight(const Tensor& x, const Tensor& y, const WeightForm& form, const ConvGeometry& geometry) {
+  const Triple& size = form.size;
+  return empty({y.size(1), x.size(1) / geometry.groups, size[0], size[1], size[2]}, x.options(), form.format);
 }
 
 /// What a kernel does behind a convolution; whether the bias is recorded as an input (ops/unrecorded.h).
@@ -41,7 +49,7 @@ Tensor convolve(const Tensor& x, const Tensor& weight, const Tensor& bias, const
                 const ConvGeometry& geometry, Behind behind = {});
 Tensor convolve_transposed(const Tensor& y, const Tensor& weight, const Tensor& bias, const Triple& size,
                            const ConvGeometry& geometry, Behind behind = {});
-Tensor convolve_weight(const Tensor& x, const Tensor& y, const Triple& size, const ConvGeometry& geometry);
+Tensor convolve_weight(const Tensor& x, const Tensor& y, const WeightForm& form, const ConvGeometry& geometry);
 
 Tensor convolve(const Tensor& x, const Tensor& weight, const Tensor& bias, const Triple& size,
                 const ConvGeometry& geometry, Behind behind) {
@@ -52,9 +60,9 @@ Tensor convolve(const Tensor& x, const Tensor& weight, const Tensor& bias, const
   const bool dx = wants_grad(x), dw = wants_grad(weight), db = behind.bias_recorded && wants_grad(bias);
   return record("conv", y, {x, weight, behind.bias_recorded ? bias : Tensor()},
                 [=, x_saved = saved_if(dw, x), w_saved = saved_if(dx, weight), x_size = spatial_size(x),
-                 w_size = spatial_size(weight)](const Tensor& grad) {
+                 w_form = form_of(weight)](const Tensor& grad) {
                   return Tensors{dx ? convolve_transposed(grad, w_saved(), {}, x_size, geometry) : Tensor(),
-                                 dw ? convolve_weight(x_saved(), grad, w_size, geometry) : Tensor(),
+                                 dw ? convolve_weight(x_saved(), grad, w_form, geometry) : Tensor(),
                                  db ? sum_over_voxels(grad) : Tensor()};
                 });
 }
@@ -68,24 +76,24 @@ Tensor convolve_transposed(const Tensor& y, const Tensor& weight, const Tensor& 
   const bool dy = wants_grad(y), dw = wants_grad(weight), db = behind.bias_recorded && wants_grad(bias);
   return record("conv_transpose", x, {y, weight, behind.bias_recorded ? bias : Tensor()},
                 [=, y_saved = saved_if(dw, y), w_saved = saved_if(dy, weight), y_size = spatial_size(y),
-                 w_size = spatial_size(weight)](const Tensor& grad) {
+                 w_form = form_of(weight)](const Tensor& grad) {
                   const Tensor bias_grad = db ? sum_over_voxels(grad) : Tensor();
                   if (dy && dw && !grad_enabled()) {  // nothing to record: in one call
                     Tensor y_grad = empty_volume(grad, y_saved().size(1), y_size, grad.dtype());
-                    Tensor weight_grad = empty_weight(grad, y_saved(), w_size, geometry);
+                    Tensor weight_grad = empty_weight(grad, y_saved(), w_form, geometry);
                     kernels(grad.device())
                         .conv_transpose_backward(y_grad.view_out(), weight_grad.view_out(), grad.view_in(),
                                                  y_saved().view_in(), w_saved().view_in(), geometry);
                     return Tensors{y_grad, weight_grad, bias_grad};
                   }
                   return Tensors{dy ? convolve(grad, w_saved(), {}, y_size, geometry) : Tensor(),
-                                 dw ? convolve_weight(grad, y_saved(), w_size, geometry) : Tensor(), bias_grad};
+                                 dw ? convolve_weight(grad, y_saved(), w_form, geometry) : Tensor(), bias_grad};
                 });
 }
 
-/// The weight (y's channels, x's channels / groups, size...) for which <convolve(x, weight), y> grows fastest.
-Tensor convolve_weight(const Tensor& x, const Tensor& y, const Triple& size, const ConvGeometry& geometry) {
-  Tensor weight = empty_weight(x, y, size, geometry);
+/// The weight (y's channels, x's channels / groups, form.size...) for which <convolve(x, weight), y> grows fastest.
+Tensor convolve_weight(const Tensor& x, const Tensor& y, const WeightForm& form, const ConvGeometry& geometry) {
+  Tensor weight = empty_weight(x, y, form, geometry);
   kernels(x.device()).conv_backward_weight(weight.view_out(), x.view_in(), y.view_in(), geometry);
   const bool dx = wants_grad(x), dy = wants_grad(y);
   return record("conv_weight", weight, {x, y},

@@ -107,7 +107,7 @@ struct GridSample {
   bool align_corners = false;
 };
 
-/// A parameter, its gradient and its optimizer's state, of compute_t of its type: contiguous, of one shape.
+/// A parameter, its gradient and its optimizer's state, of compute_t of its type: dense, of one shape and strides.
 struct StepViews {
   View param, grad;
   View state[3];  // those that the step's options use, one after the other

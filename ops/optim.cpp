@@ -23,9 +23,10 @@ void check_list(const char* op, TensorSpan params, const List& list, bool is_sta
     const Tensor &param = params[i], &tensor = list.tensors[i];
     const DType dtype = is_state && is_half(param.dtype()) ? f32 : param.dtype();
     const bool fits = tensor.defined() && tensor.shape() == param.shape() && tensor.dtype() == dtype &&
-                      tensor.device() == param.device() && (!is_state || tensor.is_contiguous());
-    check(fits, op, "parameter ", i, " is ", describe(param), ", its entry in ", list.what, " is ", describe(tensor),
-          is_state && tensor.defined() && !tensor.is_contiguous() ? ", not contiguous" : "");
+                      tensor.device() == param.device();
+    const bool lies = !is_state || !fits || tensor.is_contiguous(param.suggest_memory_format());
+    check(fits && lies, op, "parameter ", i, " is ", describe(param), ", its entry in ", list.what, " is ",
+          describe(tensor), lies ? "" : ", not in its memory format");
   }
 }
 
@@ -34,7 +35,8 @@ void check_params(const char* op, TensorSpan params) {
     check(params[i].defined(), op, "parameter ", i, " is undefined");
     check(is_floating(params[i].dtype()), op, "parameters must have a floating dtype, parameter ", i, " is ",
           describe(params[i]));
-    check(params[i].is_contiguous(), op, "parameter ", i, " is not contiguous: ", describe(params[i]));
+    check(is_dense_volume(params[i]), op, "parameter ", i,
+          " is neither contiguous nor channels_last: ", describe(params[i]));
   }
 }
 
@@ -72,7 +74,7 @@ void run(const char* op, TensorSpan params, TensorSpan grads, std::initializer_l
   Tensors dense;  // gradients, for as long as the kernels are being called
   std::vector<StepViews> list;
   for (size_t i = 0; i < params.size(); ++i) {
-    dense.push_back(grads[i].contiguous());
+    dense.push_back(grads[i].contiguous(params[i].suggest_memory_format()));
     const View param = reads ? params[i].view_in() : params[i].view_out();
     StepViews& views = list.emplace_back(StepViews{param, dense.back().view_in(), {}});
     size_t k = 0;
@@ -130,7 +132,7 @@ void unscale_gradients(TensorSpan grads, const Tensor& found_inf, const Tensor* 
   for (const Tensor& grad : grads) {
     check(grad.defined() && is_floating(grad.dtype()) && grad.device() == found_inf.device(), kOp,
           "gradients must be floating, on the device of found_inf (", describe(found_inf), "), got ", describe(grad));
-    dense.push_back(grad.contiguous());
+    dense.push_back(grad.contiguous(grad.suggest_memory_format()));
   }
   auto* found = address<int64_t>(kOp, "found_inf", &found_inf, found_inf.device());
   run(kOp, dense, dense, {}, UnscaleStep{found, scale != nullptr}, {.scale = scale}, scale == nullptr);

@@ -3,8 +3,8 @@
 //
 // All: the lists run in parallel, and one that the options do not use is empty. Gradients and state have their
 // parameter's shape and device, gradients its dtype (a floating one), state too, but f32 for halves; these need not be
-// the same for all parameters. Parameters and state are contiguous. Nothing is recorded by autograd. They throw Error,
-// before anything is changed, for what does not fit.
+// the same for all parameters. Parameters are contiguous or channels_last, state lies as its parameter. Nothing is
+// recorded by autograd. They throw Error, before anything is changed, for what does not fit.
 #pragma once
 
 #include <cstdint>

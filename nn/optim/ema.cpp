@@ -35,7 +35,7 @@ ExponentialMovingAverage::ExponentialMovingAverage(const nn::Module& model, cons
       Tensor& copy = known[tensor.body().get()];
       if (!copy.defined()) {
         copy = tensor.detach().clone();
-        if (widens) copy = copy.to(is_half(tensor.dtype()) ? f32 : tensor.dtype()).contiguous();
+        if (widens) copy = copy.to(is_half(tensor.dtype()) ? f32 : tensor.dtype());
         own.push_back(tensor);
         kept.push_back(copy);
       }
@@ -55,6 +55,7 @@ void ExponentialMovingAverage::advance(bool count) {
 
 void ExponentialMovingAverage::update() {
   NoGradGuard no_grad;
+  for (size_t i = 0; i < params_.size(); ++i) match_memory_format(kOp, averages_[i], params_[i]);
   if (Capture* const capture = Capture::current())
     capture->optimizer_step([self = std::weak_ptr(self_)](bool replay) {
       const auto average = self.lock();

@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "core/autograd.h"
+#include "nn/module.h"
 #include "ops/create.h"
 #include "ops/halves.h"
 #include "ops/reduce.h"
@@ -24,7 +25,7 @@ void check_values(const char* op, const std::string& name, const Tensor& buffer,
   check(!squares || low >= 0, op, name, " must not be negative, its values go from ", low, " to ", high);
 }
 
-/// Each element is stepped once. The parameters are contiguous.
+/// Each element is stepped once. The parameters are dense.
 void check_disjoint(const char* op, const Tensors& params) {
   std::vector<std::tuple<const char*, const char*, size_t>> ranges;  // begin, end, number
   for (size_t i = 0; i < params.size(); ++i) {
@@ -54,7 +55,8 @@ Optimizer::Optimizer(const char* name, const std::vector<Tensors>& groups) : nam
       check(param.is_leaf(), name, "parameter ", index, " is the result of an operation, not a leaf");
       check(is_floating(param.dtype()), name, "parameters must have a floating dtype, parameter ", index, " is ",
             describe(param));
-      check(param.is_contiguous(), name, "parameter ", index, " is not contiguous: ", describe(param));
+      check(param.is_contiguous(param.suggest_memory_format()), name, "parameter ", index,
+            " is neither contiguous nor channels_last: ", describe(param));
       check(seen.insert(param.body().get()).second, name, "parameter ", index, " appears twice");
       slots_.push_back({.param = param, .group = group});
     }
@@ -157,6 +159,7 @@ void Optimizer::step(const GradScaling& scaling) {
             "the first step makes the optimizer's state and cannot be captured; take a step before");
       if (!slot.buffers[i].defined())
         slot.buffers[i] = full(slot.param.shape(), specs[i].initial, {state_dtype(slot.param), slot.param.device()});
+      match_memory_format(name_, slot.buffers[i], slot.param);
       u.buffers[i].push_back(slot.buffers[i]);
     }
   }
@@ -269,6 +272,13 @@ void Optimizer::read_state(const TensorMap& state, bool keep) {
   if (!keep) return;
   for (size_t g = 0; g < num_groups(); ++g) read_options(g, state, concat("param_groups.", g, '.'), specs[g], true);
   slots_ = std::move(loaded);
+}
+
+void match_memory_format(const char* op, const Tensor& state, const Tensor& param) {
+  const MemoryFormat format = param.suggest_memory_format();
+  if (state.is_contiguous(format)) return;
+  check(!Capture::current(), op, "the first step in another memory format cannot be captured; take a step before");
+  nn::detail::convert("state", state, [format](const Tensor& t) { return t.contiguous(format); });
 }
 
 void check_count(const char* op, const std::string& name, int64_t count, int64_t least) {

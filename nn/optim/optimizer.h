@@ -55,9 +55,9 @@ struct Update {
   }
 };
 
-/// Changes parameters by their gradients. The parameters must be contiguous floating leaves, each given once, that
-/// share no memory; their state has their dtype, that of halves is f32, as is the arithmetic. For one thread at a time,
-/// while no other uses the parameters.
+/// Changes parameters by their gradients. The parameters must be contiguous or channels_last floating leaves,
+/// each given once, that share no memory; their state has their memory format and dtype, that of halves is f32, as is
+/// the arithmetic. For one thread at a time, while no other uses the parameters.
 class Optimizer : public nn::Stateful {
  public:
   Optimizer(const Optimizer&) = delete;
@@ -200,6 +200,10 @@ class OptimizerOf : public Optimizer {
 
   std::vector<Options> options_;
 };
+
+/// Puts the state of `param` into its memory format, which may have changed since the state was made: in place. Throws
+/// if that would be captured.
+void match_memory_format(const char* op, const Tensor& state, const Tensor& param);
 
 /// Throws "<op>: <name> must lie in [<least>, 2^62], got <count>": nobody counts from there to an overflow.
 void check_count(const char* op, const std::string& name, int64_t count, int64_t least);

@@ -20,6 +20,8 @@ namespace {
 constexpr int64_t kWeightBytes = 16 << 20;
 constexpr int64_t kTileBytes = 320 << 10;
 constexpr int64_t kPanelBytes = 384 << 10;
+// Input channels that are packed together where they lie side by side, as in channels_last: a cache line's worth.
+constexpr int64_t kPackedChannels = 16;
 // Rows shorter than this are not worth a wider range of channels.
 constexpr int64_t kShortestRow = 32;
 
@@ -157,9 +159,11 @@ class Convolution {
 
   /// All outputs of these units, whose weights are packed first.
   void run_pass(const std::vector<Unit<T>>& units, T* weights) const {
-    parallel_for(static_cast<int64_t>(units.size()) * channels_per_unit_, 1, [&](int64_t begin, int64_t end) {
+    const int64_t together = p_.weight_in_stride == 1 ? kPackedChannels : 1;
+    const int64_t slabs = (channels_per_unit_ + together - 1) / together;
+    parallel_for(static_cast<int64_t>(units.size()) * slabs, 1, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i)
-        pack_weights(units[static_cast<size_t>(i / channels_per_unit_)], i % channels_per_unit_, weights);
+        pack_weights(units[static_cast<size_t>(i / slabs)], i % slabs * together, together, weights);
     });
     // Tiles at the border are cheaper: each thread takes the next one when it is done.
     const int64_t tasks = p_.out.batch * tiling_.count();
@@ -175,12 +179,12 @@ class Convolution {
     });
   }
 
-  void pack_weights(const Unit<T>& unit, int64_t channel, T* weights) const {
-    if (channel >= unit.channels) return;
-    const int64_t columns = unit.block.family->columns;
+  void pack_weights(const Unit<T>& unit, int64_t first, int64_t together, T* weights) const {
+    const int64_t columns = unit.block.family->columns, channels = std::min(together, unit.channels - first);
+    if (channels <= 0) return;
     const T* source = p_.weight + unit.group * p_.weight_group_stride + unit.block.first * p_.weight_out_stride +
-                      (unit.first_channel + channel) * p_.weight_in_stride;
-    T* to = weights + unit.weights + channel * columns;
+                      (unit.first_channel + first) * p_.weight_in_stride;
+    T* to = weights + unit.weights + first * columns;
     for (const ConvPhase& pd : p_.gather[0].phases)
       for (const ConvPhase& ph : p_.gather[1].phases)
         for (const ConvPhase& pw : p_.gather[2].phases)
@@ -189,8 +193,12 @@ class Convolution {
               for (const ConvTap& w : pw.taps) {
                 const T* from = source + d.index * p_.weight_stride[0] + h.index * p_.weight_stride[1] +
                                 w.index * p_.weight_stride[2];
-                for (int64_t n = 0; n < unit.block.count; ++n) to[n] = from[n * p_.weight_out_stride];
-                std::fill(to + unit.block.count, to + columns, T(0));
+                for (int64_t c = 0; c < channels; ++c) {
+                  T* const row = to + c * columns;
+                  for (int64_t n = 0; n < unit.block.count; ++n)
+                    row[n] = from[n * p_.weight_out_stride + c * p_.weight_in_stride];
+                  std::fill(row + unit.block.count, row + columns, T(0));
+                }
                 to += unit.channels * columns;
               }
   }

@@ -1,7 +1,12 @@
 // Modules and operators in channels_last: formats stay, values are those of the other layout, and nothing is copied.
+#include "core/autocast.h"
 #include "core/autograd.h"
 #include "core/layout_copies.h"
 #include "nn/layers.h"
+#include "nn/optim/clip.h"
+#include "nn/optim/ema.h"
+#include "nn/optim/grad_scaler.h"
+#include "nn/optim/optimizers.h"
 #include "ops/create.h"
 #include "ops/elementwise.h"
 #include "ops/loss.h"
@@ -33,6 +38,39 @@ struct UNet : nn::Module {
 
 bool is_last(const Tensor& t) { return t.is_contiguous(MemoryFormat::channels_last); }
 
+/// Of volumes' parameters and gradients.
+void expect_last(const nn::Module& model) {
+  for (const auto& [name, p] : model.named_parameters()) {
+    if (p.dim() != 5) continue;
+    EXPECT_TRUE(is_last(p)) << name << ": " << p.strides();
+    EXPECT_TRUE(is_last(p.grad())) << name << ": " << p.grad().strides();
+  }
+}
+
+/// Steps of training in which no tensor is copied to another layout, once the optimizer has its state.
+void expect_training_without_copies(UNet& model, const Tensor& x, const Tensor& target, std::optional<DType> low) {
+  optim::SGD optimizer(model.parameters(), {.lr = 1e-3, .momentum = 0.9});
+  optim::ExponentialMovingAverage average(model);
+  optim::GradScaler scaler({.init_scale = 4});
+  for (int step = 0; step < 3; ++step) {
+    const LayoutCopies copies;
+    optimizer.zero_grad();
+    for (int part = 0; part < 2; ++part) {
+      const autocast mixed(low.value_or(bf16), low.has_value());
+      scaler.scale(dice_ce_loss(model.forward(x), target)).backward();
+    }
+    expect_last(model);
+    scaler.unscale_(optimizer);
+    optim::clip_grad_norm_(model.parameters(), 1);
+    scaler.step(optimizer);
+    scaler.update();
+    average.update();
+    if (step > 0) {
+      EXPECT_TRUE(copies.list().empty()) << copies.list().front();
+    }
+  }
+}
+
 void expect_unet_without_copies(Device device) {
   manual_seed(3);
   UNet model;
@@ -57,6 +95,8 @@ void expect_unet_without_copies(Device device) {
   EXPECT_EQ(copies.list().size(), 1u) << copies.list().back();
   for (size_t i = 0; i < plain.size(); ++i)
     EXPECT_LE(amax(abs(plain[i] - last[i])).item(), 3e-5 * amax(abs(plain[i])).item() + 2e-6) << i;
+  for (const std::optional<DType> low : {std::optional<DType>(), std::optional(bf16)})
+    expect_training_without_copies(model, inner, target, low);
 }
 
 TEST(ChannelsLast, UNetCopiesNothing) { expect_unet_without_copies(Device::cpu()); }

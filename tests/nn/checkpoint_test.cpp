@@ -33,8 +33,9 @@ const data::Dataset& samples() {
 
 /// All that a run consists of.
 struct Training {
-  explicit Training(Device on) : device(on) {
+  explicit Training(Device on, MemoryFormat format = MemoryFormat::contiguous) : device(on) {
     model.to(device);
+    model.to(format);
     optimizer = std::make_unique<optim::AdamW>(model.parameters(), optim::AdamWOptions{.lr = 1e-2, .amsgrad = true});
     schedule = std::make_unique<optim::CosineAnnealingLR>(
         *optimizer, optim::CosineAnnealingLROptions{.t_max = 12, .warmup_steps = 3});
@@ -91,20 +92,20 @@ class Checkpoint : public testing::Test {
       concat("voxgrad_", testing::UnitTest::GetInstance()->current_test_info()->name(), ".safetensors");
 };
 
-void expect_same_bits(Device device, const std::filesystem::path& path) {
+void expect_same_bits(Device device, MemoryFormat format, const std::filesystem::path& path) {
   constexpr int kSteps = 11, kStop = 6;  // both in the middle of an epoch of 4
   manual_seed(20);
-  Training straight(device);
+  Training straight(device, format);
   straight.train(kSteps);
   const GeneratorState straight_end = default_generator().state();
 
   manual_seed(20);
-  Training stopped(device);
+  Training stopped(device, format);
   stopped.train(kStop);
   save_checkpoint(path, stopped.parts(), {{"step", "6"}});
 
   manual_seed(99);
-  Training resumed(device);
+  Training resumed(device, format);
   EXPECT_EQ(load_checkpoint(path, resumed.parts()), (Metadata{{"step", "6"}}));
   resumed.train(kSteps - kStop);
   EXPECT_EQ(all_values(resumed.model.state_dict()), all_values(straight.model.state_dict()));
@@ -116,11 +117,15 @@ void expect_same_bits(Device device, const std::filesystem::path& path) {
   EXPECT_EQ(default_generator().state(), straight_end);
 }
 
-TEST_F(Checkpoint, ResumesWithTheSameBits) { expect_same_bits(Device::cpu(), path); }
+TEST_F(Checkpoint, ResumesWithTheSameBits) {
+  for (const MemoryFormat format : {MemoryFormat::contiguous, MemoryFormat::channels_last})
+    expect_same_bits(Device::cpu(), format, path);
+}
 
 TEST_F(Checkpoint, ResumesWithTheSameBitsOnCuda) {
   if (!cuda::is_available()) GTEST_SKIP() << "needs a GPU";
-  expect_same_bits(Device::cuda(), path);
+  for (const MemoryFormat format : {MemoryFormat::contiguous, MemoryFormat::channels_last})
+    expect_same_bits(Device::cuda(), format, path);
 }
 
 TEST_F(Checkpoint, PartsCanBeLeftOut) {

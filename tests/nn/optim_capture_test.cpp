@@ -4,6 +4,8 @@
 #include <memory>
 
 #include "core/capture.h"
+#include "nn/conv_layers.h"
+#include "nn/optim/ema.h"
 #include "nn/optim/optimizers.h"
 #include "ops/create.h"
 #include "ops/elementwise.h"
@@ -95,6 +97,29 @@ TEST(OptimizerCapture, ReplaysNeedTheOptimizerAsItWas) {
   EXPECT_ERROR(other.replay(), "Adam: parameters or state were replaced since the step was captured");
   adam.reset();
   EXPECT_ERROR(other.replay(), "Adam: the optimizer whose step was captured is gone");
+}
+
+TEST(OptimizerCapture, FirstStepInAnotherMemoryFormatIsRefused) {
+  nn::Conv3d conv{{.in_channels = 2, .out_channels = 3, .kernel_size = 2}};
+  for (const Tensor& p : conv.parameters()) p.set_grad(ones(p.shape()));
+  optim::Adam adam(conv.parameters(), {.lr = 0.1});
+  optim::ExponentialMovingAverage average(conv);
+  adam.step();
+  Recorder before, recorder;
+  before.record([&] { average.update(); });
+  conv.to(MemoryFormat::channels_last);
+  EXPECT_ERROR(before.replay(), "its entry in averages is [3, 2, 2, 2, 2] f32 on cpu, not in its memory format");
+  EXPECT_ERROR(recorder.record([&] { adam.step(); }), "Adam: the first step in another memory format");
+  EXPECT_ERROR(recorder.record([&] { average.update(); }), "ExponentialMovingAverage: the first step in another");
+  adam.step();
+  average.update();
+  recorder.record([&] {
+    adam.step();
+    average.update();
+  });
+  recorder.replay();
+  EXPECT_EQ(adam.state_dict().at("state.0.step").item(), 3);
+  EXPECT_EQ(average.updates(), 2);
 }
 
 TEST(Capture, SeesTheMemoryThatKernelsTouch) {

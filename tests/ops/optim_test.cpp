@@ -59,11 +59,12 @@ TEST(OptimSteps, RefuseListsThatDoNotFitAndChangeNothing) {
   EXPECT_ERROR(sgd_step(params, undefined, {}, {.lr = 1}), "its entry in gradients is undefined");
   EXPECT_ERROR(sgd_step(undefined, grads, {}, {.lr = 1}), "sgd_step: parameter 1 is undefined");
   EXPECT_ERROR(sgd_step(whole, whole, {}, {.lr = 1}), "parameters must have a floating dtype, parameter 0 is [2] i32");
-  EXPECT_ERROR(sgd_step(columns, square, {}, {.lr = 1}), "sgd_step: parameter 0 is not contiguous: [2, 2] f32");
+  EXPECT_ERROR(sgd_step(columns, square, {}, {.lr = 1}),
+               "sgd_step: parameter 0 is neither contiguous nor channels_last: [2, 2] f32");
   EXPECT_ERROR(sgd_step(params, grads, {}, {.momentum = 0.5}), "sgd_step: expected 2 momentum_buffers, got 0");
   EXPECT_ERROR(sgd_step(params, grads, grads, {.lr = 1}), "sgd_step: expected 0 momentum_buffers, got 2");
   EXPECT_ERROR(sgd_step(square, square, columns, {.momentum = 0.5}),
-               "its entry in momentum_buffers is [2, 2] f32 on cpu, not");
+               "its entry in momentum_buffers is [2, 2] f32 on cpu, not in its memory format");
   EXPECT_ERROR(adam_step(params, grads, grads, grads, {}, {.step = 0}), "adam_step: steps count from 1, got 0");
   EXPECT_ERROR(adam_step(params, grads, grads, grads, {}, {.amsgrad = true}),
                "adam_step: expected 2 max_exp_avg_sqs, got 0");
