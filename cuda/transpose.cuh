@@ -66,7 +66,7 @@ struct SharedTile {
 template <class From, class Tile>
 __device__ void load_tile(const Tile& tile, const TileSide& side, const From* in, uint32_t rows, uint32_t length) {
   using T = std::remove_pointer_t<decltype(tile.data)>;
-  constexpr int width = kVectorWidth<From>, unroll = 4;
+  constexpr int width = kVectorWidth<From>, unroll = width > 8 ? 2 : 4;
   const uint32_t slots = rows * side.slots.divisor;
   for (uint32_t i = threadIdx.x; i < slots; i += unroll * blockDim.x) {
     Loading<From, width> loaded[unroll];
@@ -154,21 +154,21 @@ inline int64_t tile_length(int64_t size, int64_t most, int64_t width) {
 template <class T>
 TileSide tile_side(const T* data, const Nest<2>& nest, size_t k, int own, int across, int64_t length, int64_t rows) {
   constexpr int64_t width = kVectorWidth<T>;
-  TileSide side{.step = nest.stride[across][k], .width = width};
-  side.joined = side.step == length && length == nest.size[own] && length % width != 0;
-  side.wrap = Divider(side.joined ? length : INT32_MAX);
+  const int64_t step = nest.stride[across][k];
+  const bool joined = step == length && length == nest.size[own] && length % width != 0;
+  TileSide side{step, width, joined, Divider(joined ? length : INT32_MAX), Divider()};
   bool aligned = reinterpret_cast<uintptr_t>(data) % 16 == 0;
-  for (int axis = 0; axis < nest.rank; ++axis) aligned &= axis == own || nest.stride[axis][k] % width == 0;
-  if (side.joined) length *= rows;
+  for (int axis = 0; axis < nest.rank; ++axis)  // a tile of joined rows begins at whole vectors of them
+    aligned &= axis == own || (joined && axis == across) || nest.stride[axis][k] % width == 0;
+  if (joined) length *= rows;
   if (k == 0 && length < width) side.width = 1;  // so that neighbours write side by side
   const int64_t lead = aligned ? 0 : side.width - 1;
   side.slots = Divider((length + lead + side.width - 1) / side.width);
   return side;
 }
 
-/// `axis`: the input's innermost.
 template <class To, class From>
-void transpose(To* out, const From* in, const Nest<2>& nest, int axis, cudaStream_t stream) {
+void launch_transpose(To* out, const From* in, const Nest<2>& nest, int axis, cudaStream_t stream) {
   constexpr int64_t narrow = std::min(sizeof(To), sizeof(From)), width = 16 / narrow;
   constexpr int64_t most = 16384 / static_cast<int64_t>(std::max(sizeof(To), sizeof(From)));
   int64_t elements = most, edge = 32;
@@ -206,12 +206,22 @@ void transpose(To* out, const From* in, const Nest<2>& nest, int axis, cudaStrea
   check_launch("copy");
 }
 
+/// Copies `in` to `out`, whose `nest` this is; `axis`: transposed_axis() of it.
+template <class To, class From>
+void transpose(const View& out, const View& in, const Nest<2>& nest, int axis) {
+  const Launch launch(out);
+  for_each_part(nest, [&](const Nest<2>& part, const std::array<int64_t, 2>& base) {
+    launch_transpose(out.as<To>() + base[0], in.as<From>() + base[1], part, axis, launch.stream);
+  });
+}
+
 /// Of the views of a copy, the axis along which the second is contiguous where the first is so along axis 0; 0 if
 /// there is none, or too little to gain.
 inline int transposed_axis(const Nest<2>& nest) {
   constexpr int64_t kSmallest = 512;
   const int64_t step = nest.stride[0][1];
-  for (int axis = 1; axis < nest.rank && nest.stride[0][0] == 1 && step != 0 && step != 1; ++axis)
+  if (nest.numel() == 0 || nest.stride[0][0] != 1 || step == 0 || step == 1) return 0;
+  for (int axis = 1; axis < nest.rank; ++axis)
     if (nest.stride[axis][1] == 1 && nest.size[0] * nest.size[axis] >= kSmallest) return axis;
   return 0;
 }
