@@ -255,6 +255,16 @@ void add_operators(vg::Device device, const vg::Shape& shape, int calls, const F
     });
   };
   simple("clone", 2, [](const vg::Tensor& x) { return x.clone(); });
+  const bool last = form.format == vg::MemoryFormat::channels_last;
+  const auto other = last ? vg::MemoryFormat::contiguous : vg::MemoryFormat::channels_last;
+  simple(last ? "to_contiguous" : "to_channels_last", 2, [=](const vg::Tensor& x) { return x.contiguous(other); });
+  const double converted = form.dtype == vg::f32 ? 1.5 : 3;
+  simple(last ? "to_contiguous/convert" : "to_channels_last/convert", converted,
+         [=, to = form.dtype == vg::f32 ? vg::bf16 : vg::f32](const vg::Tensor& x) {
+           const vg::Tensor y = vg::empty(x.shape(), {.dtype = to, .device = device}, other);
+           vg::kernels(device).copy(y.view_out(), x.view_in());
+           return y;
+         });
   simple("relu", 2, [](const vg::Tensor& x) { return vg::relu(x); });
   simple("gelu", 2, [](const vg::Tensor& x) { return vg::gelu(x); });
   simple("mul_scalar", 2, [](const vg::Tensor& x) { return x * 1.5; });

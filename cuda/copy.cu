@@ -3,6 +3,7 @@
 
 #include "cuda/kernels.h"
 #include "cuda/map.cuh"
+#include "cuda/transpose.cuh"
 #include "ops/scalar_ops.h"
 
 namespace voxgrad::cuda::kernel {
@@ -11,13 +12,6 @@ namespace {
 template <class To, class From>
 struct Convert {
   __device__ To operator()(From x) const { return convert<To>(x); }
-};
-
-struct Same {
-  template <class T>
-  __device__ T operator()(T x) const {
-    return x;
-  }
 };
 
 template <class T>
@@ -34,11 +28,18 @@ __global__ void __launch_bounds__(kBlock) range(T* out, int64_t count, double st
 }  // namespace
 
 void copy(const View& out, const View& in) {
+  const Nest<2> nest = make_nest<2>({out, in});
+  const int axis = transposed_axis(nest);
+  const auto copy_as = [&]<class To, class From>() {
+    if constexpr (std::is_same_v<compute_t<To>, compute_t<From>>)
+      if (axis > 0) return transpose<To, From>(out, in, nest, axis);
+    map<To, From>("copy", Convert<To, From>(), out, in);
+  };
   if (out.dtype == in.dtype)
-    return dispatch_word(item_size(out.dtype), [&]<class Word>() { map<Word, Word>("copy", Same(), out, in); });
+    return dispatch_word(item_size(out.dtype), [&]<class Word>() { copy_as.template operator()<Word, Word>(); });
   dispatch_cuda(Anything(), out.dtype, "copy", [&]<class To>() {
     dispatch_cuda(Anything(), in.dtype, "copy", [&]<class From>() {
-      if constexpr (!std::is_same_v<To, From>) map<To, From>("copy", Convert<To, From>(), out, in);
+      if constexpr (!std::is_same_v<To, From>) copy_as.template operator()<To, From>();
     });
   });
 }

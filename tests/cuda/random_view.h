@@ -32,7 +32,8 @@ class Random {
 
 /// How the axes lie in memory. spaced: any order, with gaps; flipped: also negative and zero strides (inputs only).
 /// dense_channels_last: at an address of an allocation, so that 16 bytes of channels are a vector.
-enum class Layout { contiguous, channels_last, spaced, flipped, dense_channels_last };
+/// padded_channels_last: with a voxel's channels every multiple of 8 elements.
+enum class Layout { contiguous, channels_last, spaced, flipped, dense_channels_last, padded_channels_last };
 inline Layout any_layout(Random& random, bool input) { return static_cast<Layout>(random.integer(0, input ? 3 : 2)); }
 
 struct RandomView {
@@ -47,8 +48,8 @@ struct RandomView {
     std::copy(shape.begin(), shape.end(), view.size);
     std::vector<int> order;  // slowest first
     for (int axis = 0; axis < view.rank; ++axis) order.push_back(axis);
-    const bool dense = layout == Layout::dense_channels_last;
-    if ((layout == Layout::channels_last || dense) && view.rank > 2)
+    const bool dense = layout == Layout::dense_channels_last, padded = layout == Layout::padded_channels_last;
+    if ((layout == Layout::channels_last || dense || padded) && view.rank > 2)
       std::rotate(order.begin() + 1, order.begin() + 2, order.end());
     const bool spaced = layout == Layout::spaced || layout == Layout::flipped;
     if (spaced) random.shuffle(order);
@@ -60,6 +61,7 @@ struct RandomView {
       if (axis == zero) continue;
       view.stride[axis] = step;
       step = step * std::max<int64_t>(shape[axis], 1) + (spaced ? random.integer(0, 3) : 0);
+      if (padded && i == view.rank - 1) step = (step + 7) / 8 * 8;
       if (layout == Layout::flipped && shape[axis] > 0 && random.chance(0.3)) {
         start += view.stride[axis] * (shape[axis] - 1);
         view.stride[axis] = -view.stride[axis];
