@@ -39,15 +39,15 @@ struct TileSlot {
     end = min(static_cast<int>(length), first + static_cast<int>(side.width));
   }
   __device__ bool whole() const { return first >= 0 && first + kVectorWidth<T> <= end; }
-  /// Calls f(j, row, place in the row) for the j-th element of those that are there.
-  template <class F>
-  __device__ void each(const TileSide& side, const F& f) const {
+  /// Calls f(j, row, place in the row) for the j-th element of those that are there; `all`: whole().
+  template <bool all, class F>
+  __device__ void walk(const TileSide& side, const F& f) const {
     uint32_t across = static_cast<uint32_t>(max(first, 0)), along = side.wrap.take(across);
     across += row;
 #pragma unroll
     for (int j = 0; j < kVectorWidth<T>; ++j) {
-      if (first + j >= end) break;
-      if (first + j < 0) continue;
+      if (!all && first + j >= end) break;
+      if (!all && first + j < 0) continue;
       f(j, across, along);
       if (++along == side.wrap.divisor) along = 0, ++across;
     }
@@ -103,7 +103,8 @@ __device__ void load_tile(const Tile& tile, const TileSide& side, const From* in
         for (int j = 0; j < width; ++j) y.v[j] = convert<T>(x.v[j]);
         store_shared(tile.at(slot.row, slot.first), y);
       } else {
-        slot.each(side, [&](int j, uint32_t row, uint32_t column) { *tile.at(row, column) = convert<T>(x.v[j]); });
+        slot.template walk<false>(
+            side, [&](int j, uint32_t row, uint32_t column) { *tile.at(row, column) = convert<T>(x.v[j]); });
       }
     }
   }
@@ -122,11 +123,12 @@ __device__ void store_tile(const Tile& tile, const TileSide& side, To* out, uint
       const auto* x = tile.at(slot.first, slot.row);
 #pragma unroll
       for (int j = 0; j < width; ++j) y.v[j] = convert<To>(x[j * tile.pitch]);
+    } else if (whole) {
+      slot.template walk<true>(
+          side, [&](int j, uint32_t column, uint32_t row) { y.v[j] = convert<To>(*tile.at(row, column)); });
     } else {
-      slot.each(side, [&](int j, uint32_t column, uint32_t row) {
-        y.v[j] = convert<To>(*tile.at(row, column));
-        if (!whole) to[j] = y.v[j];
-      });
+      slot.template walk<false>(
+          side, [&](int j, uint32_t column, uint32_t row) { to[j] = convert<To>(*tile.at(row, column)); });
     }
     if (whole) store_vector(to, y);
   }
