@@ -2,7 +2,7 @@
 #include <cstdio>
 
 #include "core/error.h"
-#include "cuda/conv/plan_narrow.h"
+#include "cuda/conv/small_channel/plan.h"
 #include "cuda/kernels.h"
 
 namespace voxgrad::cuda {

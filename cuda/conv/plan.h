@@ -7,13 +7,13 @@
 
 #include "core/precision.h"
 #include "core/view.h"
-#include "cuda/conv/parts.h"
+#include "cuda/conv/axis_phases.h"
 
 namespace voxgrad::cuda {
 
 enum class ConvDirection : uint8_t { forward, transposed, weight };
 
-/// How tensor cores multiply (cuda/conv/mma.cuh).
+/// How tensor cores multiply (cuda/conv/common/mma.cuh).
 enum class ConvArithmetic : uint8_t { tf32, tf32x3, bf16, f16 };
 const char* name(ConvArithmetic arithmetic);
 

@@ -2,7 +2,7 @@
 #include <cmath>
 
 #include "core/error.h"
-#include "cuda/conv/plan_narrow.h"
+#include "cuda/conv/small_channel/plan.h"
 #include "tests/cuda/random_view.h"
 
 namespace voxgrad::cudatest {

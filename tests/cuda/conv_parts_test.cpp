@@ -1,5 +1,5 @@
 // How the axes of CUDA convolutions fall into parts: plain C++, tested everywhere.
-#include "cuda/conv/parts.h"
+#include "cuda/conv/axis_phases.h"
 
 #include <map>
 #include <set>

@@ -101,7 +101,7 @@ void check_rows(const GatherPlan& plan, int tiles) {
 }
 
 void check_gather(const ConvProblem& p, const GatherPlan& plan) {
-  constexpr int kRows = 256, kMaxTaps = 1024, kMaxClasses = 64;  // of cuda/conv/gather_block.cuh
+  constexpr int kRows = 256, kMaxTaps = 1024, kMaxClasses = 64;  // of cuda/conv/common/implicit_gemm.cuh
   constexpr int kChunk = 8;
   const bool three = arithmetic_of(p) == ConvArithmetic::tf32x3;
   const int product = plan.columns * plan.slide, tap_words = product * kChunk * (three ? 2 : 1);
@@ -188,7 +188,7 @@ constexpr int64_t kMostWorkspace = int64_t{256} << 20;
 
 /// Of mma.sync.
 void check_weight(const ConvProblem& p, const WeightPlan& plan) {
-  constexpr int kBoxWords = 128, kMaxTaps = 1024, kMaxClasses = 64;  // of cuda/conv/weight_mma.cuh
+  constexpr int kBoxWords = 128, kMaxTaps = 1024, kMaxClasses = 64;  // of cuda/conv/mma_sync/wgrad.cuh
   const int elements = p.dtype == f32 ? 1 : 2;
   int64_t boxes = p.batch, words = 1;
   for (int a = 0; a < 3; ++a) {

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "cuda/conv/fprop_dgrad/scheduler.cuh"
-#include "cuda/conv/wgmma.cuh"
+#include "cuda/conv/common/wgmma.cuh"
 #include "cuda/vector.cuh"
 
 namespace voxgrad::cuda::implicit_gemm {

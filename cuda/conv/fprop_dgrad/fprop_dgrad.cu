@@ -1,11 +1,11 @@
 // Host side of kernel.cuh: tensor maps, the table of taps, launches, and the second kernel of split-K.
 #include <optional>
 
-#include "cuda/conv/arithmetic.cuh"
+#include "cuda/conv/common/arithmetic.cuh"
 #include "cuda/conv/fprop_dgrad/epilogue.cuh"
 #include "cuda/conv/fprop_dgrad/launch.h"
 #include "cuda/conv/fprop_dgrad/plan.h"
-#include "cuda/conv/gather.h"
+#include "cuda/conv/dispatch.h"
 #include "cuda/conv/plan_cache.h"
 #include "cuda/conv/plan_common.h"
 #include "cuda/conv/tensor_map.h"

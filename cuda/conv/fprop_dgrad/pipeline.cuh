@@ -1,7 +1,7 @@
 // A ring of stages in shared memory between a warp that has TMA fill them and the warpgroups that multiply.
 #pragma once
 
-#include "cuda/conv/bulk_copy.cuh"
+#include "cuda/conv/common/tma.cuh"
 
 namespace voxgrad::cuda {
 

@@ -1,5 +1,5 @@
 // Host side of kernel.cuh: tensor maps, the table of taps, launches, and the kernel that adds up the splits.
-#include "cuda/conv/gather.h"
+#include "cuda/conv/dispatch.h"
 #include "cuda/conv/plan_cache.h"
 #include "cuda/conv/plan_common.h"
 #include "cuda/conv/tensor_map.h"
