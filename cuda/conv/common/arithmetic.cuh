@@ -1,4 +1,4 @@
-// From the arithmetic that a planner names to the type that kernels are made of.
+// From the arithmetic and the width that a planner names to the types that kernels are made of.
 #pragma once
 
 #include "cuda/conv/common/mma.cuh"
@@ -34,6 +34,12 @@ void with_float_arithmetic(ConvArithmetic arithmetic, const Body& body) {
     case ConvArithmetic::f16:
       return body.template operator()<Tf32, Float16, ConvArithmetic::f16>();
   }
+}
+
+/// body.operator()<width>() if that is one of kWidths.
+template <int... kWidths, class Body>
+void with_width(int width, const Body& body) {
+  static_cast<void>(((width == kWidths && (body.template operator()<kWidths>(), true)) || ...));
 }
 
 }  // namespace voxgrad::cuda

@@ -7,7 +7,7 @@
 #include <algorithm>
 
 #include "cuda/conv/instances.h"
-#include "cuda/conv/common/mma.cuh"
+#include "cuda/conv/common/arithmetic.cuh"
 #include "cuda/conv/axis_phases.h"
 #include "cuda/divisor.h"
 #include "cuda/launch.h"
@@ -149,5 +149,11 @@ void launch_gather(void (*kernel)(GatherMma), GatherMma p, cudaStream_t stream) 
   const int shared_bytes = static_cast<int>(Tile::shared_bytes(p));
   launch_with_shared(kernel, static_cast<unsigned>(blocks), Tile::kThreads, shared_bytes, stream, p);
 }
+
+/// Queues the kernel for a problem whose packed weights have `columns` columns a tile.
+template <class Arithmetic>
+void launch_gather_mma(const GatherMma& p, int columns, cudaStream_t stream);
+template <class Arithmetic>
+void launch_gather_wgmma(const GatherMma& p, int columns, cudaStream_t stream);
 
 }  // namespace voxgrad::cuda

@@ -339,13 +339,4 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) gather_mma(cons
     }
 }
 
-/// Queues the kernel for a problem whose packed weights have `columns` columns a tile.
-template <class Arithmetic>
-void launch_gather_mma(const GatherMma& problem, int columns, cudaStream_t stream);
-
-template <class Tile>
-void launch_gather_tile(const GatherMma& p, cudaStream_t stream) {
-  launch_gather<Tile>(gather_mma<Tile>, p, stream);
-}
-
 }  // namespace voxgrad::cuda

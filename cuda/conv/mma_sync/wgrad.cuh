@@ -18,7 +18,7 @@
 #pragma once
 
 #include "cuda/conv/instances.h"
-#include "cuda/conv/common/mma.cuh"
+#include "cuda/conv/common/arithmetic.cuh"
 #include "cuda/conv/axis_phases.h"
 #include "cuda/divisor.h"
 #include "cuda/launch.h"
@@ -256,20 +256,14 @@ __global__ void __launch_bounds__(Tile::kThreads, 2) weight_mma(const __grid_con
     }
 }
 
-/// Queues the kernel; rows: of a tile, 16 to 64.
-template <class Arithmetic>
-void launch_weight_mma(const WeightMma& p, int rows, int64_t blocks, int shared_bytes, cudaStream_t stream);
-
-template <class Tile>
-void launch_weight_tile(const WeightMma& p, int64_t blocks, int shared_bytes, cudaStream_t stream) {
-  ++conv_instance<Tile, true, Tile::kRows>.launches;
-  launch_with_shared(weight_mma<Tile>, static_cast<unsigned>(blocks), Tile::kThreads, shared_bytes, stream, p);
-}
-
 /// Columns of 8 of a tile that has so many rows.
 template <class Arithmetic>
 constexpr int weight_columns(int rows) {
   return 4 * (rows > 32 ? 7 : Arithmetic::kParts == 1 ? 14 : 7);
 }
+
+/// Queues the kernel; rows: of a tile, 16 to 64.
+template <class Arithmetic>
+void launch_weight_mma(const WeightMma& p, int rows, int64_t blocks, int shared_bytes, cudaStream_t stream);
 
 }  // namespace voxgrad::cuda

@@ -312,10 +312,6 @@ __global__ void __launch_bounds__(Tile::kThreads, 1) gather_wgmma(const __grid_c
 #endif
 }
 
-/// Queues the kernel for a problem whose packed weights have `columns` columns a tile.
-template <class Arithmetic>
-void launch_gather_wgmma(const GatherMma& problem, int columns, cudaStream_t stream);
-
 template <class Tile>
 void launch_gather_wgmma_slots(GatherMma p, cudaStream_t stream) {
   int all = 0;  // classes, of inputs

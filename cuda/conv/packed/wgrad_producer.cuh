@@ -5,6 +5,7 @@
 
 #include <cuda.h>
 
+#include "cuda/conv/common/arithmetic.cuh"
 #include "cuda/conv/common/tma.cuh"
 #include "cuda/conv/instances.h"
 #include "cuda/conv/common/wgmma.cuh"
