@@ -1,7 +1,7 @@
 // The geometry of the tensor-core convolutions, axis by axis: how a problem falls into parts in which neighbouring
 // results read neighbouring inputs, whatever the stride and the dilation.
 //
-// Both directions gather (ops/conv_geometry.h):
+// Which input an output of an axis reads (ops/conv_geometry.h):
 //
 //   forward:    y[q] reads x[q * stride + k * dilation - padding]
 //   transposed: x[phase + q * stride] reads y[q + (phase + padding - k * dilation) / stride], where that is whole

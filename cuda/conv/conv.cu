@@ -16,8 +16,8 @@ void convolve(const char* op, const View& out, const View& in, const View& w, co
         "the CUDA kernels take fewer than 2^31 weights an output channel");
   const Launch launch(out);
   if (fprop_dgrad(out, in, w, epilogue, geometry, transposed, launch)) return;
-  if (gather_few_channels(out, in, w, epilogue, geometry, transposed, launch)) return;
-  if (gather_on_tensor_cores(out, in, w, epilogue, geometry, transposed, launch)) return;
+  if (small_channel_fprop_dgrad(out, in, w, epilogue, geometry, transposed, launch)) return;
+  if (implicit_gemm_fprop_dgrad(out, in, w, epilogue, geometry, transposed, launch)) return;
   if (is_half(out.dtype))
     return through_float32(out, in, w, epilogue.bias, [&](const View& o, const View& i, const View& v, const View* b) {
       convolve(op, o, i, v, {b, epilogue.relu}, geometry, transposed);
@@ -41,7 +41,7 @@ void conv_backward_data(const View& x, const View& y, const View& w, const ConvE
 
 void conv_transpose_backward(const View& dy, const View& dw, const View& dx, const View& y, const View& w,
                              const ConvGeometry& geometry) {
-  if (gather_with_weight_gradient(dy, dw, dx, y, w, geometry, Launch(dx))) return;
+  if (packed_fprop_and_wgrad(dy, dw, dx, y, w, geometry, Launch(dx))) return;
   conv_forward(dy, dx, w, {}, geometry);
   conv_backward_weight(dw, dx, y, geometry);
 }

@@ -1,4 +1,4 @@
-// Convolutions on tensor cores: forward, transposed, weight gradient.
+// The kernel families, in the order in which they are asked (conv.cu, weight.cu), and what their host sides share.
 #pragma once
 
 #include <functional>
@@ -10,12 +10,12 @@
 namespace voxgrad::cuda {
 
 /// False, and nothing done, if the problem has to go to the plain kernel.
-bool gather_on_tensor_cores(const View& out, const View& in, const View& w, const ConvEpilogue& epilogue,
-                            const ConvGeometry& geometry, bool transposed, const Launch& launch);
+bool implicit_gemm_fprop_dgrad(const View& out, const View& in, const View& w, const ConvEpilogue& epilogue,
+                               const ConvGeometry& geometry, bool transposed, const Launch& launch);
 
 /// The same for few channels.
-bool gather_few_channels(const View& out, const View& in, const View& w, const ConvEpilogue& epilogue,
-                         const ConvGeometry& geometry, bool transposed, const Launch& launch);
+bool small_channel_fprop_dgrad(const View& out, const View& in, const View& w, const ConvEpilogue& epilogue,
+                               const ConvGeometry& geometry, bool transposed, const Launch& launch);
 
 /// out[n][c][...] = bias[c], behind the ReLU if there is one: what no tap reaches.
 void fill_bias(const View& out, const ConvEpilogue& epilogue, const Launch& launch);
@@ -33,15 +33,15 @@ void describe_device(ConvProblem& problem, const Launch& launch);
 /// there is to do.
 using PackNext = std::function<void(void* packed, int64_t samples)>;
 
-/// The same as the gathers, for the weight gradient: of few channels, or by one instruction or the other.
-bool weight_of_few_channels(const View& w, const View& x, const View& y, const ConvGeometry& geometry,
-                            const Launch& launch);
-bool weight_by_wgmma(const View& w, const View& x, const View& y, const ConvGeometry& geometry, const Launch& launch,
-                     const PackNext& pack_x = {});
-bool weight_by_mma(const View& w, const View& x, const View& y, const ConvGeometry& geometry, const Launch& launch);
+/// The same for wgrad.
+bool small_channel_wgrad(const View& w, const View& x, const View& y, const ConvGeometry& geometry,
+                         const Launch& launch);
+bool packed_wgrad(const View& w, const View& x, const View& y, const ConvGeometry& geometry, const Launch& launch,
+                  const PackNext& pack_x = {});
+bool mma_sync_wgrad(const View& w, const View& x, const View& y, const ConvGeometry& geometry, const Launch& launch);
 
 /// y from x and w, and dw from x and dy, of halves by wgmma, for which x is packed once. False likewise.
-bool gather_with_weight_gradient(const View& y, const View& dw, const View& x, const View& dy, const View& w,
-                                 const ConvGeometry& geometry, const Launch& launch);
+bool packed_fprop_and_wgrad(const View& y, const View& dw, const View& x, const View& dy, const View& w,
+                            const ConvGeometry& geometry, const Launch& launch);
 
 }  // namespace voxgrad::cuda

@@ -1,4 +1,4 @@
-// Forward and transposed convolution on tensor cores: plan, packed weights, launch.
+// Host side of the fprop and dgrad implicit GEMMs on packed weights: plan, packing, table of taps, launch.
 #include "cuda/conv/dispatch.h"
 
 #include "cuda/conv/common/arithmetic.cuh"
@@ -16,36 +16,36 @@
 namespace voxgrad::cuda {
 namespace {
 
-/// A gather with what it needs beside its operands. Inputs: by wgmma, those of the samples to come.
-struct Gather {
-  GatherMma p;
+/// An implicit GEMM with what it needs beside its operands. Inputs: by wgmma, those of the samples to come.
+struct ImplicitGemm {
+  ImplicitGemmParams p;
   PackWeights weights;
   PackInputs inputs;
 };
 
-/// Tells the copy engine how `planes` planes of packed inputs lie, and how large a halo is. Its axes: width, height,
+/// Tells TMA how `planes` planes of packed inputs lie, and how large a halo is. Its axes: width, height,
 /// depth, (plane, residue along the width).
-CUtensorMap describe_planes(const GatherMma& p, const PackInputs& inputs, void* packed, int64_t planes) {
+CUtensorMap describe_planes(const ImplicitGemmParams& p, const PackInputs& inputs, void* packed, int64_t planes) {
   const int64_t depth = inputs.size[0], height = inputs.size[1], width = inputs.run;
-  return describe(
-      PackedTensor{.data = packed,
-       .size = {width, height, depth, planes * inputs.step[2].value},
-       .stride = {kVoxelBytes, width * kVoxelBytes, width * height * kVoxelBytes, width * height * depth * kVoxelBytes},
-       .box = {p.line_positions.value, p.extent[1].value, p.extent[0].value, 1},
-       .step = {1, p.axis[1].in_step, p.axis[0].in_step, 1}},
-      "conv");
+  return describe(PackedTensor{.data = packed,
+                               .size = {width, height, depth, planes * inputs.step[2].value},
+                               .stride = {kVoxelBytes, width * kVoxelBytes, width * height * kVoxelBytes,
+                                          width * height * depth * kVoxelBytes},
+                               .box = {p.line_positions.value, p.extent[1].value, p.extent[0].value, 1},
+                               .step = {1, p.axis[1].in_step, p.axis[0].in_step, 1}},
+                  "conv");
 }
 
-/// Weights, packed, and the counter of boxes.
+/// Weights, packed, and the counter of tiles.
 template <class Arithmetic>
-class GatherMemory {
+class GemmWorkspace {
  public:
-  GatherMemory(Gather& g, const Launch& launch)
+  GemmWorkspace(ImplicitGemm& g, const Launch& launch)
       : weights_(launch, packed_bytes<Arithmetic>(g.weights)), counter_(launch, sizeof(unsigned)) {
     pack_weights<Arithmetic>(g.weights, weights_.as<void>(), launch.stream);
     check_launch("conv: packing of weights");
     g.p.weights = weights_.as<uint4>();
-    g.p.next_box = g.inputs.counter = counter_.as<unsigned>();
+    g.p.next_tile = g.inputs.counter = counter_.as<unsigned>();
   }
 
  private:
@@ -54,13 +54,13 @@ class GatherMemory {
 
 /// The next samples by wgmma, by way of `planes`, where their inputs are packed.
 template <class Arithmetic>
-void run_samples(Gather& g, void* planes, int64_t samples, const Launch& launch) {
+void run_samples(ImplicitGemm& g, void* planes, int64_t samples, const Launch& launch) {
   using Element = typename Arithmetic::Element;
   g.p.batch = g.inputs.batch = samples;
-  g.p.packed = describe_planes(g.p, g.inputs, planes, samples * g.p.groups * g.p.chunks * 2 * Arithmetic::kParts);
+  g.p.packed = describe_planes(g.p, g.inputs, planes, samples * g.p.groups * g.p.k_blocks * 2 * Arithmetic::kParts);
   pack_inputs<Arithmetic>(g.inputs, planes, launch.stream);
   check_launch("conv: packing of inputs");
-  launch_gather_wgmma<Arithmetic>(g.p, g.weights.columns, launch.stream);
+  launch_fprop_dgrad_wgmma<Arithmetic>(g.p, g.weights.columns, launch.stream);
   check_launch("conv");
   g.inputs.in = static_cast<const Element*>(g.inputs.in) + samples * g.inputs.stride[0];
   g.p.out = static_cast<Element*>(g.p.out) + samples * g.p.out_stride[0];
@@ -68,10 +68,10 @@ void run_samples(Gather& g, void* planes, int64_t samples, const Launch& launch)
 
 /// By wgmma as many samples at a time as the plan has memory for.
 template <class Arithmetic>
-void run(Gather& g, int64_t samples, const Launch& launch) {
-  const GatherMemory<Arithmetic> memory(g, launch);
+void run(ImplicitGemm& g, int64_t samples, const Launch& launch) {
+  const GemmWorkspace<Arithmetic> memory(g, launch);
   if (!g.weights.wgmma) {
-    launch_gather_mma<Arithmetic>(g.p, g.weights.columns, launch.stream);
+    launch_fprop_dgrad_mma_sync<Arithmetic>(g.p, g.weights.columns, launch.stream);
     return check_launch("conv");
   }
   const Workspace planes(launch, static_cast<size_t>(samples) * packed_bytes<Arithmetic>(g.inputs));
@@ -85,8 +85,8 @@ int attribute(int device, cudaDeviceAttr which) {
   return value;
 }
 
-/// Fills the table of taps: of each class, of each chunk of a step.
-void list_taps(GatherMma& p, bool wgmma, int chunk_positions) {
+/// Fills the table of taps: of each class, of each k-block of a stage.
+void list_taps(ImplicitGemmParams& p, bool wgmma, int k_block_positions) {
   int count = 0;
   for (int c = 0; c < p.classes; ++c) {
     p.class_begin[c] = count;
@@ -98,7 +98,7 @@ void list_taps(GatherMma& p, bool wgmma, int chunk_positions) {
       number /= p.axis[a].parts;
       taps *= part[a]->taps;
     }
-    for (int i = 0; i < p.depth * taps; ++i) {
+    for (int i = 0; i < p.stage_k_blocks * taps; ++i) {
       int index = i % taps, offset[3], residue = 0;
       for (int a = 2; a >= 0; --a) {
         const int fold = p.axis[a].fold;
@@ -109,16 +109,16 @@ void list_taps(GatherMma& p, bool wgmma, int chunk_positions) {
       }
       const int lines = p.extent[1].value, line = p.line_positions.value;
       p.tap_offset[count++] = wgmma ? residue * p.residue_positions + (offset[0] * lines + offset[1]) * line +
-                                          offset[2] + i / taps * chunk_positions
+                                          offset[2] + i / taps * k_block_positions
                                     : ((offset[0] * lines + offset[1]) * p.line + residue * line + offset[2]) * 4;
     }
   }
   p.class_begin[p.classes] = count;
 }
 
-GatherMma gather_of(const View& out, const View& in, const ConvEpilogue& epilogue, const ConvProblem& problem,
-                    const GatherPlan& plan) {
-  GatherMma p{};
+ImplicitGemmParams params_of(const View& out, const View& in, const ConvEpilogue& epilogue, const ConvProblem& problem,
+                             const ImplicitGemmPlan& plan) {
+  ImplicitGemmParams p{};
   p.in = in.data;
   p.bias = epilogue.bias ? epilogue.bias->data : nullptr;
   p.bias_stride = epilogue.bias ? epilogue.bias->stride[0] : 0;
@@ -130,30 +130,30 @@ GatherMma gather_of(const View& out, const View& in, const ConvEpilogue& epilogu
   p.out_channels = static_cast<int>(problem.out_channels);
   p.groups = static_cast<int>(problem.groups);
   p.column_tiles = plan.column_tiles;
-  p.chunks = plan.chunks;
-  p.depth = plan.depth;
-  p.class_steps = plan.chunks / plan.depth;
+  p.k_blocks = plan.k_blocks;
+  p.stage_k_blocks = plan.stage_k_blocks;
+  p.class_stages = plan.k_blocks / plan.stage_k_blocks;
   p.transposed = problem.direction == ConvDirection::transposed;
   p.halo_voxels = plan.halo_voxels;
   p.line = plan.line;
   p.pitch = plan.pitch;
   p.rows = plan.rows;
   p.classes = plan.classes;
-  p.slots = plan.slots;
+  p.tile_phases = plan.tile_phases;
   p.slide = plan.slide;
   p.range = plan.range;
   p.merged = plan.merged;
-  p.buffers = plan.buffers;
-  p.buffer_count = Divisor(plan.buffers);
+  p.input_stages = plan.input_stages;
+  p.input_stage_count = Divisor(plan.input_stages);
   p.batch = problem.batch;
   p.multiprocessors = problem.multiprocessors;
-  p.box_voxels = 1;
+  p.tile_voxels = 1;
   for (int a = 0; a < 3; ++a) {
     p.axis[a] = plan.axis[a];
-    p.box[a] = Divisor(plan.box[a]);
+    p.tile[a] = Divisor(plan.tile[a]);
     p.extent[a] = Divisor(plan.extent[a]);
     p.tiles[a] = plan.tiles[a];
-    p.box_voxels *= plan.box[a];
+    p.tile_voxels *= plan.tile[a];
   }
   p.line_positions = Divisor(plan.extent[2] / plan.axis[2].fold);
   p.residue_positions = plan.residue_positions;
@@ -161,9 +161,9 @@ GatherMma gather_of(const View& out, const View& in, const ConvEpilogue& epilogu
   return p;
 }
 
-Gather prepare(const View& out, const View& in, const View& w, const ConvEpilogue& epilogue, const ConvProblem& problem,
-               const GatherPlan& plan) {
-  const GatherMma p = gather_of(out, in, epilogue, problem, plan);
+ImplicitGemm prepare(const View& out, const View& in, const View& w, const ConvEpilogue& epilogue,
+                     const ConvProblem& problem, const ImplicitGemmPlan& plan) {
+  const ImplicitGemmParams p = params_of(out, in, epilogue, problem, plan);
   const int in_axis = p.transposed ? 0 : 1;  // of the weight
   PackWeights weights{w.data,
                       w.size[0] / problem.groups * w.stride[0],
@@ -175,11 +175,11 @@ Gather prepare(const View& out, const View& in, const View& w, const ConvEpilogu
                       p.out_channels,
                       plan.columns,
                       plan.column_tiles,
-                      plan.chunks,
-                      p.class_begin[p.classes] / plan.depth,
+                      plan.k_blocks,
+                      p.class_begin[p.classes] / plan.stage_k_blocks,
                       plan.slide,
-                      plan.depth,
-                      plan.slots,
+                      plan.stage_k_blocks,
+                      plan.tile_phases,
                       plan.wgmma,
                       {}};
   std::copy_n(plan.axis, 3, weights.axis);
@@ -188,9 +188,11 @@ Gather prepare(const View& out, const View& in, const View& w, const ConvEpilogu
 
 /// Whether tensor cores take both by wgmma, which reads the same packed inputs: of halves.
 bool share_inputs(const ConvProblem& data, const ConvProblem& weight) {
-  if (remembered<plan_fprop_dgrad>(data) || remembered<plan_wgrad>(weight) || remembered<plan_gather_narrow>(data) || remembered<plan_weight_narrow>(weight)) return false;
-  const auto gather = remembered<plan_gather>(data);
-  return gather && gather->wgmma && remembered<plan_weight_wgmma>(weight);
+  if (remembered<plan_fprop_dgrad>(data) || remembered<plan_wgrad>(weight) ||
+      remembered<plan_small_channel_fprop_dgrad>(data) || remembered<plan_small_channel_wgrad>(weight))
+    return false;
+  const auto gather = remembered<plan_implicit_gemm>(data);
+  return gather && gather->wgmma && remembered<plan_packed_wgrad>(weight);
 }
 
 }  // namespace
@@ -228,22 +230,22 @@ bool has_wgmma(int device) {
 #endif
 }
 
-bool gather_on_tensor_cores(const View& out, const View& in, const View& w, const ConvEpilogue& epilogue,
-                            const ConvGeometry& geometry, bool transposed, const Launch& launch) {
+bool implicit_gemm_fprop_dgrad(const View& out, const View& in, const View& w, const ConvEpilogue& epilogue,
+                               const ConvGeometry& geometry, bool transposed, const Launch& launch) {
   ConvProblem problem =
       conv_problem(transposed ? ConvDirection::transposed : ConvDirection::forward, in, out, w, geometry);
   describe_device(problem, launch);
-  const auto plan = remembered<plan_gather>(problem);
+  const auto plan = remembered<plan_implicit_gemm>(problem);
   if (!plan) return false;
   if (!std::all_of(plan->axis, plan->axis + 3, [](const AxisParts& axis) { return axis.complete; }))
     fill_bias(out, epilogue, launch);
-  Gather gather = prepare(out, in, w, epilogue, problem, *plan);
+  ImplicitGemm gather = prepare(out, in, w, epilogue, problem, *plan);
   with_arithmetic(arithmetic_of(problem), [&]<class Arithmetic>() { run<Arithmetic>(gather, plan->samples, launch); });
   return true;
 }
 
-bool gather_with_weight_gradient(const View& y, const View& dw, const View& x, const View& dy, const View& w,
-                                 const ConvGeometry& geometry, const Launch& launch) {
+bool packed_fprop_and_wgrad(const View& y, const View& dw, const View& x, const View& dy, const View& w,
+                            const ConvGeometry& geometry, const Launch& launch) {
   if (!is_half(x.dtype) || w.numel() >= INT32_MAX) return false;  // that many weights are refused one by one
   ConvProblem data = conv_problem(ConvDirection::forward, x, y, w, geometry);
   ConvProblem weight = conv_problem(ConvDirection::weight, x, dy, dw, geometry);
@@ -251,11 +253,11 @@ bool gather_with_weight_gradient(const View& y, const View& dw, const View& x, c
   describe_device(weight, launch);
   if (!share_inputs(data, weight)) return false;
   // Inputs fall into parts, of which each result has all: there is nothing to fill.
-  Gather gather = prepare(y, x, w, {}, data, *remembered<plan_gather>(data));
+  ImplicitGemm gather = prepare(y, x, w, {}, data, *remembered<plan_implicit_gemm>(data));
   const auto both = [&]<class Arithmetic>() {
-    const GatherMemory<Arithmetic> memory(gather, launch);
-    weight_by_wgmma(dw, x, dy, geometry, launch,
-                    [&](void* packed, int64_t samples) { run_samples<Arithmetic>(gather, packed, samples, launch); });
+    const GemmWorkspace<Arithmetic> memory(gather, launch);
+    packed_wgrad(dw, x, dy, geometry, launch,
+                 [&](void* packed, int64_t samples) { run_samples<Arithmetic>(gather, packed, samples, launch); });
   };
   data.dtype == DType::bf16 ? both.template operator()<Bf16>() : both.template operator()<F16>();
   return true;

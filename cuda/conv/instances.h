@@ -16,7 +16,7 @@ struct ConvInstance {
   ConvInstance(bool weight_gradient, ConvKernel which, ConvArithmetic of, int tile_width, int tile_rows,
                int of_multiprocessor);
 
-  bool weight;  // the weight gradient, else the gather
+  bool weight;  // wgrad, else fprop and dgrad
   ConvKernel kernel;
   ConvArithmetic arithmetic;
   int width, rows, blocks;  // rows, and blocks of a multiprocessor (or bytes of a row): of kernels that name them
@@ -38,8 +38,8 @@ inline ConvInstance conv_instance{kWeight,
                                   0,
                                   0};
 template <class Tile, bool kWeight>
-inline ConvInstance narrow_instance{kWeight,        ConvKernel::narrow, Tile::kArithmetic,
-                                    Tile::kColumns, Tile::kRows,        Tile::kBlocks};
+inline ConvInstance small_channel_instance{kWeight,        ConvKernel::narrow, Tile::kArithmetic,
+                                           Tile::kColumns, Tile::kRows,        Tile::kBlocks};
 
 /// All that this program holds.
 const std::vector<ConvInstance*>& conv_instances();

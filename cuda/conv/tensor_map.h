@@ -1,4 +1,4 @@
-// Tensors as Hopper's copy engine is told of them (copy_box() of bulk_copy.cuh).
+// Tensors as TMA maps (copy_box() of common/tma.cuh).
 #pragma once
 
 #include <cuda.h>
@@ -9,8 +9,8 @@
 
 namespace voxgrad::cuda {
 
-/// Packed voxels of 16 bytes: axes from the innermost, of voxels on end, to the outermost; boxes of so many of them, of
-/// each axis every step-th.
+/// Packed voxels of 16 bytes: axes from the innermost, of consecutive voxels, to the outermost; boxes of so many of
+/// them, of each axis every step-th.
 struct PackedTensor {
   void* data;
   int64_t size[4];

@@ -14,8 +14,8 @@ void conv_backward_weight(const View& w, const View& x, const View& y, const Con
   check(w.numel() / w.size[0] < INT32_MAX - 256, kOp, "the CUDA kernels take fewer than 2^31 weights a channel");
   const Launch launch(w);
   if (wgrad(w, x, y, geometry, launch)) return;
-  if (weight_of_few_channels(w, x, y, geometry, launch)) return;
-  if (weight_by_wgmma(w, x, y, geometry, launch) || weight_by_mma(w, x, y, geometry, launch)) return;
+  if (small_channel_wgrad(w, x, y, geometry, launch)) return;
+  if (packed_wgrad(w, x, y, geometry, launch) || mma_sync_wgrad(w, x, y, geometry, launch)) return;
   if (is_half(w.dtype))
     return through_float32(w, x, y, nullptr, [&](const View& weight, const View& a, const View& b, const View*) {
       conv_backward_weight(weight, a, b, geometry);

@@ -153,16 +153,16 @@ TEST_P(CudaConvModes, IsExactWithEveryTile) {
                                         {.pairs = 2},
                                         {.pairs = 4}};
   if (mode.dtype == DType::f32)
-    for (const uint8_t sets : {1, 2, 3}) choices.push_back({.sets = sets});
+    for (const uint8_t shifts : {1, 2, 3}) choices.push_back({.x_shifts = shifts});
   for (const int16_t width : {16, 24, 32}) choices.push_back({.slide = 2, .width = width});
   for (const bool mma_sync : {true, false}) {
-    for (const int width : cuda::gather_widths(mode.arithmetic(), !mma_sync))
+    for (const int width : cuda::implicit_gemm_widths(mode.arithmetic(), !mma_sync))
       for (const int8_t slots : {1, 2})
         if (!mma_sync || slots == 1)
           choices.push_back({.mma_sync = mma_sync, .slots = slots, .width = static_cast<int16_t>(width)});
-    for (const int width : cuda::weight_widths(mode.arithmetic(), !mma_sync)) {
+    for (const int width : cuda::wgrad_widths(mode.arithmetic(), !mma_sync)) {
       choices.push_back({.mma_sync = mma_sync, .width = static_cast<int16_t>(width)});
-      for (int heights = 1; !mma_sync && heights <= cuda::most_heights(mode.arithmetic(), width); ++heights)
+      for (int heights = 1; !mma_sync && heights <= cuda::most_products(mode.arithmetic(), width); ++heights)
         choices.push_back({.heights = static_cast<int8_t>(heights), .width = static_cast<int16_t>(width)});
     }
   }
@@ -172,7 +172,7 @@ TEST_P(CudaConvModes, IsExactWithEveryTile) {
     for (const cuda::ConvChoice& choice : choices) {
       SCOPED_TRACE(concat(mode, ", width ", choice.width, ", slots ", int{choice.slots}, ", depth ", int{choice.depth},
                           ", slide ", int{choice.slide}, ", samples ", int{choice.samples}, ", heights ",
-                          int{choice.heights}, ", pairs ", int{choice.pairs}, ", sets ", int{choice.sets},
+                          int{choice.heights}, ", pairs ", int{choice.pairs}, ", x shifts ", int{choice.x_shifts},
                           choice.plain ? ", plain" : "", choice.mma_sync ? ", mma.sync: " : ": ", problem));
       const Setting setting(mode.precision, choice);
       comparison.check();
@@ -254,9 +254,9 @@ TEST_P(CudaConvModes, IsExactWithManyBoxes) {
   }
 }
 
-/// Boxes that slide along depth, of all and of few planes, of which the first and the last read what is not there, in
-/// phases and residues.
-TEST_P(CudaConvModes, IsExactWithSlidingBoxes) {
+/// CTA tiles that slide along depth, of all and of few planes, of which the first and the last read what is not there,
+/// in phases and residues.
+TEST_P(CudaConvModes, IsExactWithSlidingTiles) {
   std::vector<Problem> problems{
       {2, 17, 24, {11, 20, 13}, {3, 4, 3}, {{1, 2, 3}, {1, 1, 2}, {1, 2, 1}, 1}},
       {1, 40, 9, {30, 9, 70}, {3, 1, 2}, {{1, 1, 2}, {0, 0, 0}, {1, 1, 1}, 2}},

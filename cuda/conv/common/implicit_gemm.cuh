@@ -1,28 +1,28 @@
-// What both gathers on tensor cores (gather_mma.cuh, gather_wgmma.cuh) are made of: what a kernel is told,
-// where a box is, how inputs are staged and results written.
+// What the fprop and dgrad implicit GEMMs on packed weights (mma_sync/fprop_dgrad.cuh, packed/fprop_dgrad.cuh) share:
+// the kernels' parameters, where a CTA tile and its halo are, the launch.
 #pragma once
 
 #include <cuda.h>
 
 #include <algorithm>
 
-#include "cuda/conv/instances.h"
-#include "cuda/conv/common/arithmetic.cuh"
 #include "cuda/conv/axis_phases.h"
+#include "cuda/conv/common/arithmetic.cuh"
+#include "cuda/conv/instances.h"
 #include "cuda/divisor.h"
 #include "cuda/launch.h"
 
 namespace voxgrad::cuda {
 
-/// Words of input channels that are staged at a time.
-inline constexpr int kChunk = 8;
+/// Words of input channels of a k-block.
+inline constexpr int kKWords = 8;
 inline constexpr int kMaxTaps = 1024, kMaxClasses = 64;
 /// The offset of a voxel that is not there.
 inline constexpr uint32_t kOutside = UINT32_MAX;
 
-/// What the kernel is told. A class is a part of an axis for each axis: of the results (transposed, where a block has
-/// one class, or `slots` of them), or of the inputs (forward, where it has them all).
-struct GatherMma {
+/// A class is a phase of the results on each axis (dgrad, where a CTA tile has one class, or `tile_phases` of them), or
+/// a residue of the inputs (fprop, where it has them all).
+struct ImplicitGemmParams {
   CUtensorMap packed;    // inputs (wgmma)
   const void* in;        // (mma.sync)
   const uint4* weights;  // packed
@@ -30,57 +30,57 @@ struct GatherMma {
   void* out;
   int64_t in_stride[5], out_stride[5], bias_stride;  // in_stride: (mma.sync)
   int64_t batch;
-  unsigned* next_box;             // that no block has taken; 0 before (wgmma)
-  unsigned boxes;                 // of results, in all phases and tiles of columns unless merged
-  Divisor digit[6];               // of a box's number: tile of columns, phase, tile along width, height, depth, group
+  unsigned* next_tile;            // of the dynamic scheduler: that no CTA has taken; 0 before (wgmma)
+  unsigned work_tiles;            // CTA tiles, in all phases and tiles of columns unless merged
+  Divisor digit[6];               // of a tile's number: tile of columns, phase, tile along width, height, depth, group
   int multiprocessors;            // (wgmma)
   int in_channels, out_channels;  // of a group
-  int groups, column_tiles, chunks;
-  int depth, class_steps;  // chunks of a step; steps of a class: chunks / depth (wgmma)
+  int groups, column_tiles, k_blocks;
+  int stage_k_blocks, class_stages;  // k-blocks of an input stage; stages of a class (wgmma)
   bool transposed, relu;
-  Divisor box[3], extent[3];  // of results; of the halo
-  Divisor line_positions;     // of a line of one residue
-  int residue_positions;      // from a residue along the width to the next (wgmma)
-  int range;                  // results along depth from a box to the next
-  int box_voxels, halo_voxels;
+  Divisor tile[3], extent[3];  // of results; of the halo
+  Divisor line_positions;      // of a line of one residue
+  int residue_positions;       // from a residue along the width to the next (wgmma)
+  int range;                   // results along depth from a tile to the next
+  int tile_voxels, halo_voxels;
   int staged_voxels, rounds;  // filled up to whole rounds of the threads that stage (mma.sync)
   int line, pitch;            // words from a staged line to the next, and from a word of channels (mma.sync)
   RowTiles rows;              // (wgmma)
-  int tiles[3], classes, slots, slide;
-  bool merged;  // a block takes all phases and columns of its box; one halo, all of whose chunks are staged at once
-  int buffers;  // staged steps
-  Divisor buffer_count;
+  int tiles[3], classes, tile_phases, slide;
+  bool merged;  // a CTA takes all phases and columns of its tile; one halo, all of whose k-blocks are staged at once
+  int input_stages;
+  Divisor input_stage_count;
   AxisParts axis[3];
   uint8_t class_part[kMaxClasses][4];  // of the three axes
-  int class_begin[kMaxClasses + 1];    // the first of a class's taps, of all chunks of a step
-  int stages[kMaxClasses];             // of B, for a box whose first class this is (wgmma)
+  int class_begin[kMaxClasses + 1];    // the first of a class's taps, of all k-blocks of a stage
+  int weight_stages[kMaxClasses];      // of B, for a tile whose first class this is (wgmma)
   int tap_offset[kMaxTaps];            // from the corner of the halo to what the tap reads: bytes, or positions (wgmma)
 };
 
-/// Where a box of results is. By mma.sync a block takes one; by wgmma one after the other.
-struct GatherPlace {
+/// Where a CTA tile is. By mma.sync a CTA takes one; by wgmma one after the other.
+struct TileCoord {
   int64_t sample;
   int group, column_tile, phase;
-  int q[3];  // the box's corner
+  int q[3];  // the tile's corner
 };
 
-__device__ inline GatherPlace gather_place(const GatherMma& p, unsigned number) {
-  GatherPlace place;
+__device__ inline TileCoord tile_coord(const ImplicitGemmParams& p, unsigned number) {
+  TileCoord place;
   int left = static_cast<int>(number);
   place.column_tile = p.digit[0].take(left);
-  place.phase = p.digit[1].take(left) * p.slots;
-  for (int a = 2; a >= 0; --a) place.q[a] = p.digit[4 - a].take(left) * (a == 0 ? p.range : p.box[a].value);
+  place.phase = p.digit[1].take(left) * p.tile_phases;
+  for (int a = 2; a >= 0; --a) place.q[a] = p.digit[4 - a].take(left) * (a == 0 ? p.range : p.tile[a].value);
   place.group = p.digit[5].take(left);
   place.sample = left;
   return place;
 }
 
-__device__ inline void class_parts(const GatherMma& p, int number, int (&part)[3]) {
+__device__ inline void class_parts(const ImplicitGemmParams& p, int number, int (&part)[3]) {
   for (int a = 0; a < 3; ++a) part[a] = p.class_part[number][a];
 }
 
-/// The least position on each axis that a box of a class reads.
-__device__ inline void halo_first(const GatherMma& p, const GatherPlace& place, int number, int (&first)[3]) {
+/// The least position on each axis that a tile of a class reads.
+__device__ inline void halo_first(const ImplicitGemmParams& p, const TileCoord& place, int number, int (&first)[3]) {
   int part[3];
   class_parts(p, number, part);
   for (int a = 0; a < 3; ++a) {
@@ -89,7 +89,7 @@ __device__ inline void halo_first(const GatherMma& p, const GatherPlace& place, 
   }
 }
 /// In elements from the first of the sample.
-__device__ inline int64_t halo_corner(const GatherMma& p, const GatherPlace& place, int number) {
+__device__ inline int64_t halo_corner(const ImplicitGemmParams& p, const TileCoord& place, int number) {
   int first[3];
   halo_first(p, place, number, first);
   int64_t corner = 0;
@@ -99,8 +99,8 @@ __device__ inline int64_t halo_corner(const GatherMma& p, const GatherPlace& pla
 /// Where the voxels of the halo are: bytes from its corner, or kOutside, of voxel v in offsets[v * kPitch]. By thread
 /// `thread` of `threads`.
 template <int kPitch>
-__device__ void locate_halo(const GatherMma& p, const GatherPlace& place, int number, uint32_t* offsets, int item_size,
-                            int thread, int threads) {
+__device__ void locate_halo(const ImplicitGemmParams& p, const TileCoord& place, int number, uint32_t* offsets,
+                            int item_size, int thread, int threads) {
   int first[3];
   halo_first(p, place, number, first);
   for (int v = thread; v < p.staged_voxels; v += threads) {
@@ -115,14 +115,14 @@ __device__ void locate_halo(const GatherMma& p, const GatherPlace& place, int nu
   }
 }
 
-/// Whether a box has results: another phase may have more of them.
-template <int kSlots>
-__device__ bool has_results(const GatherMma& p, const GatherPlace& place) {
+/// Whether a tile has results: another phase may have more of them.
+template <int kTilePhases>
+__device__ bool has_results(const ImplicitGemmParams& p, const TileCoord& place) {
   if (!p.transposed) return true;
   bool any = false;
-  for (int slot = 0; slot < kSlots; ++slot) {
+  for (int tile_phase = 0; tile_phase < kTilePhases; ++tile_phase) {
     int phase[3];
-    class_parts(p, place.phase + slot, phase);
+    class_parts(p, place.phase + tile_phase, phase);
     bool inside = true;
     for (int a = 0; a < 3; ++a) inside &= place.q[a] < p.axis[a].part[phase[a]].count;
     any |= inside;
@@ -131,29 +131,29 @@ __device__ bool has_results(const GatherMma& p, const GatherPlace& place) {
 }
 
 template <class Tile>
-void launch_gather(void (*kernel)(GatherMma), GatherMma p, cudaStream_t stream) {
+void launch_implicit_gemm(void (*kernel)(ImplicitGemmParams), ImplicitGemmParams p, cudaStream_t stream) {
   ++conv_instance<Tile, false, Tile::kColumns>.launches;
   if constexpr (!Tile::kWgmma) {
-    p.rounds = (p.halo_voxels + Tile::kStagers - 1) / Tile::kStagers;
-    p.staged_voxels = p.rounds * Tile::kStagers;
+    p.rounds = (p.halo_voxels + Tile::kProducers - 1) / Tile::kProducers;
+    p.staged_voxels = p.rounds * Tile::kProducers;
   }
-  const int phases = p.transposed && !p.merged ? p.classes / p.slots : 1;
+  const int phases = p.transposed && !p.merged ? p.classes / p.tile_phases : 1;
   const int digits[] = {p.merged ? 1 : p.column_tiles, phases, p.tiles[2], p.tiles[1], p.tiles[0], p.groups};
-  int64_t boxes = p.batch;
+  int64_t tiles = p.batch;
   for (int i = 0; i < 6; ++i) {
     p.digit[i] = Divisor(digits[i]);
-    boxes *= digits[i];
+    tiles *= digits[i];
   }
-  p.boxes = static_cast<unsigned>(boxes);
-  const int64_t blocks = Tile::kWgmma ? std::min<int64_t>(boxes, p.multiprocessors) : boxes;
+  p.work_tiles = static_cast<unsigned>(tiles);
+  const int64_t blocks = Tile::kWgmma ? std::min<int64_t>(tiles, p.multiprocessors) : tiles;
   const int shared_bytes = static_cast<int>(Tile::shared_bytes(p));
   launch_with_shared(kernel, static_cast<unsigned>(blocks), Tile::kThreads, shared_bytes, stream, p);
 }
 
 /// Queues the kernel for a problem whose packed weights have `columns` columns a tile.
 template <class Arithmetic>
-void launch_gather_mma(const GatherMma& p, int columns, cudaStream_t stream);
+void launch_fprop_dgrad_mma_sync(const ImplicitGemmParams& p, int columns, cudaStream_t stream);
 template <class Arithmetic>
-void launch_gather_wgmma(const GatherMma& p, int columns, cudaStream_t stream);
+void launch_fprop_dgrad_wgmma(const ImplicitGemmParams& p, int columns, cudaStream_t stream);
 
 }  // namespace voxgrad::cuda

@@ -71,7 +71,7 @@ struct Tf32 {
   static constexpr int kElements = 1, kParts = 1;
   __device__ static uint32_t word(const float (&x)[1]) { return round_tf32(x[0]); }
   __device__ static void split(const float (&x)[1], uint32_t (&parts)[1]) { parts[0] = round_tf32(x[0]); }
-  /// From words as staged to those that multiply() takes.
+  /// From words as staged to consumers() takes.
   template <int kN>
   __device__ static void split_words(uint32_t (&parts)[kN][2], const uint32_t (&b)[kN][2]) {
 #pragma unroll

@@ -1,5 +1,5 @@
-// Copies from global to shared memory by Hopper's copy engine, the barriers (mbarrier) that count their bytes or
-// threads, and places in rings. What the engine copies is seen by wgmma without a fence.
+// Asynchronous copies between global and shared memory by Hopper's TMA, the mbarriers that count their bytes or
+// threads, and the state of one side of a pipeline of stages. What TMA copies is seen by wgmma without a fence.
 #pragma once
 
 #include <cuda.h>
@@ -11,22 +11,22 @@
 
 namespace voxgrad::cuda {
 
-/// One slot of a ring after another, and how often the ring went round.
-struct Ring {
-  int slot = 0, round = 0;
-  __device__ void next(int slots) {
-    if (++slot == slots) slot = 0, ++round;
+/// A producer's or consumer's place in a pipeline: its stage, and how often it went round all of them.
+struct PipelineState {
+  int stage = 0, round = 0;
+  __device__ void next(int stages) {
+    if (++stage == stages) stage = 0, ++round;
   }
-  __device__ void skip(int count, const Divisor& slots) {
-    int rounds = slot + count;
-    slot = slots.take(rounds);
+  __device__ void skip(int count, const Divisor& stages) {
+    int rounds = stage + count;
+    stage = stages.take(rounds);
     round += rounds;
   }
-  template <int kSlots>
+  template <int kStages>
   __device__ void skip(int count) {
-    slot += count;
-    round += slot / kSlots;
-    slot %= kSlots;
+    stage += count;
+    round += stage / kStages;
+    stage %= kStages;
   }
 };
 

@@ -6,11 +6,10 @@
 //   word k of column n at  n * 8 + (k / 4 ^ n % 8 / 4) * 4 + k % 4,
 //
 // or made of core matrices, 4 words of 8 columns (n * 4 + k) each, at any multiple of 16 bytes; of halves also of 8
-// halves k of 8 columns (k * 8 + n) each ("across"). All are read at the same rate, of 128 bytes a clock; each product
-// reads A and B anew. The products run by themselves: until await_products() says that they are done, nobody may touch
-// their registers or the slabs. Words come to a slab by ordinary stores or copies: then the threads that wrote call
-// publish_to_engines() before the barrier that ends their writing; or by the copy engine (bulk_copy.cuh), which needs
-// nothing.
+// halves k of 8 columns (k * 8 + n) each ((M- or N-major)). All are read at the same rate, of 128 bytes a clock; each
+// product reads A and B anew. The products run by themselves: until await_products() says that they are done, nobody
+// may touch their registers or the slabs. Words come to a slab by ordinary stores or copies: then the threads that
+// wrote call publish_to_engines() before the barrier that ends their writing; or by TMA (tma.cuh), which needs nothing.
 #pragma once
 
 #include <cstdint>
@@ -125,14 +124,14 @@ constexpr bool is_wgmma_width(int n8) {
 }
 
 /// Queues c += A * B, A a slab of 64 rows, B one of kN8 blocks of 8 columns; c = A * B unless `adds`. To be rounded
-/// before: the hardware truncates to TF32. kAcrossA, kAcrossB: halves in core matrices whose 16 bytes are 8 rows, or
+/// before: the hardware truncates to TF32. kMMajorA, kNMajorB: halves in core matrices whose 16 bytes are 8 rows, or
 /// columns, of one k, of which 8 follow each other.
-template <class Element, bool kAcrossA = false, bool kAcrossB = kAcrossA, int kN8>
+template <class Element, bool kMMajorA = false, bool kNMajorB = kMMajorA, int kN8>
 __device__ void multiply_async(Accumulator (&c)[kN8], uint64_t a, uint64_t b, bool adds = true) {
-  static_assert(is_wgmma_width(kN8) && (!kAcrossB || sizeof(Element) == 2) && (!kAcrossA || kAcrossB));
-  if constexpr (!kAcrossA && kAcrossB) {
+  static_assert(is_wgmma_width(kN8) && (!kNMajorB || sizeof(Element) == 2) && (!kMMajorA || kNMajorB));
+  if constexpr (!kMMajorA && kNMajorB) {
     VG_EACH_TYPE(VG_A_SHARED, ", 0, 1")
-  } else if constexpr (kAcrossA) {
+  } else if constexpr (kMMajorA) {
     VG_EACH_TYPE(VG_A_SHARED, ", 1, 1")
   } else {
     VG_EACH_TYPE(VG_A_SHARED, ", 0, 0")
@@ -163,7 +162,7 @@ __device__ inline void commit_products() {}
 template <int kPending>
 __device__ void await_products() {}
 __device__ inline void publish_to_engines() {}
-template <class Element, bool kAcrossA = false, bool kAcrossB = kAcrossA, int kN8>
+template <class Element, bool kMMajorA = false, bool kNMajorB = kMMajorA, int kN8>
 __device__ void multiply_async(Accumulator (&)[kN8], uint64_t, uint64_t, bool = true) {}
 #endif
 

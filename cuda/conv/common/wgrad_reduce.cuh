@@ -1,4 +1,4 @@
-// What the ranges of a weight gradient are added up by.
+// Second kernel of split-K: adds up the ranges of a weight gradient.
 #pragma once
 
 #include "cuda/launch.h"
@@ -10,7 +10,7 @@ inline constexpr int kSumColumns = 32, kSumSlices = 8;
 /// Adds up the ranges in their order, in double: 8 slices, then the slices. Target: partial, weight, rows of sums and
 /// where they belong: offset(element of a range), negative for padding.
 template <class T, class Target>
-__global__ void __launch_bounds__(kSumColumns* kSumSlices) weight_sum(const __grid_constant__ Target p) {
+__global__ void __launch_bounds__(kSumColumns* kSumSlices) wgrad_reduce(const __grid_constant__ Target p) {
   __shared__ double sums[kSumSlices][kSumColumns];
   const int lane = static_cast<int>(threadIdx.x) % kSumColumns, slice = static_cast<int>(threadIdx.x) / kSumColumns;
   for (int64_t first = int64_t{blockIdx.x} * kSumColumns; first < p.elements;
@@ -34,8 +34,8 @@ __global__ void __launch_bounds__(kSumColumns* kSumSlices) weight_sum(const __gr
 }
 
 template <class T, class Target>
-void sum_ranges(const Target& target, cudaStream_t stream) {
-  weight_sum<T><<<grid_size(target.elements, kSumColumns), kSumColumns * kSumSlices, 0, stream>>>(target);
+void reduce_ranges(const Target& target, cudaStream_t stream) {
+  wgrad_reduce<T><<<grid_size(target.elements, kSumColumns), kSumColumns * kSumSlices, 0, stream>>>(target);
   check_launch("conv weight gradient: sum");
 }
 

@@ -1,16 +1,16 @@
-// Convolution forward and transposed on tensor cores, for every geometry that parts.h can describe: an implicit
-// matrix product of
+// Fprop and dgrad on mma.sync, for every geometry that axis_phases.h can describe: a multistage implicit GEMM, a CTA
+// tile a CTA,
 //
-//   A: 256 results (a box of three axes, of one sample and one phase) x 8 words of input channels,
-//   B: 8 words of input channels x kColumns output channels, for each tap.
+//   A: 256 results (a tile of three axes, of one sample and one phase) x 8 words of input channels (a k-block),
+//   B: a k-block x kColumns output channels, for each tap.
 //
-// Why so: the peers gather the input anew for each tap. Here a block stages the box of inputs that all taps of 8
-// words of channels need (the halo) once, in shared memory; a tap is nothing but an offset in it, the same for every
-// thread. Words t and t + 4 of a voxel lie together, since a lane always wants both, and t lies 8 banks from t + 1,
-// so that neighbouring lanes read neighbouring voxels without bank conflicts. The next halo travels through
-// registers, where it is rounded and halves are paired, while this one is multiplied; the weights, packed in the
-// order in which blocks and lanes want them (pack.cu), follow in a ring of three stages. Residues of strided
-// inputs and phases of strided results are parts of their own (parts.h), so that no tap is multiplied for nothing.
+// Why so: the peers read the input anew for each tap. Here a CTA stages the halo of its tile, what all taps of a
+// k-block need, once, in shared memory; a tap is nothing but an offset in it, the same for every thread. Words t and t
+// + 4 of a voxel lie together, since a lane always wants both, and t lies 8 banks from t + 1, so that neighbouring
+// lanes read neighbouring voxels without bank conflicts. The next halo travels through registers, where it is rounded
+// and halves are paired, while this one is multiplied; the weights, packed in the order in which CTAs and lanes want
+// them (pack.cu), follow in three stages. Residues of strided inputs and phases of strided results are apart
+// (axis_phases.h), so that no tap is multiplied for nothing.
 #pragma once
 
 #include "cuda/conv/common/implicit_gemm.cuh"
@@ -18,19 +18,19 @@
 namespace voxgrad::cuda {
 
 template <class Arithmetic_, int kN8_>
-struct GatherTile {
+struct MmaSyncTile {
   using Arithmetic = Arithmetic_;
   static constexpr bool kWgmma = false;
-  static constexpr int kM16 = 4, kN8 = kN8_, kWarps = 4, kThreads = 32 * kWarps, kStagers = kThreads;
+  static constexpr int kM16 = 4, kN8 = kN8_, kWarps = 4, kThreads = 32 * kWarps, kProducers = kThreads;
   static constexpr int kRows = 16 * kM16 * kWarps, kColumns = 8 * kN8;
-  static constexpr int kSlab = kColumns * kChunk * Arithmetic::kParts;  // words of one tap of B
-  static constexpr int kStepTaps = kSlab > 256 ? 4 : 8, kStages = 3;
+  static constexpr int kSlab = kColumns * kKWords * Arithmetic::kParts;  // words of one tap of B
+  static constexpr int kStageTaps = kSlab > 256 ? 4 : 8, kStages = 3;
   static constexpr int kAccumulators = 4 * kM16 * kN8;
   static constexpr int kBlocks = kAccumulators * Arithmetic::kParts > 64 ? 2 : 3;  // a multiprocessor: bounds registers
-  static constexpr int kRing = kStages * kStepTaps * kSlab;                        // words
+  static constexpr int kRing = kStages * kStageTaps * kSlab;                       // words
 
-  static size_t shared_bytes(const GatherMma& p) {
-    return sizeof(uint32_t) * (kRing + p.buffers * kChunk * p.pitch + 2 * p.rounds * kThreads);
+  static size_t shared_bytes(const ImplicitGemmParams& p) {
+    return sizeof(uint32_t) * (kRing + p.input_stages * kKWords * p.pitch + 2 * p.rounds * kThreads);
   }
 };
 
@@ -38,7 +38,7 @@ struct GatherTile {
 template <class Arithmetic>
 struct StagedVoxel {
   using Element = typename Arithmetic::Element;
-  static constexpr int kChannels = kChunk * Arithmetic::kElements;
+  static constexpr int kChannels = kKWords * Arithmetic::kElements;
   Element value[kChannels];
 
   /// `channels` of them are there, `stride` bytes apart.
@@ -66,7 +66,7 @@ struct StagedVoxel {
   }
   __device__ void store(uint32_t shared, uint32_t pitch) const {
 #pragma unroll
-    for (int w = 0; w < kChunk; ++w, shared += pitch) {
+    for (int w = 0; w < kKWords; ++w, shared += pitch) {
       Element x[Arithmetic::kElements];
 #pragma unroll
       for (int e = 0; e < Arithmetic::kElements; ++e) x[e] = value[w * Arithmetic::kElements + e];
@@ -77,7 +77,7 @@ struct StagedVoxel {
 
 /// Fills the table of where the voxels that a thread stages go: bytes from the staged corner.
 template <int kThreads>
-__device__ void place_words(const GatherMma& p, int* targets, int thread) {
+__device__ void place_words(const ImplicitGemmParams& p, int* targets, int thread) {
   const int fold = p.axis[2].fold;
   for (int v = thread; v < p.rounds * kThreads; v += kThreads) {
     int lines = v;
@@ -87,9 +87,9 @@ __device__ void place_words(const GatherMma& p, int* targets, int thread) {
   }
 }
 
-/// Where in the box row `i` of a lane's 2 * kM16 lies.
+/// Where in the tile row `i` of a lane's 2 * kM16 lies.
 template <class Tile>
-__device__ int row_of_box(int i) {
+__device__ int row_of_tile(int i) {
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   return i / 2 * (16 * Tile::kWarps) + warp * 16 + i % 2 * 8 + lane / 4;
 }
@@ -107,9 +107,9 @@ __device__ void store_in_order(Element* at, Element value, bool really) {
                  : "memory");
 }
 
-/// out = sum + bias of a box, of class `number`.
+/// out = sum + bias of a tile, of class `number`.
 template <class Tile>
-__device__ void write_results(const GatherMma& p, const GatherPlace& place, int number,
+__device__ void store_results(const ImplicitGemmParams& p, const TileCoord& place, int number,
                               const Accumulator (&sum)[Tile::kM16][Tile::kN8]) {
   using Element = typename Tile::Arithmetic::Element;
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -122,13 +122,13 @@ __device__ void write_results(const GatherMma& p, const GatherPlace& place, int 
   unsigned inside = 0;  // a bit a row
 #pragma unroll
   for (int i = 0; i < 2 * Tile::kM16; ++i) {
-    int m = row_of_box<Tile>(i);
-    bool valid = m < p.box_voxels;
+    int m = row_of_tile<Tile>(i);
+    bool valid = m < p.tile_voxels;
     int64_t offset = place.sample * p.out_stride[0] + channel * p.out_stride[1];
 #pragma unroll
     for (int a = 2; a >= 0; --a) {
       const AxisPart& at = p.axis[a].part[phase[a]];
-      const int q = place.q[a] + (a > 0 ? p.box[a].take(m) : m);
+      const int q = place.q[a] + (a > 0 ? p.tile[a].take(m) : m);
       valid &= q < at.count;
       offset += (at.first + int64_t{q} * p.axis[a].out_step) * p.out_stride[a + 2];
     }
@@ -153,22 +153,23 @@ __device__ void write_results(const GatherMma& p, const GatherPlace& place, int 
 }
 
 template <class Tile>
-__global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) gather_mma(const __grid_constant__ GatherMma p) {
+__global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
+    fprop_dgrad_mma_sync(const __grid_constant__ ImplicitGemmParams p) {
   using Arithmetic = typename Tile::Arithmetic;
   using Element = typename Arithmetic::Element;
   constexpr int kM16 = Tile::kM16, kN8 = Tile::kN8, kParts = Arithmetic::kParts, kThreads = Tile::kThreads;
-  constexpr int kBuffer = Tile::kStepTaps * Tile::kSlab, kStepTaps = Tile::kStepTaps;
-  constexpr int kStageTaps = 4;                // taps that are multiplied while a voxel is on its way
+  constexpr int kStageWords = Tile::kStageTaps * Tile::kSlab, kStageTaps = Tile::kStageTaps;
+  constexpr int kVoxelTaps = 4;                // taps that are multiplied while a voxel is on its way
   constexpr int kAhead = kParts == 1 ? 1 : 0;  // taps whose fragments are loaded early; three products take longer
   extern __shared__ uint4 dynamic_shared[];
   uint32_t* const b_ring = reinterpret_cast<uint32_t*>(dynamic_shared);
   uint32_t* const a_words = b_ring + Tile::kRing;
-  const int a_buffer = kChunk * p.pitch;
-  uint32_t* const offsets = a_words + p.buffers * a_buffer;
+  const int a_stage_words = kKWords * p.pitch;
+  uint32_t* const offsets = a_words + p.input_stages * a_stage_words;
   int* const targets = reinterpret_cast<int*>(offsets + p.rounds * kThreads);
 
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, t = lane % 4;
-  GatherPlace place = gather_place(p, blockIdx.x);
+  TileCoord place = tile_coord(p, blockIdx.x);
   if (!p.merged && !has_results<1>(p, place)) return;
   const int last_class = p.transposed && !p.merged ? place.phase + 1 : p.classes;
 
@@ -178,7 +179,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) gather_mma(cons
                                     place.group * int64_t{p.in_channels} * p.in_stride[1]);
   const int64_t channel_bytes = p.in_stride[1] * static_cast<int64_t>(sizeof(Element));
   struct {
-    int number, chunk;  // class, chunk of channels
+    int number, k_block;  // class, k-block of channels
     int64_t corner;
   } stage{place.phase, 0, 0};
   const auto locate = [&] {
@@ -188,28 +189,28 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) gather_mma(cons
   locate();
   place_words<kThreads>(p, targets, thread);
   const auto next_stage = [&] {
-    if (++stage.chunk < p.chunks) return;
-    stage.chunk = 0;
+    if (++stage.k_block < p.k_blocks) return;
+    stage.k_block = 0;
     ++stage.number;
     locate();
   };
   const auto load_voxel = [&](StagedVoxel<Arithmetic>& voxel, int round) {
-    const int first = stage.chunk * StagedVoxel<Arithmetic>::kChannels;
+    const int first = stage.k_block * StagedVoxel<Arithmetic>::kChannels;
     const uint32_t offset = offsets[thread + round * kThreads];
     voxel.load(in + stage.corner * static_cast<int64_t>(sizeof(Element)) + first * channel_bytes + offset,
                channel_bytes, offset == kOutside ? 0 : p.in_channels - first);
   };
-  const auto store_voxel = [&](const StagedVoxel<Arithmetic>& voxel, int round, int buffer) {
-    voxel.store(shared_address(a_words + buffer * a_buffer) + targets[thread + round * kThreads], p.pitch * 4);
+  const auto store_voxel = [&](const StagedVoxel<Arithmetic>& voxel, int round, int stage_b) {
+    voxel.store(shared_address(a_words + stage_b * a_stage_words) + targets[thread + round * kThreads], p.pitch * 4);
   };
-  const auto stage_voxels = [&](int round, int rounds, int buffer) {  // nothing to hide behind: several at a time
+  const auto stage_voxels = [&](int round, int rounds, int stage_b) {  // nothing to hide behind: several at a time
     constexpr int kMany = Arithmetic::kElements == 1 && kN8 != 4 ? 3 : 2;
     for (; round < rounds; round += kMany) {
       StagedVoxel<Arithmetic> voxel[kMany];
 #pragma unroll
       for (int i = 0; i < kMany; ++i) load_voxel(voxel[i], min(round + i, rounds - 1));
 #pragma unroll
-      for (int i = 0; i < kMany; ++i) store_voxel(voxel[i], min(round + i, rounds - 1), buffer);
+      for (int i = 0; i < kMany; ++i) store_voxel(voxel[i], min(round + i, rounds - 1), stage_b);
     }
   };
 
@@ -217,15 +218,15 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) gather_mma(cons
   const uint4* weights = p.weights + thread +
                          ((int64_t{place.group} * p.column_tiles + place.column_tile) * p.class_begin[p.classes] +
                           p.class_begin[place.phase]) *
-                             p.chunks * (Tile::kSlab / 4);
+                             p.k_blocks * (Tile::kSlab / 4);
   const int last_tile = p.merged ? p.column_tiles : place.column_tile + 1;
-  int next_tile = place.column_tile, next_class = place.phase, next_chunk = 0, next_tap = 0, next_buffer = 0;
+  int next_tile = place.column_tile, next_class = place.phase, next_k_block = 0, next_tap = 0, next_stage_b = 0;
   const auto fetch_weights = [&] {
     if (next_tile < last_tile) {
-      constexpr int kUnits = kBuffer / 4;
-      uint4* const to = reinterpret_cast<uint4*>(b_ring + next_buffer * kBuffer) + thread;
+      constexpr int kUnits = kStageWords / 4;
+      uint4* const to = reinterpret_cast<uint4*>(b_ring + next_stage_b * kStageWords) + thread;
       const int left = p.class_begin[next_class + 1] - p.class_begin[next_class] - next_tap;
-      if (left >= kStepTaps) {
+      if (left >= kStageTaps) {
 #pragma unroll
         for (int i = 0; i < kUnits; i += kThreads)
           if (kUnits % kThreads == 0 || i + thread < kUnits) copy_async(to + i, weights + i);
@@ -234,15 +235,15 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) gather_mma(cons
         for (int i = 0; i + thread < left * (Tile::kSlab / 4); i += kThreads) copy_async(to + i, weights + i);
         weights += left * (Tile::kSlab / 4);
       }
-      next_tap += kStepTaps;
-      if (left <= kStepTaps) {
+      next_tap += kStageTaps;
+      if (left <= kStageTaps) {
         next_tap = 0;
-        if (++next_chunk == p.chunks) {
-          next_chunk = 0;
+        if (++next_k_block == p.k_blocks) {
+          next_k_block = 0;
           if (++next_class == last_class) next_class = place.phase, ++next_tile;
         }
       }
-      if (++next_buffer == Tile::kStages) next_buffer = 0;
+      if (++next_stage_b == Tile::kStages) next_stage_b = 0;
     }
     commit_copies();
   };
@@ -250,35 +251,35 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) gather_mma(cons
   fetch_weights();
   stage_voxels(0, p.rounds, 0);
   if (p.merged)
-    for (stage.chunk = 1; stage.chunk < p.chunks; ++stage.chunk) stage_voxels(0, p.rounds, stage.chunk);
+    for (stage.k_block = 1; stage.k_block < p.k_blocks; ++stage.k_block) stage_voxels(0, p.rounds, stage.k_block);
 
   const uint32_t upper = 4 * p.pitch * 4;
   uint32_t rows[2 * kM16];  // of A: shared addresses of this lane's rows and words of channels
 #pragma unroll
   for (int i = 0; i < 2 * kM16; ++i) {
-    int m = row_of_box<Tile>(i);
-    const bool inside = m < p.box_voxels;
-    const int w = p.box[2].take(m), h = p.box[1].take(m);
+    int m = row_of_tile<Tile>(i);
+    const bool inside = m < p.tile_voxels;
+    const int w = p.tile[2].take(m), h = p.tile[1].take(m);
     rows[i] = shared_address(a_words + t * p.pitch + (inside ? (m * p.extent[1].value + h) * p.line + w : 0));
   }
   const uint32_t* const columns = b_ring + lane * 2 * kParts;
 
   Accumulator sum[kM16][kN8] = {};
-  int buffer = 0, a_now = 0;
+  int stage_b = 0, a_now = 0;
   for (; place.column_tile < last_tile; ++place.column_tile)
-    for (int step = 0; step < (last_class - place.phase) * p.chunks; ++step) {
-      const int number = place.phase + step / p.chunks, chunk = step % p.chunks;
-      if (p.merged) a_now = chunk;
-      const bool more = !p.merged && (chunk + 1 < p.chunks || number + 1 < last_class);
+    for (int step = 0; step < (last_class - place.phase) * p.k_blocks; ++step) {
+      const int number = place.phase + step / p.k_blocks, k_block = step % p.k_blocks;
+      if (p.merged) a_now = k_block;
+      const bool more = !p.merged && (k_block + 1 < p.k_blocks || number + 1 < last_class);
       if (more) next_stage();
       const int rounds = more ? p.rounds : 0;
       int round = 0;
-      const int a_offset = a_now * a_buffer * 4;
+      const int a_offset = a_now * a_stage_words * 4;
       const auto multiply_taps = [&]<bool kFull>(int tap, int count) {
         StagedVoxel<Arithmetic> voxel;
         uint32_t a_fragment[kAhead + 1][kM16][4], b_fragment[kAhead + 1][kN8][2 * kParts];
         const auto load_fragments = [&](int j) {
-          const uint32_t* b = columns + buffer * kBuffer + j * Tile::kSlab;
+          const uint32_t* b = columns + stage_b * kStageWords + j * Tile::kSlab;
           const uint32_t offset = p.tap_offset[tap + j] + a_offset;
 #pragma unroll
           for (int n = 0; n < kN8; ++n, b += 64 * kParts) {
@@ -297,15 +298,15 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) gather_mma(cons
         };
         if (kAhead > 0) load_fragments(0);
         const auto multiply_tap = [&](int j) {
-          if (j % kStageTaps == 0 && round < rounds) load_voxel(voxel, round);
-          if (j + kAhead < kStepTaps && (kFull || j + kAhead < count)) load_fragments(j + kAhead);
+          if (j % kVoxelTaps == 0 && round < rounds) load_voxel(voxel, round);
+          if (j + kAhead < kStageTaps && (kFull || j + kAhead < count)) load_fragments(j + kAhead);
           Arithmetic::multiply(sum, a_fragment[j % (kAhead + 1)], b_fragment[j % (kAhead + 1)]);
-          if ((j % kStageTaps == kStageTaps - 1 || j + 1 == (kFull ? kStepTaps : count)) && round < rounds)
+          if ((j % kVoxelTaps == kVoxelTaps - 1 || j + 1 == (kFull ? kStageTaps : count)) && round < rounds)
             store_voxel(voxel, round++, 1 - a_now);
         };
         if constexpr (kAhead > 0) {
 #pragma unroll
-          for (int j = 0; j < kStepTaps; ++j) {
+          for (int j = 0; j < kStageTaps; ++j) {
             if (!kFull && j >= count) break;
             multiply_tap(j);
           }
@@ -315,20 +316,20 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) gather_mma(cons
         }
       };
       const int last = p.class_begin[number + 1];
-      for (int tap = p.class_begin[number]; tap < last; tap += kStepTaps) {
+      for (int tap = p.class_begin[number]; tap < last; tap += kStageTaps) {
         await_copies<1>();
         __syncthreads();
         fetch_weights();
-        if (last - tap >= kStepTaps)
-          multiply_taps.template operator()<true>(tap, kStepTaps);
+        if (last - tap >= kStageTaps)
+          multiply_taps.template operator()<true>(tap, kStageTaps);
         else
           multiply_taps.template operator()<false>(tap, last - tap);
-        if (++buffer == Tile::kStages) buffer = 0;
+        if (++stage_b == Tile::kStages) stage_b = 0;
       }
       stage_voxels(round, rounds, 1 - a_now);  // too few taps to hide them all behind
       if (!p.merged) a_now = 1 - a_now;
-      if (p.merged ? chunk + 1 == p.chunks : !more) {
-        write_results<Tile>(p, place, number, sum);
+      if (p.merged ? k_block + 1 == p.k_blocks : !more) {
+        store_results<Tile>(p, place, number, sum);
 #pragma unroll
         for (int m = 0; m < kM16; ++m)
 #pragma unroll

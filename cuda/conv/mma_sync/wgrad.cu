@@ -1,15 +1,15 @@
-// The weight gradient by mma.sync: plan, launch, and the sum of the ranges.
+// Wgrad on mma.sync: plan, launch, reduction of split-K.
 #include "cuda/conv/mma_sync/wgrad.cuh"
 
 #include "cuda/conv/common/arithmetic.cuh"
+#include "cuda/conv/common/wgrad_reduce.cuh"
 #include "cuda/conv/dispatch.h"
 #include "cuda/conv/plan_cache.h"
-#include "cuda/conv/common/wgrad_reduce.cuh"
 
 namespace voxgrad::cuda {
 namespace {
 
-struct WeightSum {
+struct WgradReduction {
   const float* partial;
   void* weight;
   int64_t row_stride, channel_stride, tap_stride[3];
@@ -17,8 +17,8 @@ struct WeightSum {
   int64_t elements, ranges;  // elements: of a range
   int classes;
   AxisParts axis[3];
-  WeightClass of_class[kWeightClasses];
-  int real_taps[kWeightClasses];
+  TapClass of_class[kWgradClasses];
+  int real_taps[kWgradClasses];
 
   /// Where an element of a range belongs; negative: padding.
   __device__ int64_t offset(int64_t element) const {
@@ -27,7 +27,7 @@ struct WeightSum {
     const int64_t row = rest / columns;
     int number = 0;
     while (number + 1 < classes && column >= of_class[number + 1].column_begin) ++number;
-    const WeightClass& c = of_class[number];
+    const TapClass& c = of_class[number];
     const int block = (column - c.column_begin) / c.taps;
     int tap = (column - c.column_begin) % c.taps;
     const int channel = block * 8 + static_cast<int>(element % 8);
@@ -43,10 +43,10 @@ struct WeightSum {
   }
 };
 
-void list_classes(const WeightPlan& plan, WeightMma& p) {
+void list_classes(const MmaSyncWgradPlan& plan, MmaSyncWgradParams& p) {
   int tile = 0, column = 0, tap_begin = 0;
   for (size_t number = 0; number < plan.classes.size(); ++number) {
-    const WeightPlan::Class& c = plan.classes[number];
+    const MmaSyncWgradPlan::Class& c = plan.classes[number];
     const int columns = plan.blocks8 * c.padded_taps;
     p.of_class[number] = {c.padded_taps, tap_begin, columns, column, c.tile_columns, tile};
     tile += c.tiles;
@@ -73,25 +73,25 @@ void list_classes(const WeightPlan& plan, WeightMma& p) {
 }
 
 template <class Arithmetic>
-void run(WeightMma& p, WeightSum& sum, const WeightPlan& plan, const Launch& launch) {
+void run(MmaSyncWgradParams& p, WgradReduction& sum, const MmaSyncWgradPlan& plan, const Launch& launch) {
   const int64_t blocks = plan.ranges * p.groups * p.row_tiles * p.column_tiles;
   const Workspace partial(launch, static_cast<size_t>(plan.ranges * sum.elements) * sizeof(float));
   p.partial = partial.as<float>();
   sum.partial = p.partial;
-  launch_weight_mma<Arithmetic>(p, plan.rows, blocks, plan.buffers * plan.shared_bytes, launch.stream);
+  launch_wgrad_mma_sync<Arithmetic>(p, plan.rows, blocks, plan.stages * plan.shared_bytes, launch.stream);
   check_launch("conv weight gradient");
-  sum_ranges<typename Arithmetic::Element>(sum, launch.stream);
+  reduce_ranges<typename Arithmetic::Element>(sum, launch.stream);
 }
 
 }  // namespace
 
-bool weight_by_mma(const View& w, const View& x, const View& y, const ConvGeometry& geometry, const Launch& launch) {
+bool mma_sync_wgrad(const View& w, const View& x, const View& y, const ConvGeometry& geometry, const Launch& launch) {
   ConvProblem problem = conv_problem(ConvDirection::weight, x, y, w, geometry);
   describe_device(problem, launch);
-  const auto plan = remembered<plan_weight>(problem);
+  const auto plan = remembered<plan_mma_sync_wgrad>(problem);
   if (!plan) return false;
 
-  WeightMma p{};
+  MmaSyncWgradParams p{};
   p.x = x.data;
   p.y = y.data;
   std::copy_n(x.stride, 5, p.x_stride);
@@ -106,39 +106,40 @@ bool weight_by_mma(const View& w, const View& x, const View& y, const ConvGeomet
   p.run = plan->run;
   p.halo_words = plan->halo_words;
   p.pitch = plan->pitch;
-  p.buffers = plan->buffers;
-  p.buffer_words = plan->shared_bytes / 4;
-  p.boxes = plan->boxes;
+  p.stages = plan->stages;
+  p.stage_words = plan->shared_bytes / 4;
+  p.k_tiles = plan->k_tiles;
   p.range = plan->range;
   for (int a = 0; a < 3; ++a) {
     p.axis[a] = plan->axis[a];
-    p.box[a] = Divisor(plan->box[a]);
+    p.k_tile[a] = Divisor(plan->k_tile[a]);
     p.extent[a] = Divisor(plan->extent[a]);
     p.tiles[a] = plan->tiles[a];
   }
   list_classes(*plan, p);
   const int elements = w.dtype == DType::f32 ? 1 : 2;
-  for (int step = 0; step < kBoxWords / 8; ++step) {
-    int word = step * 8 * elements;
-    const int x_word = p.box[2].take(word) / elements, row = p.box[1].take(word);
-    p.step_offset[step] = word < plan->box[0] ? ((word * plan->extent[1] + row) * plan->extent[2] + x_word) * 4 : 0;
+  for (int k_block = 0; k_block < kKTileWords / 8; ++k_block) {
+    int word = k_block * 8 * elements;
+    const int x_word = p.k_tile[2].take(word) / elements, row = p.k_tile[1].take(word);
+    p.k_block_offset[k_block] =
+        word < plan->k_tile[0] ? ((word * plan->extent[1] + row) * plan->extent[2] + x_word) * 4 : 0;
   }
 
-  WeightSum sum{.partial = nullptr,
-                .weight = w.data,
-                .row_stride = w.stride[0],
-                .channel_stride = w.stride[1],
-                .tap_stride = {w.stride[2], w.stride[3], w.stride[4]},
-                .in_channels = p.in_channels,
-                .columns = p.columns,
-                .elements = w.size[0] * p.columns * 8,
-                .ranges = plan->ranges,
-                .classes = p.classes,
-                .axis = {},
-                .of_class = {},
-                .real_taps = {}};
+  WgradReduction sum{.partial = nullptr,
+                     .weight = w.data,
+                     .row_stride = w.stride[0],
+                     .channel_stride = w.stride[1],
+                     .tap_stride = {w.stride[2], w.stride[3], w.stride[4]},
+                     .in_channels = p.in_channels,
+                     .columns = p.columns,
+                     .elements = w.size[0] * p.columns * 8,
+                     .ranges = plan->ranges,
+                     .classes = p.classes,
+                     .axis = {},
+                     .of_class = {},
+                     .real_taps = {}};
   std::copy_n(p.axis, 3, sum.axis);
-  std::copy_n(p.of_class, kWeightClasses, sum.of_class);
+  std::copy_n(p.of_class, kWgradClasses, sum.of_class);
   for (int c = 0; c < p.classes; ++c) sum.real_taps[c] = plan->classes[c].taps;
   with_arithmetic(arithmetic_of(problem), [&]<class Arithmetic>() { run<Arithmetic>(p, sum, *plan, launch); });
   return true;

@@ -1,96 +1,100 @@
-// The gather of gather_mma.cuh on wgmma (wgmma.cuh), which multiplies half as fast again, reads both operands from
-// shared memory by itself, and so leaves the warps free to load what comes next.
+// Fprop and dgrad on wgmma of inputs and weights that were packed before: a persistent, warp-specialised ping-pong
+// implicit GEMM with a dynamic tile scheduler.
 //
-//   A: tiles of 64 rows of voxels x 8 words of input channels,
-//   B: 8 words of input channels x kColumns output channels for each tap.
+//   A: m64 tiles of voxels x 8 words of input channels (a k-block),
+//   B: a k-block x kColumns output channels for each tap.
 //
-// The input is packed (pack.cu): rounded, and 4 words of channels of a voxel together. Of that the halo is staged, in
-// two planes of 16 bytes a voxel: core matrices. 8 neighbours are one wherever they begin, so that a tap is, again,
-// nothing but an offset. The rows of a tile are eights of neighbours at equal distances (RowTiles): 64 positions of the
-// halo on end, line after line, where the ends of lines belong to no result; or 8 lines of 8.
+// The input is packed (pack.cu): rounded, and 4 words of channels of a voxel together. Of that the halo of the CTA tile
+// is staged, in two planes of 16 bytes a voxel: core matrices. 8 neighbours are one wherever they begin, so that a tap
+// is, as in mma_sync/fprop_dgrad.cuh, nothing but an offset. The rows of an m64 tile are eights of neighbours at equal
+// distances (RowTiles): 64 consecutive positions of the halo, line after line, where the ends of lines belong to no
+// result; or 8 lines of 8.
 //
-// The rows are the results of a box. Or they are slots: the same voxels of the input's lattice in each of two phases of
-// a strided, transposed convolution, which read the same inputs and lie side by side in the result.
+// The rows are the results of the tile; or (dgrad, kTilePhases) the same voxels of the input's lattice in each of two
+// phases, which read the same inputs and lie side by side in the result.
 //
-// Or, of few channels, a box slides along depth ("slide"): a plane of inputs is multiplied by the taps of all depths at
-// once, which are columns of one product, and so is read once for three of them. Its sums belong to three neighbouring
-// planes of results; with each plane of inputs the last of them is complete and is written (GatherCarry).
+// Or, of few columns, the tile slides along depth (kSlide): a CTA walks the planes of its tile one after the other; a
+// plane of inputs is multiplied by the taps of all depths at once, which are columns of one product, and so is read
+// once for three of them. Its sums belong to three neighbouring planes of results; with each plane of inputs the last
+// of them is complete and is written (SlidingSums).
 //
-// A block takes one box after another, and there is one block on each multiprocessor. Two groups of four warps
-// multiply, in turn: while one multiplies a box, the other writes the results of the box before (gather_results.cuh).
-// They have most of the registers. Three other warps feed them (gather_feed.cuh), and go on to the next box while this
-// one is multiplied: the tensor cores need not wait for the beginning of a box nor for its end.
+// There is one CTA on each SM. Two consumer warpgroups take turns: while one multiplies a tile, the other runs the
+// epilogue of the tile before (epilogue.cuh). They have most of the registers. Three producer warps (producer.cuh) go
+// on to the next tile while this one is multiplied: the tensor cores wait for neither beginning nor end of a tile.
 //
 // What bounds it: a product reads 2 KiB of A and 256 bytes for each 8 columns of B, of which shared memory gives 128
 // bytes a clock. From 64 columns on that hides behind the multiplication; 48 columns reach 86 %, 32: 67 %, 24: 55 %.
 #pragma once
 
-#include "cuda/conv/packed/epilogue.cuh"
 #include "cuda/conv/common/wgmma.cuh"
+#include "cuda/conv/packed/epilogue.cuh"
 
 namespace voxgrad::cuda {
 
-template <class Arithmetic_, int kColumns_, int kSlots_, int kSlide_>
-struct GatherWgmmaTile {
+template <class Arithmetic_, int kColumns_, int kTilePhases_, int kSlide_>
+struct WgmmaTile {
   using Arithmetic = Arithmetic_;
   static constexpr bool kWgmma = true;
-  static constexpr int kColumns = kColumns_, kSlots = kSlots_, kSlide = kSlide_;
+  static constexpr int kColumns = kColumns_, kTilePhases = kTilePhases_, kSlide = kSlide_;
   static constexpr int kProductColumns = kColumns * kSlide, kN8 = kProductColumns / 8;
-  static constexpr int kWarps = 4, kGroups = kGatherGroups;  // that multiply
-  static constexpr int kFeeders = 128;                       // threads that feed them: three warps do
-  static constexpr int kTold = kWarps * kGroups + 2;         // warps that are told of boxes
-  static constexpr int kThreads = 32 * kWarps * kGroups + kFeeders;
+  static constexpr int kWarps = 4, kConsumers = kConsumerWarpgroups;  // warps of one
+  static constexpr int kProducers = 128;                              // threads, of which three warps work
+  static constexpr int kScheduledWarps = kWarps * kConsumers + 2;     // that read what is scheduled
+  static constexpr int kThreads = 32 * kWarps * kConsumers + kProducers;
   static constexpr bool kThree = Arithmetic::kParts > 1;
-  static constexpr int kTiles = gather_row_tiles(kProductColumns, kThree, kSlots, kSlide);  // of 64 rows
-  static constexpr int kOfSlot = kTiles / kSlots;
-  static constexpr int kSlab = kProductColumns * kChunk;  // words of one part of one tap of B
+  static constexpr int kTiles = m64_tiles(kProductColumns, kThree, kTilePhases, kSlide);  // of 64 rows
+  static constexpr int kPhaseTiles = kTiles / kTilePhases;
+  static constexpr int kSlab = kProductColumns * kKWords;  // words of high or low of one tap of B
   static constexpr int kTapWords = kSlab * Arithmetic::kParts;
-  static constexpr int kStepTaps = gather_step_taps(kProductColumns, kThree, kSlide);
-  static constexpr int kStages = gather_stages(kProductColumns, kThree, kSlide);
-  static constexpr int kRing = kStages * kStepTaps * kTapWords;  // words
-  static constexpr int kRegisters = 232, kFeederRegisters = 40;  // of 168 in the mean
-  static_assert(kRegisters * kGroups * kWarps * 32 + kFeederRegisters * kFeeders <= launch_registers(kThreads));
+  static constexpr int kStageTaps = weight_stage_taps(kProductColumns, kThree, kSlide);
+  static constexpr int kStages = weight_stages(kProductColumns, kThree, kSlide);
+  static constexpr int kRing = kStages * kStageTaps * kTapWords;   // words
+  static constexpr int kRegisters = 232, kProducerRegisters = 40;  // of 168 in the mean
+  static_assert(kRegisters * kConsumers * kWarps * 32 + kProducerRegisters * kProducers <= launch_registers(kThreads));
 
-  /// Of the halo, in its parts.
-  VG_HOST_DEVICE static int buffer_words(const GatherMma& p) {
-    return p.depth * p.rows.positions * kChunk * Arithmetic::kParts;
+  /// Of the halo, high and low.
+  VG_HOST_DEVICE static int input_stage_words(const ImplicitGemmParams& p) {
+    return p.stage_k_blocks * p.rows.positions * kKWords * Arithmetic::kParts;
   }
-  /// Where in shared memory the windows for results are; where it is listed which these are.
-  VG_HOST_DEVICE static int windows_at(const GatherMma& p) { return kRing + p.buffers * buffer_words(p); }
-  VG_HOST_DEVICE static int rows_at(const GatherMma& p) {
-    return windows_at(p) + kGroups * ResultWindow<GatherWgmmaTile>::kWords;
+  /// Where in shared memory the epilogue's buffers are; where it is listed which results these are.
+  VG_HOST_DEVICE static int epilogue_at(const ImplicitGemmParams& p) {
+    return kRing + p.input_stages * input_stage_words(p);
   }
-  static size_t shared_bytes(const GatherMma& p) {
-    return sizeof(uint32_t) * rows_at(p) + kOfSlot * 64 * sizeof(ResultRow);
+  VG_HOST_DEVICE static int rows_at(const ImplicitGemmParams& p) {
+    return epilogue_at(p) + kConsumers * EpilogueBuffer<WgmmaTile>::kWords;
+  }
+  static size_t shared_bytes(const ImplicitGemmParams& p) {
+    return sizeof(uint32_t) * rows_at(p) + kPhaseTiles * 64 * sizeof(EpilogueRow);
   }
 };
 
-/// The sums of a box, and how a stage of B is multiplied into them.
+/// The accumulators of a CTA tile, and how a stage of B is multiplied into them.
 template <class Tile>
-struct GatherProducts {
+struct FpropDgradMainloop {
   using Arithmetic = typename Tile::Arithmetic;
-  static constexpr int kTiles = Tile::kTiles, kN8 = Tile::kN8, kSlots = Tile::kSlots, kOfSlot = Tile::kOfSlot;
+  static constexpr int kTiles = Tile::kTiles, kN8 = Tile::kN8, kTilePhases = Tile::kTilePhases,
+                       kPhaseTiles = Tile::kPhaseTiles;
   // Tensor cores truncate what they add: three products, whose errors shall not be seen, go to a sum of their own for
   // the length of some stages (64 words at most).
   static constexpr bool kSeparate = Tile::kThree;
-  static constexpr int kSeparateStages = 8 / Tile::kStepTaps;
+  static constexpr int kSeparateStages = 8 / Tile::kStageTaps;
 
   Accumulator sum[kTiles][kN8], stage_sum[kSeparate ? kTiles : 1][kN8];
-  bool fresh[kSlots];  // the first product has still to come: of those that go to stage_sum, if that is used
-  int stages = 0;      // in stage_sum
+  bool fresh[kTilePhases];  // the first product has still to come: of those that go to stage_sum, if that is used
+  int stages = 0;           // in stage_sum
 
-  __device__ GatherProducts() {
-    for (int slot = 0; slot < kSlots; ++slot) fresh[slot] = true;
+  __device__ FpropDgradMainloop() {
+    for (int tile_phase = 0; tile_phase < kTilePhases; ++tile_phase) fresh[tile_phase] = true;
     if constexpr (kSeparate)
       for (int tile = 0; tile < kTiles; ++tile)
         for (int n = 0; n < kN8; ++n)
           for (int i = 0; i < 4; ++i) sum[tile][n][i] = 0;
   }
 
-  /// `count` taps from `tap` on, of a slot, whose slabs begin at b, of the step whose halo is at a. In the end products
-  /// of this stage may be under way, but none of the stages before.
-  __device__ void multiply_stage(const GatherMma& p, int slot, int tap, int count, uint64_t a, uint64_t b) {
-    multiply_taps<Tile::kStepTaps>(p, slot, tap, count, a, b);
+  /// `count` taps from `tap` on, of a phase of the tile, whose slabs begin at b, of the k-blocks whose halo is at a. In
+  /// the end products of this stage may be under way, but none of the stages before.
+  __device__ void multiply(const ImplicitGemmParams& p, int tile_phase, int tap, int count, uint64_t a, uint64_t b) {
+    multiply_taps<Tile::kStageTaps>(p, tile_phase, tap, count, a, b);
     await_products<1>();
   }
   /// Adds up what is in stage_sum, of enough stages or of the last.
@@ -100,15 +104,15 @@ struct GatherProducts {
       await_products<0>();
       stages = 0;
 #pragma unroll
-      for (int slot = 0; slot < kSlots; ++slot) {
-        if (!fresh[slot])
+      for (int tile_phase = 0; tile_phase < kTilePhases; ++tile_phase) {
+        if (!fresh[tile_phase])
 #pragma unroll
-          for (int tile = slot * kOfSlot; tile < (slot + 1) * kOfSlot; ++tile)
+          for (int tile = tile_phase * kPhaseTiles; tile < (tile_phase + 1) * kPhaseTiles; ++tile)
 #pragma unroll
             for (int n = 0; n < kN8; ++n)
 #pragma unroll
               for (int i = 0; i < 4; ++i) sum[tile][n][i] += stage_sum[tile][n][i];
-        fresh[slot] = true;
+        fresh[tile_phase] = true;
       }
     }
   }
@@ -119,16 +123,18 @@ struct GatherProducts {
   /// `count` taps from `tap` on, at most kMost, in pieces of powers of two: without loops, so that what a tap wants
   /// beside its products is done while those of others run. Most stages are one piece.
   template <int kMost>
-  __device__ void multiply_taps(const GatherMma& p, int slot, int tap, int count, uint64_t a, uint64_t b) {
+  __device__ void multiply_taps(const ImplicitGemmParams& p, int tile_phase, int tap, int count, uint64_t a,
+                                uint64_t b) {
     if (count >= kMost) {
       begin_products();
 #pragma unroll
       for (int i = 0; i < kMost; ++i) {
         const uint64_t at = advance_slab(a, p.tap_offset[tap + i]);
 #pragma unroll
-        for (int tile = 0; tile < kOfSlot; ++tile)
-          multiply(slot, slot * kOfSlot + tile, p, advance_slab(at, p.rows.base[tile]), advance_slab(b, i * kTap));
-        fresh[slot] = false;
+        for (int tile = 0; tile < kPhaseTiles; ++tile)
+          multiply(tile_phase, tile_phase * kPhaseTiles + tile, p, advance_slab(at, p.rows.base[tile]),
+                   advance_slab(b, i * kTap));
+        fresh[tile_phase] = false;
       }
       commit_products();
       tap += kMost;
@@ -136,25 +142,25 @@ struct GatherProducts {
       b = advance_slab(b, kMost * kTap);
     }
     if constexpr (kMost > 1)
-      if (count > 0) multiply_taps<kMost / 2>(p, slot, tap, count, a, b);
+      if (count > 0) multiply_taps<kMost / 2>(p, tile_phase, tap, count, a, b);
   }
-  __device__ void multiply(int slot, int tile, const GatherMma& p, uint64_t a, uint64_t b) {
+  __device__ void multiply(int tile_phase, int tile, const ImplicitGemmParams& p, uint64_t a, uint64_t b) {
     using Element = typename Arithmetic::Element;
     if constexpr (kSeparate) {
       const uint64_t low_a = advance_slab(a, 2 * p.rows.positions), low_b = advance_slab(b, Tile::kSlab / 4);
-      multiply_async<Element>(stage_sum[tile], low_a, b, !fresh[slot]);
+      multiply_async<Element>(stage_sum[tile], low_a, b, !fresh[tile_phase]);
       multiply_async<Element>(stage_sum[tile], a, low_b);
       multiply_async<Element>(stage_sum[tile], a, b);
     } else {
-      multiply_async<Element>(sum[tile], a, b, !fresh[slot]);
+      multiply_async<Element>(sum[tile], a, b, !fresh[tile_phase]);
     }
   }
 };
 
-/// Of a box that slides: the sums of planes of results that are not complete, the next first. Not in the accumulators:
+/// Of a sliding tile: the sums of planes of results that are not complete, the next first. Not in the accumulators:
 /// those that a product finds there must come from products, or the assembler lets each wait for the one before.
 template <class Tile>
-struct GatherCarry {
+struct SlidingSums {
   static constexpr int kN8 = Tile::kColumns / 8;
   static constexpr int kPlanes = Tile::kSlide > 1 ? Tile::kSlide - 1 : 1;  // unused where nothing slides
 
@@ -200,140 +206,139 @@ struct GatherCarry {
   }
 };
 
-/// Where the warps that multiply are in the rings.
-struct GatherRings {
-  Ring a, b;
+/// Where a consumer is in the pipelines.
+struct OperandStages {
+  PipelineState a, b;
 };
 
-/// Multiplies all steps of a box. By four warps.
+/// The mainloop: multiplies all stages of a CTA tile. By four warps.
 template <class Tile>
-__device__ void multiply_box(const GatherMma& p, const GatherBoxes<Tile>& box, uint32_t shared, GatherRings rings,
-                             GatherBarriers<Tile> barriers, GatherProducts<Tile>& products) {
-  constexpr int kStages = Tile::kStages, kStepTaps = Tile::kStepTaps;
+__device__ void consume_tile(const ImplicitGemmParams& p, const TileScheduler<Tile>& work, uint32_t shared,
+                             OperandStages at, FpropDgradBarriers<Tile> barriers, FpropDgradMainloop<Tile>& products) {
+  constexpr int kStages = Tile::kStages, kStageTaps = Tile::kStageTaps;
   const uint32_t words = shared + 4 * Tile::kRing;
   const bool leads = is_leader();
-  int stage = 0, number = box.first_class, of_class = 0, last_buffer = 0, last_slot = 0;
-  for (int step = 0; step < box.steps; ++step) {
-    await_round(barriers.full_a(rings.a.slot), rings.a.round);
-    const uint64_t a = slab_descriptor(words + rings.a.slot * (4 * Tile::buffer_words(p)),
+  int stage = 0, number = work.first_class, of_class = 0, last_a = 0, last_b = 0;
+  for (int input_stage = 0; input_stage < work.input_stages; ++input_stage) {
+    await_round(barriers.full_a(at.a.stage), at.a.round);
+    const uint64_t a = slab_descriptor(words + at.a.stage * (4 * Tile::input_stage_words(p)),
                                        p.rows.positions * kVoxelBytes, p.rows.group * kVoxelBytes);
     bool first_stage = true;
 #pragma unroll
-    for (int slot = 0; slot < Tile::kSlots; ++slot) {
-      int tap = p.class_begin[number + slot];
-      for (int left = p.class_begin[number + slot + 1] - tap; left > 0; left -= kStepTaps, tap += kStepTaps) {
-        await_round(barriers.full_b(rings.b.slot), rings.b.round);
-        const bool last = ++stage == box.stages;
+    for (int tile_phase = 0; tile_phase < Tile::kTilePhases; ++tile_phase) {
+      int tap = p.class_begin[number + tile_phase];
+      for (int left = p.class_begin[number + tile_phase + 1] - tap; left > 0; left -= kStageTaps, tap += kStageTaps) {
+        await_round(barriers.full_b(at.b.stage), at.b.round);
+        const bool last = ++stage == work.stages;
         if (last && leads) arrive(barriers.turn());
-        products.multiply_stage(p, slot, tap, min(left, kStepTaps), a,
-                                slab_descriptor(shared + rings.b.slot * (4 * kStepTaps * Tile::kTapWords)));
+        products.multiply(p, tile_phase, tap, min(left, kStageTaps), a,
+                          slab_descriptor(shared + at.b.stage * (4 * kStageTaps * Tile::kTapWords)));
         // The products of the stage before this one are done.
-        if (leads && stage > 1) arrive(barriers.empty_b(last_slot));
-        if (leads && step > 0 && first_stage) arrive(barriers.empty_a(last_buffer));
+        if (leads && stage > 1) arrive(barriers.empty_b(last_b));
+        if (leads && input_stage > 0 && first_stage) arrive(barriers.empty_a(last_a));
         first_stage = false;
-        last_slot = rings.b.slot;
-        rings.b.next(kStages);
+        last_b = at.b.stage;
+        at.b.next(kStages);
         products.end_stage(last);
       }
     }
-    last_buffer = rings.a.slot;
-    rings.a.next(p.buffers);
-    if (++of_class == p.class_steps) of_class = 0, number += Tile::kSlots;
+    last_a = at.a.stage;
+    at.a.next(p.input_stages);
+    if (++of_class == p.class_stages) of_class = 0, number += Tile::kTilePhases;
   }
   await_products<0>();
   if (leads) {
-    arrive(barriers.empty_b(last_slot));
-    arrive(barriers.empty_a(last_buffer));
+    arrive(barriers.empty_b(last_b));
+    arrive(barriers.empty_a(last_a));
   }
 }
 
-/// Multiplies every second box of the block, and writes its results. By the four warps of group `group`.
+/// Multiplies every second tile of the CTA and runs its epilogue. By the four warps of consumer `consumer`.
 template <class Tile>
-__device__ void multiply_boxes(const GatherMma& p, GatherBoxes<Tile> box, uint32_t* shared, int group,
-                               GatherBarriers<Tile> barriers) {
-  uint32_t* const window = shared + Tile::windows_at(p) + group * ResultWindow<Tile>::kWords;
-  const ResultRow* const rows = reinterpret_cast<const ResultRow*>(shared + Tile::rows_at(p));
-  GatherCarry<Tile> carry;
-  for (GatherRings rings; box.next(group);) {
-    if (box.ours) {
-      if (box.number > 0) await_round(barriers.turn(), box.number - 1);
-      GatherProducts<Tile> products;
-      multiply_box<Tile>(p, box, shared_address(shared), rings, barriers, products);
+__device__ void consume_tiles(const ImplicitGemmParams& p, TileScheduler<Tile> work, uint32_t* shared, int consumer,
+                              FpropDgradBarriers<Tile> barriers) {
+  uint32_t* const buffer = shared + Tile::epilogue_at(p) + consumer * EpilogueBuffer<Tile>::kWords;
+  const EpilogueRow* const rows = reinterpret_cast<const EpilogueRow*>(shared + Tile::rows_at(p));
+  SlidingSums<Tile> carry;
+  for (OperandStages at; work.next(consumer);) {
+    if (work.ours) {
+      if (work.number > 0) await_round(barriers.turn(), work.number - 1);
+      FpropDgradMainloop<Tile> products;
+      consume_tile<Tile>(p, work, shared_address(shared), at, barriers, products);
       if constexpr (Tile::kSlide > 1) {
-        carry.add_to(products.sum, box.begins != 0);
-        while (box.ends > 0) {
-          if (--box.skips < 0) {
-            write_sums<Tile>(p, box.place, window, rows, group, products.sum);
-            if (--box.ends == 0) break;
+        carry.add_to(products.sum, work.begins != 0);
+        while (work.ends > 0) {
+          if (--work.skips < 0) {
+            run_epilogue<Tile>(p, work.place, buffer, rows, consumer, products.sum);
+            if (--work.ends == 0) break;
           }
           carry.move_on(products.sum);
-          ++box.place.q[0];
+          ++work.place.q[0];
         }
       } else {
-        write_sums<Tile>(p, box.place, window, rows, group, products.sum);
+        run_epilogue<Tile>(p, work.place, buffer, rows, consumer, products.sum);
       }
     }
-    rings.a.skip(box.steps, p.buffer_count);
-    rings.b.skip<Tile::kStages>(box.stages);
+    at.a.skip(work.input_stages, p.input_stage_count);
+    at.b.skip<Tile::kStages>(work.stages);
   }
 }
 
 template <class Tile>
-__global__ void __launch_bounds__(Tile::kThreads, 1) gather_wgmma(const __grid_constant__ GatherMma p) {
+__global__ void __launch_bounds__(Tile::kThreads, 1) fprop_dgrad_wgmma(const __grid_constant__ ImplicitGemmParams p) {
 #if VOXGRAD_HAS_WGMMA
   extern __shared__ __align__(1024) uint4 dynamic_shared[];
-  __shared__ uint64_t barrier[GatherBarriers<Tile>::kCount];
-  __shared__ GatherBox queue[GatherBarriers<Tile>::kBoxes];
+  __shared__ uint64_t barrier[FpropDgradBarriers<Tile>::kCount];
+  __shared__ ScheduledTile queue[FpropDgradBarriers<Tile>::kScheduled];
   uint32_t* const shared = reinterpret_cast<uint32_t*>(dynamic_shared);
-  const GatherBarriers<Tile> barriers{of_warp(shared_address(barrier))};
-  const GatherBoxes<Tile> boxes(p, barriers, of_warp(shared_address(queue)));
+  const FpropDgradBarriers<Tile> barriers{of_warp(shared_address(barrier))};
+  const TileScheduler<Tile> scheduler(p, barriers, of_warp(shared_address(queue)));
   if (threadIdx.x == 0) barriers.init();
   publish_barriers();
-  list_rows<Tile>(p, reinterpret_cast<ResultRow*>(shared + Tile::rows_at(p)));
+  list_rows<Tile>(p, reinterpret_cast<EpilogueRow*>(shared + Tile::rows_at(p)));
   __syncthreads();
-  const int warp = of_warp(static_cast<int>(threadIdx.x) / 32), feeder = warp - Tile::kWarps * Tile::kGroups;
-  const int group = warp / Tile::kWarps;
-  if (group < Tile::kGroups) {
+  const int warp = of_warp(static_cast<int>(threadIdx.x) / 32), producer = warp - Tile::kWarps * Tile::kConsumers;
+  const int consumer = warp / Tile::kWarps;
+  if (consumer < Tile::kConsumers) {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Tile::kRegisters));
-    multiply_boxes<Tile>(p, boxes, shared, group, barriers);
+    consume_tiles<Tile>(p, scheduler, shared, consumer, barriers);
   } else {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Tile::kFeederRegisters));
-    if (feeder == 0)
-      copy_inputs<Tile>(p, boxes, shared_address(shared + Tile::kRing), barriers);
-    else if (feeder == 1)
-      copy_weights<Tile>(p, boxes, shared_address(shared), barriers);
-    else if (feeder == 2 && is_leader()) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Tile::kProducerRegisters));
+    if (producer == 0)
+      produce_inputs<Tile>(p, scheduler, shared_address(shared + Tile::kRing), barriers);
+    else if (producer == 1)
+      produce_weights<Tile>(p, scheduler, shared_address(shared), barriers);
+    else if (producer == 2 && is_leader()) {
       if constexpr (Tile::kSlide > 1)
-        take_planes<Tile>(p, barriers, queue);
+        schedule_planes<Tile>(p, barriers, queue);
       else
-        take_boxes<Tile>(p, barriers, queue);
+        schedule_tiles<Tile>(p, barriers, queue);
     }
   }
 #endif
 }
 
 template <class Tile>
-void launch_gather_wgmma_slots(GatherMma p, cudaStream_t stream) {
+void launch_wgmma_tile(ImplicitGemmParams p, cudaStream_t stream) {
   int all = 0;  // classes, of inputs
-  for (int c = 0; c < p.classes; c += p.slots) {
-    for (int slot = c; slot < c + p.slots; ++slot)
-      p.stages[c] +=
-          (p.class_begin[slot + 1] - p.class_begin[slot] + Tile::kStepTaps - 1) / Tile::kStepTaps * p.class_steps;
-    all += p.stages[c];
+  for (int c = 0; c < p.classes; c += p.tile_phases) {
+    for (int tile_phase = c; tile_phase < c + p.tile_phases; ++tile_phase)
+      p.weight_stages[c] += (p.class_begin[tile_phase + 1] - p.class_begin[tile_phase] + Tile::kStageTaps - 1) /
+                            Tile::kStageTaps * p.class_stages;
+    all += p.weight_stages[c];
   }
-  if (!p.transposed) p.stages[0] = all;
-  launch_gather<Tile>(gather_wgmma<Tile>, p, stream);
+  if (!p.transposed) p.weight_stages[0] = all;
+  launch_implicit_gemm<Tile>(fprop_dgrad_wgmma<Tile>, p, stream);
 }
 
 template <class Arithmetic, int kColumns>
-void launch_gather_wgmma_tile(const GatherMma& p, cudaStream_t stream) {
+void launch_wgmma_width(const ImplicitGemmParams& p, cudaStream_t stream) {
   if constexpr (may_slide(kColumns, Arithmetic::kParts > 1))
-    if (p.slide > 1)
-      return launch_gather_wgmma_slots<GatherWgmmaTile<Arithmetic, kColumns, 1, kGatherSlide>>(p, stream);
-  if (p.slots == 1)
-    launch_gather_wgmma_slots<GatherWgmmaTile<Arithmetic, kColumns, 1, 1>>(p, stream);
+    if (p.slide > 1) return launch_wgmma_tile<WgmmaTile<Arithmetic, kColumns, 1, kSlidingTaps>>(p, stream);
+  if (p.tile_phases == 1)
+    launch_wgmma_tile<WgmmaTile<Arithmetic, kColumns, 1, 1>>(p, stream);
   else
-    launch_gather_wgmma_slots<GatherWgmmaTile<Arithmetic, kColumns, 2, 1>>(p, stream);
+    launch_wgmma_tile<WgmmaTile<Arithmetic, kColumns, 2, 1>>(p, stream);
 }
 
 }  // namespace voxgrad::cuda

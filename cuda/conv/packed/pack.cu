@@ -1,14 +1,13 @@
-// What the convolutions on tensor cores read, in the order in which they want it.
-//
-// Weights in the order in which the gathers on tensor cores multiply them,
-//   (group, column tile, class of taps, chunk of channels, tap of the class, ...),
-// so that a block reads them from one end to the other. What follows is
-//   (block of 8 columns, lane, its words) for gather_mma.cuh,
-//   (part, slab as in wgmma.cuh) for gather_wgmma.cuh, where `slots` classes take turns every `depth` chunks.
+// Weights in the order in which the implicit GEMMs multiply them,
+//   (group, column tile, class of taps, k-block, tap of the class, ...),
+// so that a CTA reads them from one end to the other. What follows is
+//   (block of 8 columns, lane, its words) for mma_sync/fprop_dgrad.cuh,
+//   (high or low, slab as in wgmma.cuh) for packed/fprop_dgrad.cuh, where the classes of `tile_phases` phases take
+//   turns every `stage_k_blocks` k-blocks.
 // Channels beyond the last are zero.
 //
-// Inputs, for gather_wgmma.cuh and, of halves, weight_wgmma.cuh, rounded or split into parts, as
-//   (sample, group, chunk of 8 words of channels, part, half of the chunk, residue along the width, voxel, 4 words).
+// Inputs, for packed/fprop_dgrad.cuh and, of halves, packed/wgrad.cuh, rounded or split into high and low, as
+//   (sample, group, k-block, high or low, half of the k-block, residue along the width, voxel, 4 words).
 #include "cuda/conv/packed/pack.h"
 
 #include <algorithm>
@@ -19,7 +18,7 @@ namespace voxgrad::cuda {
 namespace {
 
 template <class Arithmetic>
-__global__ void pack_kernel(const __grid_constant__ PackWeights p, uint32_t* packed, int64_t fragments) {
+__global__ void pack_weights_kernel(const __grid_constant__ PackWeights p, uint32_t* packed, int64_t fragments) {
   using Element = typename Arithmetic::Element;
   constexpr int kElements = Arithmetic::kElements, kParts = Arithmetic::kParts;
   const Element* const weight = static_cast<const Element*>(p.weight);
@@ -31,7 +30,8 @@ __global__ void pack_kernel(const __grid_constant__ PackWeights p, uint32_t* pac
       return d;
     };
     const int product = p.columns * p.slide, lane = digit(32), block = digit(product / 8);
-    int of_tile = digit(p.chunks * p.taps);  // (classes, step of `depth` chunks, class, chunk, tap of the class)
+    int of_tile =
+        digit(p.k_blocks * p.taps);  // (classes, step of `stage_k_blocks` k-blocks, class, k-block, tap of the class)
     const int tile = digit(p.column_tiles);
     int part[3];
     const auto taps_of = [&](int number) {  // and the class's parts
@@ -44,16 +44,17 @@ __global__ void pack_kernel(const __grid_constant__ PackWeights p, uint32_t* pac
       return taps;
     };
     int number = 0, taps;
-    for (;; number += p.slots) {
+    for (;; number += p.tile_phases) {
       taps = 0;
-      for (int slot = 0; slot < p.slots; ++slot) taps += taps_of(number + slot);
-      if (of_tile < p.chunks * taps) break;
-      of_tile -= p.chunks * taps;
+      for (int tile_phase = 0; tile_phase < p.tile_phases; ++tile_phase) taps += taps_of(number + tile_phase);
+      if (of_tile < p.k_blocks * taps) break;
+      of_tile -= p.k_blocks * taps;
     }
-    const int step = of_tile / (taps * p.depth);
-    int in_class = of_tile % (taps * p.depth), of_class = taps_of(number);
-    for (; in_class >= of_class * p.depth; of_class = taps_of(++number)) in_class -= of_class * p.depth;
-    const int chunk = step * p.depth + in_class / of_class;
+    const int step = of_tile / (taps * p.stage_k_blocks);
+    int in_class = of_tile % (taps * p.stage_k_blocks), of_class = taps_of(number);
+    for (; in_class >= of_class * p.stage_k_blocks; of_class = taps_of(++number))
+      in_class -= of_class * p.stage_k_blocks;
+    const int k_block = step * p.stage_k_blocks + in_class / of_class;
     in_class %= of_class;
     int64_t tap = 0;
     for (int a = 2; a >= 0; --a) {
@@ -67,7 +68,7 @@ __global__ void pack_kernel(const __grid_constant__ PackWeights p, uint32_t* pac
     column += (tile - beside) * p.columns;
     const Element* const from = weight + index * p.group_stride + column * p.out_stride + tap;
     for (int half = 0; half < 2; ++half) {
-      const int word = chunk * 8 + lane % 4 + half * 4;
+      const int word = k_block * 8 + lane % 4 + half * 4;
       Element x[kElements];
       for (int e = 0; e < kElements; ++e) {
         const int channel = word * kElements + e;
@@ -91,13 +92,13 @@ __global__ void __launch_bounds__(kBlock) pack_inputs_kernel(const __grid_consta
   using Element = typename Arithmetic::Element;
   constexpr int kElements = Arithmetic::kElements, kParts = Arithmetic::kParts;
   const int rows = p.size[0] * p.size[1], voxels = rows * p.line.value;
-  const int64_t planes = p.batch * p.groups * p.chunks * 2;
+  const int64_t planes = p.batch * p.groups * p.k_blocks * 2;
   const bool whole = p.step[0].value * p.step[1].value * p.step[2].value == 1;
   const bool dense = p.stride[4] == 1 && p.stride[3] == p.size[2] && p.stride[2] == int64_t{p.size[2]} * p.size[1];
   for (int64_t plane = blockIdx.y; plane < planes; plane += gridDim.y) {
-    const int64_t of_sample = plane / 2 / p.chunks;
+    const int64_t of_sample = plane / 2 / p.k_blocks;
     const int half = static_cast<int>(plane % 2);
-    const int first = (static_cast<int>(plane / 2 % p.chunks) * 2 + half) * 4 * kElements;  // channel of the group
+    const int first = (static_cast<int>(plane / 2 % p.k_blocks) * 2 + half) * 4 * kElements;  // channel of the group
     const int real = p.channels - first;
     const Element* const from = static_cast<const Element*>(p.in) + of_sample / p.groups * p.stride[0] +
                                 (of_sample % p.groups * p.channels + first) * p.stride[1];
@@ -160,14 +161,15 @@ int64_t packed_voxels(const PackInputs& p) { return int64_t{p.size[0]} * p.lines
 
 template <class Arithmetic>
 size_t packed_bytes(const PackWeights& p) {
-  return size_t{sizeof(uint32_t)} * p.groups * p.column_tiles * p.chunks * p.taps * p.columns * p.slide * 8 *
+  return size_t{sizeof(uint32_t)} * p.groups * p.column_tiles * p.k_blocks * p.taps * p.columns * p.slide * 8 *
          Arithmetic::kParts;
 }
 
 template <class Arithmetic>
 void pack_weights(const PackWeights& p, void* packed, cudaStream_t stream) {
   const int64_t fragments = static_cast<int64_t>(packed_bytes<Arithmetic>(p) / (8 * Arithmetic::kParts));
-  pack_kernel<Arithmetic><<<grid_size(fragments), kBlock, 0, stream>>>(p, static_cast<uint32_t*>(packed), fragments);
+  pack_weights_kernel<Arithmetic>
+      <<<grid_size(fragments), kBlock, 0, stream>>>(p, static_cast<uint32_t*>(packed), fragments);
 }
 
 PackInputs pack_inputs_of(const ConvProblem& problem, const View& in) {
@@ -178,7 +180,7 @@ PackInputs pack_inputs_of(const ConvProblem& problem, const View& in) {
   p.batch = problem.batch;
   p.groups = static_cast<int>(problem.groups);
   p.channels = static_cast<int>(problem.in_channels);
-  p.chunks = divide_up(p.channels, 8 * elements_of(problem));
+  p.k_blocks = divide_up(p.channels, 8 * elements_of(problem));
   for (int a = 0; a < 3; ++a) {
     p.size[a] = static_cast<int>(read_size(problem, a));
     const int64_t stride = read_step(problem, a), step = stride <= kMostSplits ? stride : 1;  // the mask has 32 bits
@@ -194,13 +196,13 @@ PackInputs pack_inputs_of(const ConvProblem& problem, const View& in) {
 
 template <class Arithmetic>
 size_t packed_bytes(const PackInputs& p) {
-  return size_t{sizeof(uint4)} * 2 * Arithmetic::kParts * p.chunks * p.groups * packed_voxels(p);
+  return size_t{sizeof(uint4)} * 2 * Arithmetic::kParts * p.k_blocks * p.groups * packed_voxels(p);
 }
 
 template <class Arithmetic>
 void pack_inputs(const PackInputs& p, void* packed, cudaStream_t stream) {
   constexpr int64_t kMostPlanes = 65535;
-  const int64_t planes = p.batch * p.groups * p.chunks * 2, voxels = packed_voxels(p);
+  const int64_t planes = p.batch * p.groups * p.k_blocks * 2, voxels = packed_voxels(p);
   const dim3 grid(grid_size(voxels, kPackedVoxels * kBlock), static_cast<unsigned>(std::min(planes, kMostPlanes)));
   pack_inputs_kernel<Arithmetic><<<grid, kBlock, 0, stream>>>(p, static_cast<uint4*>(packed));
 }

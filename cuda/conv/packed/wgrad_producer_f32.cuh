@@ -1,45 +1,45 @@
-// How the warps that feed those of weight_wgmma.cuh bring planes of x of floats to shared memory, whose lines may begin
-// anywhere. Five warps copy them as they lie, by 16 bytes in the background: raw lines, from a multiple of 16 bytes on.
-// Six take planes that have come apart: for each set, quads of words of a channel, whose voxels may be x_step words
-// from each other, rounded (or split), and zero where a tap reads beside x.
+// The producers of packed/wgrad.cuh that bring planes of x of floats to shared memory, whose lines may begin anywhere.
+// Five warps copy them as they lie, by cp.async of 16 bytes: raw lines, from a multiple of 16 bytes on. Six split
+// planes that have come: for each x shift, into quads of words of a channel, whose voxels may be x_step words from each
+// other, rounded (or split into high and low), and zero where a tap reads beside x.
 #pragma once
 
 #include "cuda/conv/packed/wgrad_producer.cuh"
 
 namespace voxgrad::cuda {
 
-/// Where a block's sets stand in a raw line, which holds all of their words, and those between them, on end.
-struct WeightSets {
-  int count, first;       // that exist; position of a line's first word, from that of the box on
-  int offset[kMostSets];  // words, of a set's first one
-  int later[kMostSets];   // voxels after the set before: 1, 2, or 4 if it shares no word with it, or many
+/// Where a block's x shifts stand in a raw line, which holds all of their words, and those between them.
+struct XShifts {
+  int count, first;          // that exist; position of a line's first word, from that of the tile on
+  int offset[kMostXShifts];  // words, of an x shift's first one
+  int later[kMostXShifts];   // voxels after the x shift before: 1, 2, or 4 if it shares no word with it, or many
 
-  __device__ WeightSets(const WeightWgmma& p, const WeightPlace& place) : count(0), first(INT_MAX) {
+  __device__ XShifts(const PackedWgradParams& p, const WgradCoord& place) : count(0), first(INT_MAX) {
 #pragma unroll
-    for (int set = 0; set < kMostSets; ++set)
-      if (place.tap[set] < p.kernel[2]) ++count, first = min(first, place.tap[set] * p.dilation);
+    for (int x_shift = 0; x_shift < kMostXShifts; ++x_shift)
+      if (place.tap[x_shift] < p.kernel[2]) ++count, first = min(first, place.tap[x_shift] * p.dilation);
     count = of_warp(count);
     first = of_warp(first);
 #pragma unroll
-    for (int set = 0; set < kMostSets; ++set) {
-      offset[set] = of_warp(set < count ? place.tap[set] * p.dilation - first : 0);
-      const int words = set > 0 ? offset[set] - offset[set - 1] : 0;
-      later[set] = words == p.x_step ? 1 : words == 2 * p.x_step ? 2 : 4;
+    for (int x_shift = 0; x_shift < kMostXShifts; ++x_shift) {
+      offset[x_shift] = of_warp(x_shift < count ? place.tap[x_shift] * p.dilation - first : 0);
+      const int words = x_shift > 0 ? offset[x_shift] - offset[x_shift - 1] : 0;
+      later[x_shift] = words == p.x_step ? 1 : words == 2 * p.x_step ? 2 : 4;
     }
   }
 };
 
-/// A line of x in a pillar, at depth 0, and its first word, `first` behind the box's.
-struct WeightLine {
+/// A line of x in a sliding_tile, at depth 0, and its first word, `first` behind the tile's.
+struct RawLine {
   const char* from;
   int at, word;  // positions along height and width
 
-  __device__ WeightLine(const WeightWgmma& p, const WeightPlace& place, const WeightPillar& pillar, int first,
-                        int channel, int line)
-      : at(pillar.height * p.height.in_stride - p.height.padding + place.height_tap * p.height.dilation +
+  __device__ RawLine(const PackedWgradParams& p, const WgradCoord& place, const SlidingTile& sliding_tile, int first,
+                     int channel, int line)
+      : at(sliding_tile.height * p.height.in_stride - p.height.padding + place.height_tap * p.height.dilation +
            line * p.line_at),
-        word(pillar.width * p.x_step - p.padding + first) {
-    from = p.x + pillar.sample * p.x_stride[0] +
+        word(sliding_tile.width * p.x_step - p.padding + first) {
+    from = p.x + sliding_tile.sample * p.x_stride[0] +
            (int64_t{place.group} * p.x_channels + place.first_column + channel) * p.x_stride[1] + at * p.x_stride[3] +
            int64_t{word} * 4;
   }
@@ -48,25 +48,25 @@ struct WeightLine {
 /// What a thread copies of x, of floats: the same 16 bytes of every `copied`th channel, of every `copy_shares`th line.
 /// If any of them are of the line; they begin at a multiple of 16 bytes, so that the others can be read, whatever they
 /// are.
-struct WeightCopies {
-  const WeightWgmma& p;
-  const WeightPlace& place;
-  int first;                  // of WeightSets
+struct RawLineCopies {
+  const PackedWgradParams& p;
+  const WgradCoord& place;
+  int first;                  // of XShifts
   int chunk, channel, share;  // the first ones
   const char* from;           // the first line's chunk, at depth 0, if that began at a multiple of 16 bytes
   int at;                     // that line
   unsigned last_byte;         // of that chunk, in the line
   int there;                  // channels of x from the first on
 
-  __device__ WeightCopies(const WeightWgmma& problem, const WeightPlace& at_place, int thread)
-      : p(problem), place(at_place), first(WeightSets(p, place).first) {
+  __device__ RawLineCopies(const PackedWgradParams& problem, const WgradCoord& at_place, int thread)
+      : p(problem), place(at_place), first(XShifts(p, place).first) {
     chunk = thread % p.chunks;
     share = thread / p.chunks / p.copied;
     channel = thread / p.chunks - share * p.copied;
     there = p.x_channels - place.first_column - channel;
   }
-  __device__ void begin(const WeightPillar& pillar) {
-    const WeightLine line(p, place, pillar, first, channel, share);
+  __device__ void begin(const SlidingTile& sliding_tile) {
+    const RawLine line(p, place, sliding_tile, first, channel, share);
     from = line.from + chunk * 16;
     at = line.at;
     last_byte = (line.word + chunk * 4 + 3) * 4;
@@ -118,99 +118,99 @@ struct WeightCopies {
   }
 };
 
-/// Copies all planes of x, of floats. By warps 0 to kWeightCopiers / 32.
+/// Copies all planes of x, of floats. By warps 0 to kCopyThreads / 32.
 template <class Tile>
-__device__ void copy_planes(const WeightWgmma& p, const WeightPlace& place, uint32_t raw, WeightBarriers barriers,
+__device__ void copy_planes(const PackedWgradParams& p, const WgradCoord& place, uint32_t raw, WgradBarriers barriers,
                             int thread) {
-  WeightCopies copies(p, place, thread);
-  Ring slot;
+  RawLineCopies copies(p, place, thread);
+  PipelineState stage;
   for_each_plane<Tile>(
-      p, place, [&](const WeightPillar& pillar) { copies.begin(pillar); },
-      [&](const Ring&, int depth) {
-        if (slot.round > 0) await_round(barriers.empty_raw(slot.slot), slot.round - 1);
-        if (copies.share < p.copy_shares) copies.plane(depth, raw + slot.slot * p.raw_bytes);
-        arrive_with_copies(barriers.full_raw(slot.slot));
-        slot.next(p.raw_slots);
+      p, place, [&](const SlidingTile& sliding_tile) { copies.begin(sliding_tile); },
+      [&](const PipelineState&, int depth) {
+        if (stage.round > 0) await_round(barriers.empty_raw(stage.stage), stage.round - 1);
+        if (copies.share < p.copy_shares) copies.plane(depth, raw + stage.stage * p.raw_bytes);
+        arrive_with_copies(barriers.full_raw(stage.stage));
+        stage.next(p.raw_stages);
       },
-      [](const Ring&, const WeightPillar&, int) {});
+      [](const PipelineState&, const SlidingTile&, int) {});
 }
 
-/// How a thread takes planes of x apart, of floats: a quad of every `finished`th channel, of every `shares`th line.
+/// How a thread splits planes of x, of floats: a quad of every `split_channels`th channel, of every `shares`th line.
 template <class Tile>
-struct WeightQuads {
-  const WeightWgmma& p;
-  const WeightPlace& place;
-  const WeightSets sets;
+struct LineSplitter {
+  const PackedWgradParams& p;
+  const WgradCoord& place;
+  const XShifts x_shifts;
   int quad, channel, share;  // the first ones
   uint32_t address;          // its last bits, of the first line at depth 0: how far from a multiple of 16 bytes
-  unsigned real;             // bit set * 4 + i: word i is one of x's line; elsewhere x is zero
+  unsigned real;             // bit x_shift * 4 + i: word i is one of x's line; elsewhere x is zero
 
-  __device__ WeightQuads(const WeightWgmma& problem, const WeightPlace& at_place, int thread)
-      : p(problem), place(at_place), sets(problem, at_place) {
+  __device__ LineSplitter(const PackedWgradParams& problem, const WgradCoord& at_place, int thread)
+      : p(problem), place(at_place), x_shifts(problem, at_place) {
     // Neighbours are quads, then as many channels as fill 128 bytes, then lines, whose words lie in different banks.
     const int quads = 2 * p.pairs, neighbours = max(1, 8 / quads), row = thread / quads;
     quad = thread - row * quads;
     share = row / neighbours % p.shares;
     channel = row / neighbours / p.shares * neighbours + row % neighbours;
   }
-  __device__ bool works() const { return channel < p.finished; }
-  __device__ void begin(const WeightPillar& pillar) {
-    const WeightLine line(p, place, pillar, sets.first, channel, share);
+  __device__ bool works() const { return channel < p.split_channels; }
+  __device__ void begin(const SlidingTile& sliding_tile) {
+    const RawLine line(p, place, sliding_tile, x_shifts.first, channel, share);
     address = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(line.from));
     real = 0;
 #pragma unroll
-    for (int set = 0; set < kMostSets; ++set)
+    for (int x_shift = 0; x_shift < kMostXShifts; ++x_shift)
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const int word = line.word + sets.offset[set] + (quad * 4 + i) * p.x_step;
-        if (static_cast<unsigned>(word) < static_cast<unsigned>(p.x_size[2])) real |= 1u << (set * 4 + i);
+        const int word = line.word + x_shifts.offset[x_shift] + (quad * 4 + i) * p.x_step;
+        if (static_cast<unsigned>(word) < static_cast<unsigned>(p.x_size[2])) real |= 1u << (x_shift * 4 + i);
       }
   }
-  __device__ void plane(int depth, uint32_t raw, uint32_t slot) const {
+  __device__ void plane(int depth, uint32_t raw, uint32_t stage) const {
     if (p.x_step == 1)
-      take_plane<1>(depth, raw, slot);
+      split_plane<1>(depth, raw, stage);
     else if (p.x_step == 2)
-      take_plane<2>(depth, raw, slot);
+      split_plane<2>(depth, raw, stage);
     else
-      take_plane<0>(depth, raw, slot);
+      split_plane<0>(depth, raw, stage);
   }
 
  private:
   /// kStep: x_step, if not 0.
   template <int kStep>
-  __device__ void take_plane(int depth, uint32_t raw, uint32_t slot) const {
-    const int later = sets.later[1];
-    const bool even = sets.count < 3 || sets.later[2] == later;
-    if (sets.count == 1) return take_lines<kStep, 4>(depth, raw, slot);
+  __device__ void split_plane(int depth, uint32_t raw, uint32_t stage) const {
+    const int later = x_shifts.later[1];
+    const bool even = x_shifts.count < 3 || x_shifts.later[2] == later;
+    if (x_shifts.count == 1) return split_lines<kStep, 4>(depth, raw, stage);
     if constexpr (kStep > 0)  // others seldom share words
       if (even && later == 1)
-        return sets.count == 2 ? take_lines<kStep, 4, 1>(depth, raw, slot)
-                               : take_lines<kStep, 4, 1, 1>(depth, raw, slot);
+        return x_shifts.count == 2 ? split_lines<kStep, 4, 1>(depth, raw, stage)
+                                   : split_lines<kStep, 4, 1, 1>(depth, raw, stage);
     if constexpr (kStep == 1)
       if (even && later == 2)
-        return sets.count == 2 ? take_lines<kStep, 4, 2>(depth, raw, slot)
-                               : take_lines<kStep, 4, 2, 2>(depth, raw, slot);
+        return x_shifts.count == 2 ? split_lines<kStep, 4, 2>(depth, raw, stage)
+                                   : split_lines<kStep, 4, 2, 2>(depth, raw, stage);
     if constexpr (kStep == 2)
-      if (!even && later == 1) return take_lines<kStep, 4, 1, 4>(depth, raw, slot);
-    sets.count == 2 ? take_lines<0, 4, 4>(depth, raw, slot) : take_lines<0, 4, 4, 4>(depth, raw, slot);
+      if (!even && later == 1) return split_lines<kStep, 4, 1, 4>(depth, raw, stage);
+    x_shifts.count == 2 ? split_lines<0, 4, 4>(depth, raw, stage) : split_lines<0, 4, 4, 4>(depth, raw, stage);
   }
-  /// kLater: of each set, as in WeightSets.
+  /// kLater: of each x shift, as in XShifts.
   template <int kStep, int... kLater>
-  __device__ void take_lines(int depth, uint32_t raw, uint32_t slot) const {
+  __device__ void split_lines(int depth, uint32_t raw, uint32_t stage) const {
     raw += channel * p.raw_pitch + quad * p.x_step * 16;
-    slot += quad * p.of_x.pitch + channel * 16;
+    stage += quad * p.of_x.pitch + channel * 16;
     const uint32_t plane_at = address + depth * static_cast<uint32_t>(p.x_stride[2]);
     for (int residue = 0; residue < p.residues; ++residue) {
       const int lines = p.lines - (residue >= p.full_residues);
       uint32_t at = plane_at + residue * static_cast<uint32_t>(p.raw_residue_at);
       for (int line = share; line < lines; line += p.shares) {
         uint32_t from = raw + (residue * p.lines + line) * p.raw_line_to;
-        uint32_t to = slot + residue * p.residue_to + line * p.line_to, channel_at = at;
-        for (int i = channel; i < p.column_octets * 8; i += p.finished) {
-          take_apart<kStep, kLater...>(from + channel_at % 16, to);
-          from += p.finished * p.raw_pitch;
-          to += p.finished * 16;
-          channel_at += p.finished * static_cast<uint32_t>(p.x_stride[1]);
+        uint32_t to = stage + residue * p.residue_to + line * p.line_to, channel_at = at;
+        for (int i = channel; i < p.column_octets * 8; i += p.split_channels) {
+          split_quads<kStep, kLater...>(from + channel_at % 16, to);
+          from += p.split_channels * p.raw_pitch;
+          to += p.split_channels * 16;
+          channel_at += p.split_channels * static_cast<uint32_t>(p.x_stride[1]);
         }
         at += p.shares * static_cast<uint32_t>(p.raw_line_at);
       }
@@ -219,62 +219,63 @@ struct WeightQuads {
 
   /// Words of a raw line to quads at `to` and further on.
   template <int kStep, int... kLater>
-  __device__ void take_apart(uint32_t from, uint32_t to) const {
-    constexpr int kSets = sizeof...(kLater), kNew[] = {kLater...};  // words that the set before does not have
+  __device__ void split_quads(uint32_t from, uint32_t to) const {
+    constexpr int kXShifts = sizeof...(kLater), kNew[] = {kLater...};  // words that the x shift before does not have
     unsigned exists = real;
     asm volatile("" : "+r"(exists));  // not to be kept as a register for each bit
-    uint32_t word[kSets][4], high[4], low[4];
-    const auto load = [&](int set) {
-      const uint32_t first = from + sets.offset[set] * 4;
+    uint32_t word[kXShifts][4], high[4], low[4];
+    const auto load = [&](int x_shift) {
+      const uint32_t first = from + x_shifts.offset[x_shift] * 4;
 #pragma unroll
-      for (int i = 4 - kNew[set]; i < 4; ++i) {
-        word[set][i] = 0;
-        if (exists & 1u << (set * 4 + i)) word[set][i] = load_shared(first + i * (kStep > 0 ? kStep : p.x_step) * 4);
+      for (int i = 4 - kNew[x_shift]; i < 4; ++i) {
+        word[x_shift][i] = 0;
+        if (exists & 1u << (x_shift * 4 + i))
+          word[x_shift][i] = load_shared(first + i * (kStep > 0 ? kStep : p.x_step) * 4);
       }
     };
     if constexpr (!Tile::kThree)  // for which there are registers
 #pragma unroll
-      for (int set = 0; set < kSets; ++set) load(set);
+      for (int x_shift = 0; x_shift < kXShifts; ++x_shift) load(x_shift);
 #pragma unroll
-    for (int set = 0; set < kSets; ++set) {
-      if constexpr (Tile::kThree) load(set);
+    for (int x_shift = 0; x_shift < kXShifts; ++x_shift) {
+      if constexpr (Tile::kThree) load(x_shift);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        if (i < 4 - kNew[set])
-          high[i] = high[i + kNew[set]], low[i] = low[i + kNew[set]];
+        if (i < 4 - kNew[x_shift])
+          high[i] = high[i + kNew[x_shift]], low[i] = low[i + kNew[x_shift]];
         else if constexpr (Tile::kThree)
-          Tf32x3::split(word[set][i], high[i], low[i]);
+          Tf32x3::split(word[x_shift][i], high[i], low[i]);
         else  // the nearest, once the hardware has truncated
-          high[i] = fabsf(__uint_as_float(word[set][i])) < INFINITY ? word[set][i] + 0x1000u : word[set][i];
+          high[i] = fabsf(__uint_as_float(word[x_shift][i])) < INFINITY ? word[x_shift][i] + 0x1000u : word[x_shift][i];
       }
-      const uint32_t at = to + set * p.column_octets * 128;
+      const uint32_t at = to + x_shift * p.column_octets * 128;
       store_shared(at, high);
       if constexpr (Tile::kThree) store_shared(at + p.of_x.part_bytes, low);
     }
   }
 };
 
-/// Takes all planes of x apart, of floats. By warps 0 to kWeightFinishers / 32.
+/// Splits all planes of x, of floats. By warps 0 to kSplitThreads / 32.
 template <class Tile>
-__device__ void finish_planes(const WeightWgmma& p, const WeightPlace& place, uint32_t shared, uint32_t raw,
-                              WeightBarriers barriers, int thread) {
-  WeightQuads<Tile> quads(p, place, thread);
-  Ring from;
+__device__ void split_planes(const PackedWgradParams& p, const WgradCoord& place, uint32_t shared, uint32_t raw,
+                             WgradBarriers barriers, int thread) {
+  LineSplitter<Tile> quads(p, place, thread);
+  PipelineState from;
   for_each_plane<Tile>(
-      p, place, [&](const WeightPillar& pillar) { quads.begin(pillar); },
-      [&](const Ring& ring, int depth) {
-        await_round(barriers.full_raw(from.slot), from.round);
-        if (ring.round > 0) await_round(barriers.empty_x(ring.slot), ring.round - 1);
-        if (quads.works()) quads.plane(depth, raw + from.slot * p.raw_bytes, shared + ring.slot * p.of_x.slot_bytes);
+      p, place, [&](const SlidingTile& sliding_tile) { quads.begin(sliding_tile); },
+      [&](const PipelineState& ring, int depth) {
+        await_round(barriers.full_raw(from.stage), from.round);
+        if (ring.round > 0) await_round(barriers.empty_x(ring.stage), ring.round - 1);
+        if (quads.works()) quads.plane(depth, raw + from.stage * p.raw_bytes, shared + ring.stage * p.of_x.stage_bytes);
         publish_to_engines();
         __syncwarp();
         if (thread % 32 == 0) {
-          arrive(barriers.full_x(ring.slot));
-          arrive(barriers.empty_raw(from.slot));
+          arrive(barriers.full_x(ring.stage));
+          arrive(barriers.empty_raw(from.stage));
         }
-        from.next(p.raw_slots);
+        from.next(p.raw_stages);
       },
-      [](const Ring&, const WeightPillar&, int) {});
+      [](const PipelineState&, const SlidingTile&, int) {});
 }
 
 }  // namespace voxgrad::cuda

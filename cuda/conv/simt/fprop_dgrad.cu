@@ -28,14 +28,14 @@ struct Lattice {
 };
 
 /// One axis of the geometry.
-struct GatherAxis {
+struct ConvAxis {
   int64_t in_size, out_size, kernel, stride, padding, dilation;
   int64_t phases;     // that have a voxel at all
   int64_t tap_step;   // within a phase
   int64_t max_count;  // voxels of a phase at most
 };
 
-__device__ Lattice lattice_of(const GatherAxis& axis, bool transposed, int64_t phase) {
+__device__ Lattice lattice_of(const ConvAxis& axis, bool transposed, int64_t phase) {
   Lattice lattice;
   lattice.out_start = static_cast<int>(phase);
   if (!transposed) {
@@ -64,7 +64,7 @@ __device__ Lattice lattice_of(const GatherAxis& axis, bool transposed, int64_t p
 }
 
 template <class T>
-struct GatherProblem {
+struct FpropDgradParams {
   const T* in;
   const T* weight;
   const T* bias;  // or null
@@ -74,12 +74,12 @@ struct GatherProblem {
   int64_t batch, groups;
   int in_channels, out_channels;  // of a group
   bool transposed, relu;
-  GatherAxis axis[3];
+  ConvAxis axis[3];
   int64_t voxel_tiles, channel_tiles, tiles;  // voxel tiles: of one phase
 };
 
 /// What thread 0 works out for all threads of a block: which tile of what.
-struct GatherTile {
+struct CtaTile {
   Lattice lattice[3];
   int count[3];
   Voxel first;
@@ -89,8 +89,8 @@ struct GatherTile {
 
 /// Channel tiles vary fastest, then phases, so that blocks that read the same input run at the same time.
 template <class Tile, class T>
-__device__ GatherTile gather_tile(const GatherProblem<T>& problem, int64_t index) {
-  GatherTile tile;
+__device__ CtaTile cta_tile(const FpropDgradParams<T>& problem, int64_t index) {
+  CtaTile tile;
   tile.channel = static_cast<int>(index % problem.channel_tiles) * Tile::kN;
   index /= problem.channel_tiles;
   for (int axis = 2; axis >= 0; --axis) {
@@ -105,12 +105,12 @@ __device__ GatherTile gather_tile(const GatherProblem<T>& problem, int64_t index
 
 template <class Tile, bool kChannelsInnermost, class T = typename Tile::T>
 __global__ void __launch_bounds__(kTileThreads, Tile::kBlocks)
-    gather_kernel(const __grid_constant__ GatherProblem<T> problem) {
+    simt_fprop_dgrad_kernel(const __grid_constant__ FpropDgradParams<T> problem) {
   __shared__ TileMemory<Tile> memory;
-  __shared__ GatherTile tile;
+  __shared__ CtaTile tile;
   for (int64_t index = blockIdx.x; index < problem.tiles; index += gridDim.x) {
     __syncthreads();
-    if (threadIdx.x == 0) tile = gather_tile<Tile>(problem, index);
+    if (threadIdx.x == 0) tile = cta_tile<Tile>(problem, index);
     __syncthreads();
     if (tile.first.sample >= problem.batch) continue;  // this phase has fewer voxels than the largest
 
@@ -174,30 +174,30 @@ __global__ void __launch_bounds__(kTileThreads, Tile::kBlocks)
 }
 
 template <class Tile, class T = typename Tile::T>
-void launch_gather(GatherProblem<T> problem, bool innermost, cudaStream_t stream) {
+void launch_tile(FpropDgradParams<T> problem, bool innermost, cudaStream_t stream) {
   int64_t voxels = problem.batch, phases = 1;
-  for (const GatherAxis& axis : problem.axis) {
+  for (const ConvAxis& axis : problem.axis) {
     voxels *= axis.max_count;
     phases *= axis.phases;
   }
   problem.voxel_tiles = (voxels + Tile::kM - 1) / Tile::kM;
   problem.channel_tiles = (problem.out_channels + Tile::kN - 1) / Tile::kN;
   problem.tiles = problem.groups * phases * problem.voxel_tiles * problem.channel_tiles;
-  const auto kernel = innermost ? gather_kernel<Tile, true> : gather_kernel<Tile, false>;
+  const auto kernel = innermost ? simt_fprop_dgrad_kernel<Tile, true> : simt_fprop_dgrad_kernel<Tile, false>;
   kernel<<<grid_size(problem.tiles, 1), kTileThreads, 0, stream>>>(problem);
 }
 
-GatherAxis gather_axis(const View& in, const View& out, const View& w, const ConvGeometry& geometry, int axis,
-                       bool transposed) {
-  GatherAxis result{in.size[axis + 2],
-                    out.size[axis + 2],
-                    w.size[axis + 2],
-                    geometry.stride[axis],
-                    geometry.padding[axis],
-                    geometry.dilation[axis],
-                    1,
-                    1,
-                    out.size[axis + 2]};
+ConvAxis conv_axis(const View& in, const View& out, const View& w, const ConvGeometry& geometry, int axis,
+                   bool transposed) {
+  ConvAxis result{in.size[axis + 2],
+                  out.size[axis + 2],
+                  w.size[axis + 2],
+                  geometry.stride[axis],
+                  geometry.padding[axis],
+                  geometry.dilation[axis],
+                  1,
+                  1,
+                  out.size[axis + 2]};
   if (transposed) {
     result.phases = std::min(result.stride, result.out_size);
     result.tap_step = result.stride / std::gcd(result.stride, result.dilation);
@@ -212,7 +212,7 @@ void run(const View& out, const View& in, const View& w, const ConvEpilogue& epi
   const View* bias = epilogue.bias;
   const int in_axis = transposed ? 0 : 1;  // of the weight
   const int64_t group_outputs = out.size[1] / geometry.groups;
-  GatherProblem<T> problem{};
+  FpropDgradParams<T> problem{};
   problem.in = in.as<T>();
   problem.weight = w.as<T>();
   problem.bias = bias ? bias->as<T>() : nullptr;
@@ -230,14 +230,14 @@ void run(const View& out, const View& in, const View& w, const ConvEpilogue& epi
   problem.out_channels = static_cast<int>(group_outputs);
   problem.transposed = transposed;
   problem.relu = epilogue.relu;
-  for (int axis = 0; axis < 3; ++axis) problem.axis[axis] = gather_axis(in, out, w, geometry, axis, transposed);
+  for (int axis = 0; axis < 3; ++axis) problem.axis[axis] = conv_axis(in, out, w, geometry, axis, transposed);
 
   const bool innermost = channels_innermost(in);
   if constexpr (sizeof(T) == 4) {  // few channels waste less of a narrow tile
-    if (group_outputs > 32) return launch_gather<TileShape<T, 4, 8, 8>>(problem, innermost, stream);  // 128 x 64
-    if (group_outputs <= 8) return launch_gather<TileShape<T, 1, 8, 1>>(problem, innermost, stream);  // 256 x 8
+    if (group_outputs > 32) return launch_tile<TileShape<T, 4, 8, 8>>(problem, innermost, stream);  // 128 x 64
+    if (group_outputs <= 8) return launch_tile<TileShape<T, 1, 8, 1>>(problem, innermost, stream);  // 256 x 8
   }
-  launch_gather<TileShape<T, 4, 4, 8>>(problem, innermost, stream);  // 128 x 32
+  launch_tile<TileShape<T, 4, 4, 8>>(problem, innermost, stream);  // 128 x 32
 }
 
 }  // namespace

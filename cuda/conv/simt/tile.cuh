@@ -102,9 +102,9 @@ struct TileOperands {
   int n_count, k_count;
 };
 
-/// sum += the products of one staged chunk.
+/// sum += the products of one staged k-block.
 template <class Tile, class T = typename Tile::T>
-__device__ void multiply_chunk(T (&sum)[Tile::kThreadM][Tile::kThreadN], const TileMemory<Tile>& memory, int buffer) {
+__device__ void multiply_k_block(T (&sum)[Tile::kThreadM][Tile::kThreadN], const TileMemory<Tile>& memory, int stage) {
   constexpr int kPack = 16 / sizeof(T);
   struct alignas(16) Pack {
     T value[kPack];
@@ -114,10 +114,10 @@ __device__ void multiply_chunk(T (&sum)[Tile::kThreadM][Tile::kThreadN], const T
     T a[Tile::kThreadM];
     Pack b[Tile::kThreadN / kPack];
 #pragma unroll
-    for (int i = 0; i < Tile::kThreadM; ++i) a[i] = memory.a[buffer][k][Tile::m_of(i)];
+    for (int i = 0; i < Tile::kThreadM; ++i) a[i] = memory.a[stage][k][Tile::m_of(i)];
 #pragma unroll
     for (int j = 0; j < Tile::kThreadN; j += kPack)
-      b[j / kPack] = *reinterpret_cast<const Pack*>(&memory.b[buffer][k][Tile::n_of(j)]);
+      b[j / kPack] = *reinterpret_cast<const Pack*>(&memory.b[stage][k][Tile::n_of(j)]);
 #pragma unroll
     for (int i = 0; i < Tile::kThreadM; ++i)
 #pragma unroll
@@ -132,13 +132,13 @@ __device__ void multiply_chunk(T (&sum)[Tile::kThreadM][Tile::kThreadN], const T
 template <class Tile, bool kRowsAdjacent, class Total, class T, class MakeSite, class MakeRow>
 __device__ void tile_product(Total (&total)[Tile::kThreadM][Tile::kThreadN], TileMemory<Tile>& memory,
                              const TileOperands<T>& operands, MakeSite make_site, MakeRow make_row) {
-  constexpr int kK = Tile::kK, kTableChunks = Tile::kRows / kK, kFlushChunks = 256 / kK;
+  constexpr int kK = Tile::kK, kTableKBlocks = Tile::kRows / kK, kFlushKBlocks = 256 / kK;
   constexpr int kLoadsA = Tile::kM * kK / kTileThreads, kLoadsB = (Tile::kN * kK + kTileThreads - 1) / kTileThreads;
   constexpr int kSites = kRowsAdjacent ? kLoadsA : 1;
   const int thread = static_cast<int>(threadIdx.x);
-  const int chunks = (operands.k_count + kK - 1) / kK;
+  const int k_blocks = (operands.k_count + kK - 1) / kK;
 
-  // Where load l of this thread goes in the staged chunk of A.
+  // Where load l of this thread goes in the staged k-block of A.
   const auto a_row = [&](int l) { return kRowsAdjacent ? thread % kK : (thread + l * kTileThreads) / Tile::kM; };
   const auto a_site = [&](int l) { return kRowsAdjacent ? (thread + l * kTileThreads) / kK : thread % Tile::kM; };
   const auto fill_rows = [&](int table) {
@@ -151,8 +151,8 @@ __device__ void tile_product(Total (&total)[Tile::kThreadM][Tile::kThreadN], Til
 #pragma unroll
   for (int l = 0; l < kSites; ++l) sites[l] = make_site(a_site(l));
   T next_a[kLoadsA], next_b[kLoadsB];
-  const auto fetch = [&](int chunk) {
-    const Row* rows = &memory.rows[chunk / kTableChunks & 1][chunk % kTableChunks * kK];
+  const auto fetch = [&](int k_block) {
+    const Row* rows = &memory.rows[k_block / kTableKBlocks & 1][k_block % kTableKBlocks * kK];
 #pragma unroll
     for (int l = 0; l < kLoadsA; ++l) {
       const Row& row = rows[a_row(l)];
@@ -172,13 +172,13 @@ __device__ void tile_product(Total (&total)[Tile::kThreadM][Tile::kThreadN], Til
       next_b[l] = inside ? operands.b[row.b + n * operands.b_stride] : T(0);
     }
   };
-  const auto store = [&](int buffer) {
+  const auto store = [&](int stage) {
 #pragma unroll
-    for (int l = 0; l < kLoadsA; ++l) memory.a[buffer][a_row(l)][a_site(l)] = next_a[l];
+    for (int l = 0; l < kLoadsA; ++l) memory.a[stage][a_row(l)][a_site(l)] = next_a[l];
 #pragma unroll
     for (int l = 0; l < kLoadsB; ++l) {
       const int n = (thread + l * kTileThreads) / kK;
-      if (n < Tile::kN) memory.b[buffer][thread % kK][n] = next_b[l];
+      if (n < Tile::kN) memory.b[stage][thread % kK][n] = next_b[l];
     }
   };
 
@@ -193,18 +193,18 @@ __device__ void tile_product(Total (&total)[Tile::kThreadM][Tile::kThreadN], Til
       }
   };
 
-  if (chunks == 0) return;
+  if (k_blocks == 0) return;
   fill_rows(0);
   __syncthreads();
   fetch(0);
   store(0);
   __syncthreads();
-  for (int chunk = 0; chunk < chunks; ++chunk) {  // the next chunk is on its way while this one is multiplied
-    if (chunk % kTableChunks == 0) fill_rows(chunk / kTableChunks + 1);
-    if (chunk + 1 < chunks) fetch(chunk + 1);
-    multiply_chunk<Tile>(sum, memory, chunk & 1);
-    if (chunk + 1 < chunks) store((chunk + 1) & 1);
-    if ((chunk + 1) % kFlushChunks == 0) flush();
+  for (int k_block = 0; k_block < k_blocks; ++k_block) {  // the next k-block is on its way while this one is multiplied
+    if (k_block % kTableKBlocks == 0) fill_rows(k_block / kTableKBlocks + 1);
+    if (k_block + 1 < k_blocks) fetch(k_block + 1);
+    multiply_k_block<Tile>(sum, memory, k_block & 1);
+    if (k_block + 1 < k_blocks) store((k_block + 1) & 1);
+    if ((k_block + 1) % kFlushKBlocks == 0) flush();
     __syncthreads();
   }
   flush();

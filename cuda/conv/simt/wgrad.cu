@@ -1,5 +1,5 @@
-// Wgrad on CUDA cores, for every parameter: a SIMT implicit GEMM with split-K, the oracle of the other kernels. dw[co][ci][k] = sum over samples and voxels o of
-// y[co][o] * x[ci][o * stride - padding + k * dilation].
+// Wgrad on CUDA cores, for every parameter: a SIMT implicit GEMM with split-K, the oracle of the other kernels.
+// dw[co][ci][k] = sum over samples and voxels o of y[co][o] * x[ci][o * stride - padding + k * dilation].
 //
 // The sum over voxels is long, so it is cut into ranges whose length follows from the shape alone; a block makes the
 // product of one range for a tile of (channel, tap) by output channels, with float sums of 256 products added up in
@@ -13,7 +13,7 @@ namespace voxgrad::cuda {
 namespace {
 
 template <class T>
-struct WeightProblem {
+struct WgradParams {
   const T* x;
   const T* y;
   T* partial;  // (ranges, groups, out_channels, columns), columns as (channel, tap) or (tap, channel)
@@ -29,7 +29,7 @@ struct WeightProblem {
 
 template <class Tile, bool kChannelsInnermost, class T = typename Tile::T>
 __global__ void __launch_bounds__(kTileThreads, Tile::kBlocks)
-    weight_kernel(const __grid_constant__ WeightProblem<T> problem) {
+    simt_wgrad_kernel(const __grid_constant__ WgradParams<T> problem) {
   __shared__ TileMemory<Tile> memory;
   __shared__ Voxel first;
   for (int64_t index = blockIdx.x; index < problem.tiles; index += gridDim.x) {
@@ -98,7 +98,7 @@ int range_length(int64_t voxels, int64_t tiles) {
 
 /// Sums the ranges' partial results into w.
 template <class T>
-void sum_ranges(const View& w, const WeightProblem<T>& problem, int64_t ranges, bool innermost) {
+void sum_ranges(const View& w, const WgradParams<T>& problem, int64_t ranges, bool innermost) {
   View in{problem.partial, w.dtype, w.device, 7, {}, {}}, out{w.data, w.dtype, w.device, 7, {}, {}};
   const int64_t channels = problem.out_channels, columns = problem.columns;
   const int64_t taps = columns / problem.in_channels;
@@ -118,7 +118,7 @@ void sum_ranges(const View& w, const WeightProblem<T>& problem, int64_t ranges, 
 }
 
 template <class Tile, class T = typename Tile::T>
-void weight_gradient(WeightProblem<T> problem, const View& w, bool innermost, const Launch& launch) {
+void launch_tile(WgradParams<T> problem, const View& w, bool innermost, const Launch& launch) {
   problem.column_tiles = (problem.columns + Tile::kM - 1) / Tile::kM;
   problem.channel_tiles = (problem.out_channels + Tile::kN - 1) / Tile::kN;
   const int64_t tiles = problem.column_tiles * problem.channel_tiles * problem.groups;
@@ -129,7 +129,7 @@ void weight_gradient(WeightProblem<T> problem, const View& w, bool innermost, co
   const Workspace partial(launch, static_cast<size_t>(ranges * w.numel()) * sizeof(T));
   problem.partial = partial.as<T>();
   if (problem.tiles > 0) {
-    const auto kernel = innermost ? weight_kernel<Tile, true> : weight_kernel<Tile, false>;
+    const auto kernel = innermost ? simt_wgrad_kernel<Tile, true> : simt_wgrad_kernel<Tile, false>;
     kernel<<<grid_size(problem.tiles, 1), kTileThreads, 0, launch.stream>>>(problem);
     check_launch("conv weight gradient");
   }
@@ -138,7 +138,7 @@ void weight_gradient(WeightProblem<T> problem, const View& w, bool innermost, co
 
 template <class T>
 void run(const View& w, const View& x, const View& y, const ConvGeometry& geometry, const Launch& launch) {
-  WeightProblem<T> problem{};
+  WgradParams<T> problem{};
   problem.x = x.as<T>();
   problem.y = y.as<T>();
   std::copy_n(x.stride, 5, problem.x_stride);
@@ -159,9 +159,8 @@ void run(const View& w, const View& x, const View& y, const ConvGeometry& geomet
 
   const bool innermost = channels_innermost(x);
   if constexpr (sizeof(T) == 4)
-    if (problem.out_channels <= 8)
-      return weight_gradient<TileShape<T, 1, 4, 2>>(problem, w, innermost, launch);  // 128 x 8
-  weight_gradient<TileShape<T, 4, 4, 8>>(problem, w, innermost, launch);             // 128 x 32
+    if (problem.out_channels <= 8) return launch_tile<TileShape<T, 1, 4, 2>>(problem, w, innermost, launch);  // 128 x 8
+  launch_tile<TileShape<T, 4, 4, 8>>(problem, w, innermost, launch);  // 128 x 32
 }
 
 }  // namespace

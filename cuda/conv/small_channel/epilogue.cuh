@@ -1,4 +1,4 @@
-// What gather_narrow.cuh is made of: what the kernel is told, its weights in shared memory, and how results leave it.
+// Parameters of small_channel/fprop_dgrad.cuh, its weights in shared memory, and its epilogue.
 #pragma once
 
 #include "cuda/conv/instances.h"
@@ -7,14 +7,14 @@
 
 namespace voxgrad::cuda {
 
-struct NarrowUnit {
+struct SmallChannelUnit {
   int height;   // the tap's
   int along;    // the voxel, from the one that the result is counted by, along the width
   int channel;  // the first of 4; negative: a unit that fills up a pair
 };
 
-struct NarrowGather {
-  NarrowInput in;
+struct SmallChannelParams {
+  SmallChannelInput in;
   const void* weight;
   int64_t weight_group, weight_in, weight_out, weight_tap[3];  // elements
   const void* bias;                                            // or null
@@ -23,33 +23,38 @@ struct NarrowGather {
   void* out;
   int64_t out_stride[3];  // of samples, channels, depth: elements
   int out_channels, width, height;
-  NarrowBoxes boxes;
+  SlidingTiles tiles;
   AxisParts axis[3];
-  Divisor box_width;
-  int box_voxels, kernel_depth;
-  int result_pitch;                        // elements
-  Divisor pairs;                           // in a plane
-  Divisor phases, tap_distance;            // along the width: of results; voxels from a tap to the next of a phase
-  int pair_begin[kMaxParts + 1];           // of the phases along the height
-  int8_t part_of[kMaxParts];               // of a phase along the width
-  uint32_t unit_offset[2 * kNarrowPairs];  // bytes in a plane
-  NarrowUnit unit[2 * kNarrowPairs];
+  Divisor tile_width;
+  int tile_voxels, kernel_depth;
+  int result_pitch;               // elements
+  Divisor pairs;                  // in a plane
+  Divisor phases, tap_distance;   // along the width: of results; voxels from a tap to the next of a phase
+  int pair_begin[kMaxParts + 1];  // of the phases along the height
+  int8_t part_of[kMaxParts];      // of a phase along the width
+  uint32_t unit_offset[2 * kSmallChannelPairs];  // bytes in a plane
+  SmallChannelUnit unit[2 * kSmallChannelPairs];
 };
 
 template <class Arithmetic_, class Element_, ConvArithmetic kKind, int kM16_, int kN8_, int kBlocks_>
-struct NarrowGatherTile {
+struct SmallChannelTile {
   using Arithmetic = Arithmetic_;
   using Element = Element_;
   static constexpr ConvArithmetic kArithmetic = kKind;
-  static constexpr int kM16 = kM16_, kN8 = kN8_, kWarps = kNarrowMultipliers / 32;
+  static constexpr int kM16 = kM16_, kN8 = kN8_, kWarps = kSmallChannelConsumers / 32;
   static constexpr int kRows = 16 * kM16 * kWarps, kColumns = 8 * kN8;
   static constexpr bool kRounds = Arithmetic::kRounds && sizeof(Element) == 4;
   static constexpr int kBlocks = kBlocks_;  // of a multiprocessor
-  static constexpr int kStagers = narrow_stagers(kBlocks), kThreads = kNarrowMultipliers + kStagers + kNarrowWriters;
+  static constexpr int kProducers = small_channel_producers(kBlocks),
+                       kThreads = kSmallChannelConsumers + kProducers + kSmallChannelEpilogue;
   static constexpr int kSlab = 64 * kN8 * Arithmetic::kParts;  // words of B of a pair
 
-  __host__ __device__ static int weight_words(const NarrowGather& p) { return p.kernel_depth * p.pairs.value * kSlab; }
-  __host__ __device__ static int result_elements(const NarrowGather& p) { return p.out_channels * p.result_pitch; }
+  __host__ __device__ static int weight_words(const SmallChannelParams& p) {
+    return p.kernel_depth * p.pairs.value * kSlab;
+  }
+  __host__ __device__ static int result_elements(const SmallChannelParams& p) {
+    return p.out_channels * p.result_pitch;
+  }
 };
 
 __device__ inline void store_shared_element(uint32_t address, float x) { store_shared(address, __float_as_uint(x)); }
@@ -58,16 +63,16 @@ __device__ void store_shared_element(uint32_t address, Half x) {
   asm volatile("st.shared.u16 [%0], %1;" ::"r"(address), "h"(x.bits) : "memory");
 }
 
-/// Barriers of the two buffers of results: "full" for the warps that multiply, "free" for the one that writes.
-struct NarrowResults {
+/// Barriers of the two stages of results: "full" for consumers, "free" for the epilogue.
+struct EpilogueBarriers {
   static constexpr int kCount = 4;
   uint32_t shared;
-  __device__ uint32_t full(int buffer) const { return shared + buffer * 8; }
-  __device__ uint32_t free(int buffer) const { return shared + (2 + buffer) * 8; }
+  __device__ uint32_t full(int stage) const { return shared + stage * 8; }
+  __device__ uint32_t free(int stage) const { return shared + (2 + stage) * 8; }
   __device__ void init() const {
-    for (int buffer = 0; buffer < 2; ++buffer) {
-      init_barrier(full(buffer), kNarrowMultipliers / 32);
-      init_barrier(free(buffer), 1);
+    for (int stage = 0; stage < 2; ++stage) {
+      init_barrier(full(stage), kSmallChannelConsumers / 32);
+      init_barrier(free(stage), 1);
     }
   }
 };
@@ -75,7 +80,7 @@ struct NarrowResults {
 /// The weights of a group, in the order (tap along depth, pair, 8 columns, lane, unit). A thread has the same column of
 /// all taps and pairs, some of which are on their way together.
 template <class Tile>
-__device__ void fill_weights(const NarrowGather& p, int group, uint32_t shared) {
+__device__ void fill_weights(const SmallChannelParams& p, int group, uint32_t shared) {
   using Element = typename Tile::Element;
   constexpr int kParts = Tile::Arithmetic::kParts, kSlabs = Tile::kThreads / (64 * Tile::kN8), kBatch = 4;
   static_assert(Tile::kThreads % (64 * Tile::kN8) == 0);
@@ -90,7 +95,7 @@ __device__ void fill_weights(const NarrowGather& p, int group, uint32_t shared) 
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
       int depth = min(first + i * kSlabs, slabs - 1);
-      const NarrowUnit& unit = p.unit[p.pairs.take(depth) * 2 + u];
+      const SmallChannelUnit& unit = p.unit[p.pairs.take(depth) * 2 + u];
       const int channel = unit.channel + lane % 4,
                 taps = part.step < 0 ? part.start - unit.along : unit.along - part.start;
       const int tap = p.tap_distance.divide(max(taps, 0));
@@ -114,7 +119,7 @@ __device__ void fill_weights(const NarrowGather& p, int group, uint32_t shared) 
   }
 }
 
-/// Writes the results of a channel, which lie on end in shared memory, `count` elements.
+/// Writes the results of a channel, consecutive in shared memory, `count` elements.
 template <class Element>
 __device__ void write_lines(Element* to, uint32_t from, int count) {
   constexpr int kVector = 16 / sizeof(Element);
@@ -136,17 +141,17 @@ __device__ void write_lines(Element* to, uint32_t from, int count) {
 
 /// A block's lines of a plane of results, one after the other in the order in which they are multiplied.
 template <class Tile>
-struct NarrowSlices {
+struct OutputPlanes {
   using Element = typename Tile::Element;
-  const NarrowGather& p;
-  const NarrowPlace& place;
-  uint32_t buffers;  // of results
-  Element* first;    // channel 0, depth 0
-  Ring buffer{};
+  const SmallChannelParams& p;
+  const SlidingTileCoord& place;
+  uint32_t stages;  // of results
+  Element* first;   // channel 0, depth 0
+  PipelineState state{};
   Element* at = nullptr;
 
-  __device__ NarrowSlices(const NarrowGather& problem, const NarrowPlace& block, uint32_t shared)
-      : p(problem), place(block), buffers(shared) {
+  __device__ OutputPlanes(const SmallChannelParams& problem, const SlidingTileCoord& block, uint32_t shared)
+      : p(problem), place(block), stages(shared) {
     first = static_cast<Element*>(p.out) + place.sample * p.out_stride[0] +
             int64_t{place.group} * p.out_channels * p.out_stride[1] +
             int64_t{place.q[1]} * p.axis[1].out_step * p.width;
@@ -162,21 +167,21 @@ struct NarrowSlices {
     return static_cast<uint32_t>(reinterpret_cast<uintptr_t>(at + channel * p.out_stride[1])) & 15;
   }
   __device__ uint32_t shared() const {
-    return buffers + buffer.slot * Tile::result_elements(p) * static_cast<int>(sizeof(Element));
+    return stages + state.stage * Tile::result_elements(p) * static_cast<int>(sizeof(Element));
   }
 };
 
 /// What the writing warp does for a block: a lane copies a channel's lines.
 template <class Tile>
-__device__ void write_slices(const NarrowGather& p, const NarrowPlace& place, NarrowSlices<Tile> slices,
-                             const NarrowResults& of_results) {
+__device__ void small_channel_epilogue(const SmallChannelParams& p, const SlidingTileCoord& place,
+                                       OutputPlanes<Tile> slices, const EpilogueBarriers& of_results) {
   const int channel = static_cast<int>(threadIdx.x) % 32;
   const int first_line = place.q[1] * p.axis[1].out_step;
-  const int elements = min(p.boxes.box[1] * p.axis[1].out_step, p.height - first_line) * p.width;
+  const int elements = min(p.tiles.tile[1] * p.axis[1].out_step, p.height - first_line) * p.width;
   for (int step = 0; step < place.depths; ++step)
     for (int deep = 0; deep < p.axis[0].parts; ++deep) {
       if (!slices.find(step, p.axis[0].part[deep])) continue;
-      await_round(of_results.full(slices.buffer.slot), slices.buffer.round);
+      await_round(of_results.full(slices.state.stage), slices.state.round);
       if (channel < p.out_channels)
         write_lines(slices.at + channel * p.out_stride[1],
                     slices.shared() + channel * p.result_pitch * static_cast<int>(sizeof(typename Tile::Element)) +
@@ -185,8 +190,8 @@ __device__ void write_slices(const NarrowGather& p, const NarrowPlace& place, Na
       commit_copies_out();
       await_copies_out<0>();
       __syncwarp();
-      if (channel == 0) arrive(of_results.free(slices.buffer.slot));
-      slices.buffer.next(2);
+      if (channel == 0) arrive(of_results.free(slices.state.stage));
+      slices.state.next(2);
     }
 }
 

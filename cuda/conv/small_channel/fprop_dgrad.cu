@@ -1,4 +1,4 @@
-// Forward and transposed convolution of few channels: plan and launch.
+// Fprop and dgrad of few channels: plan and launch.
 #include "cuda/conv/small_channel/fprop_dgrad.cuh"
 
 #include <cstdlib>
@@ -11,8 +11,8 @@ namespace voxgrad::cuda {
 namespace {
 
 /// Fills the tables of units, phase by phase of the height.
-void list_units(NarrowGather& p, const NarrowGatherPlan& plan) {
-  const NarrowHalo& halo = plan.halo;
+void list_units(SmallChannelParams& p, const SmallChannelPlan& plan) {
+  const SmallChannelHalo& halo = plan.halo;
   const std::vector<int> read = read_along(plan.axis[2]);
   int pair = 0;
   for (int phase = 0; phase < p.axis[1].parts; ++phase) {
@@ -38,16 +38,16 @@ void list_units(NarrowGather& p, const NarrowGatherPlan& plan) {
 
 }  // namespace
 
-bool gather_few_channels(const View& out, const View& in, const View& w, const ConvEpilogue& epilogue,
-                         const ConvGeometry& geometry, bool transposed, const Launch& launch) {
+bool small_channel_fprop_dgrad(const View& out, const View& in, const View& w, const ConvEpilogue& epilogue,
+                               const ConvGeometry& geometry, bool transposed, const Launch& launch) {
   const int in_axis = transposed ? 0 : 1;  // of the weight
   ConvProblem problem =
       conv_problem(transposed ? ConvDirection::transposed : ConvDirection::forward, in, out, w, geometry);
   describe_device(problem, launch);
-  const auto plan = remembered<plan_gather_narrow>(problem);
+  const auto plan = remembered<plan_small_channel_fprop_dgrad>(problem);
   if (!plan || !is_in_reach(in, problem.in_channels)) return false;
 
-  NarrowGather p{};
+  SmallChannelParams p{};
   p.in = describe_input(in, static_cast<int>(problem.in_channels), plan->halo);
   p.weight = w.data;
   p.weight_group = w.size[0] / geometry.groups * w.stride[0];
@@ -62,13 +62,13 @@ bool gather_few_channels(const View& out, const View& in, const View& w, const C
   p.out_channels = static_cast<int>(problem.out_channels);
   p.height = static_cast<int>(out.size[3]);
   p.width = static_cast<int>(out.size[4]);
-  std::copy_n(plan->box, 3, p.boxes.box);
-  std::copy_n(plan->tiles, 3, p.boxes.tiles);
-  p.boxes.count = plan->axis[0].count;
-  p.boxes.groups = static_cast<int>(geometry.groups);
+  std::copy_n(plan->tile, 3, p.tiles.tile);
+  std::copy_n(plan->tiles, 3, p.tiles.tiles);
+  p.tiles.count = plan->axis[0].count;
+  p.tiles.groups = static_cast<int>(geometry.groups);
   std::copy_n(plan->axis, 3, p.axis);
-  p.box_width = Divisor(plan->box[2]);
-  p.box_voxels = plan->box[1] * plan->box[2];
+  p.tile_width = Divisor(plan->tile[2]);
+  p.tile_voxels = plan->tile[1] * plan->tile[2];
   p.kernel_depth = static_cast<int>(w.size[2]);
   p.result_pitch = plan->result_pitch;
   p.pairs = Divisor(plan->pairs);
@@ -80,7 +80,7 @@ bool gather_few_channels(const View& out, const View& in, const View& w, const C
     constexpr bool kThree = Arithmetic::kParts == 2;
     const auto queue = [&]<int kM16, int kN8>() {
       const auto launch_tile = [&]<int kBlocks>() {
-        launch_gather_narrow<NarrowGatherTile<Arithmetic, Element, kKind, kM16, kN8, kBlocks>>(
+        launch_fprop_dgrad_small_channel<SmallChannelTile<Arithmetic, Element, kKind, kM16, kN8, kBlocks>>(
             p, blocks, plan->shared_bytes, launch.stream);
       };
       if constexpr (!kThree && kN8 < 4)

@@ -1,8 +1,9 @@
-// Convolution forward and transposed of up to 16 channels a group, which memory bounds, not arithmetic: what counts is
-// that inputs are read once and results written in whole lines of memory, whatever the stride and the alignment.
+// Fprop and dgrad of up to 16 channels a group: a warp-specialised implicit GEMM on mma.sync whose CTA tile slides
+// along depth. Memory bounds it, not arithmetic: what counts is that inputs are read once and results written in whole
+// lines of memory, whatever the stride and the alignment.
 //
-// A block slides along depth with a box of lines as wide as the volume. Some of its warps stage planes of inputs
-// (narrow_stage.cuh), eight multiply, by mma.sync in TF32 (halves are exact in it), and one writes:
+// A CTA's tile is lines as wide as the volume. Producer warps stage planes of inputs (producer.cuh), eight consumer
+// warps multiply in TF32 (halves are exact in it), and one warp runs the epilogue (epilogue.cuh):
 //
 //   A: 16 results of a line x 8 words, which are two units,   a unit: 4 channels of a voxel that taps read
 //   B: two units x 8 columns,                                 a column: a channel of results in a phase of the width
@@ -10,8 +11,8 @@
 // A unit is an offset in the staged plane, the same for all lanes; the weights of a group stay in shared memory in the
 // order in which lanes want them. Phases of strided results along depth and height are multiplied one after the other
 // from the same planes, those along the width side by side, with zeros for taps that are not theirs: A is read once for
-// all. Results are brought together in shared memory as memory has them, lines of a channel on end, from which the copy
-// engine writes them in one piece a channel (a few elements at its ends, where 16 bytes begin and end, by stores).
+// all. Results are brought together in shared memory as memory has them, consecutive lines of a channel, from which TMA
+// writes them in one piece a channel (a few elements at its ends, where 16 bytes begin and end, by stores).
 //
 // An infinite input times such a zero is NaN: results that read it not, but whose neighbour along the width does, may
 // be NaN, too.
@@ -28,11 +29,11 @@ __device__ inline float rectified(float x, float floor) {
   return result;
 }
 
-/// The sum of all sets, which is the first one now.
-template <int kSets, int kM16, int kN8>
-__device__ const Accumulator (&add_sets(Accumulator (&sums)[kSets][kM16][kN8]))[kM16][kN8] {
+/// The sum of all accumulators, which is the first one now.
+template <int kAccumulators, int kM16, int kN8>
+__device__ const Accumulator (&add_accumulators(Accumulator (&sums)[kAccumulators][kM16][kN8]))[kM16][kN8] {
 #pragma unroll
-  for (int set = 1; set < kSets; ++set)
+  for (int set = 1; set < kAccumulators; ++set)
 #pragma unroll
     for (int i = 0; i < kM16 * kN8 * 4; ++i)
       sums[0][i / 4 / kN8][i / 4 % kN8][i % 4] += sums[set][i / 4 / kN8][i / 4 % kN8][i % 4];
@@ -41,12 +42,13 @@ __device__ const Accumulator (&add_sets(Accumulator (&sums)[kSets][kM16][kN8]))[
 
 /// What a lane of a multiplying warp reads and writes.
 template <class Tile>
-struct NarrowLane {
+struct SmallChannelLane {
   using Arithmetic = typename Tile::Arithmetic;
   using Element = typename Tile::Element;
   static constexpr int kM16 = Tile::kM16, kN8 = Tile::kN8, kParts = Arithmetic::kParts, kSize = sizeof(Element);
-  static constexpr int kSets = kM16 * kN8 <= 2 ? 2 : 1;  // a product waits for the one before, if they share sums
-  using Sums = Accumulator[kSets][kM16][kN8];
+  static constexpr int kAccumulators =
+      kM16 * kN8 <= 2 ? 2 : 1;  // a product waits for the one before, if they share sums
+  using Sums = Accumulator[kAccumulators][kM16][kN8];
 
   int t, swap;
   uint32_t weights;
@@ -56,7 +58,8 @@ struct NarrowLane {
   uint32_t column_at[kN8][2];  // bytes to its channel and phase; above, those by which channels begin apart, modulo 16
   float floor;
 
-  __device__ NarrowLane(const NarrowGather& p, const NarrowPlace& place, uint32_t shared_weights, uint32_t ring) {
+  __device__ SmallChannelLane(const SmallChannelParams& p, const SlidingTileCoord& place, uint32_t shared_weights,
+                              uint32_t ring) {
     const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32, g = lane / 4;
     const int phases = p.phases.value;
     t = lane % 4;
@@ -67,9 +70,9 @@ struct NarrowLane {
 #pragma unroll
     for (int i = 0; i < 2 * kM16; ++i) {
       int h = (i / 2 * Tile::kWarps + warp) * 16 + i % 2 * 8 + g;
-      const bool in_box = h < p.box_voxels;
-      if (!in_box) h = 0;
-      const int w = p.box_width.take(h);
+      const bool in_tile = h < p.tile_voxels;
+      if (!in_tile) h = 0;
+      const int w = p.tile_width.take(h);
       rows[i] = ring + (t * p.in.halo.pitch + h * p.in.halo.step[1] * p.in.halo.line + w) * 4;
       at[i] = (h * p.axis[1].out_step * p.width + w * phases) * kSize;
       height[i] = place.q[1] + h;
@@ -78,7 +81,7 @@ struct NarrowLane {
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
           const int column = column_of(n, j);
-          const bool real = in_box && column < p.out_channels * phases && w * phases + column % phases < p.width;
+          const bool real = in_tile && column < p.out_channels * phases && w * phases + column % phases < p.width;
           inside |= static_cast<unsigned>(real) << bit(i, n, j);
         }
     }
@@ -95,7 +98,7 @@ struct NarrowLane {
   __device__ static constexpr int bit(int i, int n, int j) { return (i * kN8 + n) * 2 + j; }
 
   /// Adds the pairs of units from `begin` to `end` of a staged plane, whose weights are `slabs` bytes from the first.
-  __device__ void multiply(const NarrowGather& p, Sums& sums, int begin, int end, uint32_t plane,
+  __device__ void multiply(const SmallChannelParams& p, Sums& sums, int begin, int end, uint32_t plane,
                            uint32_t slabs) const {
     uint32_t a[2][kM16][4], b[2][kN8][2 * kParts];
     const auto load = [&](int set, int pair) {
@@ -112,7 +115,7 @@ struct NarrowLane {
       load(0, pair);
       load(1, pair + 1);
       Arithmetic::multiply(sums[0], a[0], b[0]);
-      Arithmetic::multiply(sums[kSets - 1], a[1], b[1]);
+      Arithmetic::multiply(sums[kAccumulators - 1], a[1], b[1]);
     }
     if (pair < end) {
       load(0, pair);
@@ -122,9 +125,9 @@ struct NarrowLane {
 
   /// Stores the results of a phase of the height, whose channels' lines lie from `lines` on, the first one `shift`
   /// bytes from a multiple of 16.
-  __device__ void store(const NarrowGather& p, Sums& sums, const AxisPart& high, uint32_t lines, uint32_t shift,
+  __device__ void store(const SmallChannelParams& p, Sums& sums, const AxisPart& high, uint32_t lines, uint32_t shift,
                         const float* bias) const {
-    const auto& sum = add_sets(sums);
+    const auto& sum = add_accumulators(sums);
     const uint32_t corner = lines + of_warp(high.first * p.width * kSize);
     float added[kN8][2];
     uint32_t columns[kN8][2];
@@ -153,70 +156,71 @@ struct NarrowLane {
 
 /// What the multiplying warps do for a block.
 template <class Tile>
-__device__ void multiply_planes(const NarrowGather& p, const NarrowPlace& place, const NarrowLane<Tile>& lane,
-                                NarrowSlices<Tile> slices, const float* bias, const NarrowBarriers& barriers,
-                                const NarrowResults& of_results) {
-  const NarrowHalo& halo = p.in.halo;
+__device__ void consume_planes(const SmallChannelParams& p, const SlidingTileCoord& place,
+                               const SmallChannelLane<Tile>& lane, OutputPlanes<Tile> slices, const float* bias,
+                               const StageBarriers& barriers, const EpilogueBarriers& of_results) {
+  const SmallChannelHalo& halo = p.in.halo;
   const bool leader = threadIdx.x % 32 == 0;
-  Ring arrived{};  // planes
+  PipelineState arrived{};  // planes
   int first = 0, waited = 0;
   for (int step = 0; step < place.depths; ++step) {
     for (; waited < step * halo.step[0] + halo.span[0]; ++waited) {
-      await_round(barriers.full(arrived.slot), arrived.round);
-      arrived.next(halo.slots);
+      await_round(barriers.full(arrived.stage), arrived.round);
+      arrived.next(halo.stages);
     }
     for (int deep = 0; deep < p.axis[0].parts; ++deep) {
       const AxisPart& part = p.axis[0].part[deep];
       if (!slices.find(step, part)) continue;
       const uint32_t lines = slices.shared(), shift = slices.shift(0);
       for (int phase = 0; phase < p.axis[1].parts; ++phase) {
-        typename NarrowLane<Tile>::Sums sums = {};
+        typename SmallChannelLane<Tile>::Sums sums = {};
         const int begin = of_warp(p.pair_begin[phase]), end = of_warp(p.pair_begin[phase + 1]);
         for (int tap = 0; tap < part.taps; ++tap) {
-          int slot = first + part.start + tap * part.step - halo.low[0];
-          if (slot >= halo.slots) slot -= halo.slots;
-          lane.multiply(p, sums, begin, end, of_warp(slot * halo.plane() * 4),
+          int stage = first + part.start + tap * part.step - halo.low[0];
+          if (stage >= halo.stages) stage -= halo.stages;
+          lane.multiply(p, sums, begin, end, of_warp(stage * halo.plane() * 4),
                         of_warp((part.tap_first + tap * part.tap_step) * p.pairs.value * (Tile::kSlab * 4)));
         }
-        if (phase == 0 && slices.buffer.round > 0)
-          await_round(of_results.free(slices.buffer.slot), slices.buffer.round - 1);
+        if (phase == 0 && slices.state.round > 0)
+          await_round(of_results.free(slices.state.stage), slices.state.round - 1);
         lane.store(p, sums, p.axis[1].part[phase], lines, shift, bias);
       }
       publish_to_engines();
       __syncwarp();
-      if (leader) arrive(of_results.full(slices.buffer.slot));
-      slices.buffer.next(2);
+      if (leader) arrive(of_results.full(slices.state.stage));
+      slices.state.next(2);
     }
     __syncwarp();
     for (int i = 0; i < halo.step[0]; ++i) {
       if (leader) arrive(barriers.free(first));
-      if (++first == halo.slots) first = 0;
+      if (++first == halo.stages) first = 0;
     }
   }
 }
 
 template <class Tile>
-__global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) gather_narrow(const __grid_constant__ NarrowGather p) {
+__global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
+    fprop_dgrad_small_channel(const __grid_constant__ SmallChannelParams p) {
 #if VOXGRAD_HAS_WGMMA
   using Element = typename Tile::Element;
   extern __shared__ uint4 dynamic_shared[];
-  __shared__ uint64_t barrier[NarrowBarriers::kCount + NarrowResults::kCount];
+  __shared__ uint64_t barrier[StageBarriers::kCount + EpilogueBarriers::kCount];
   __shared__ float bias[Tile::kColumns];
-  const NarrowHalo& halo = p.in.halo;
+  const SmallChannelHalo& halo = p.in.halo;
   const uint32_t results = of_warp(shared_address(dynamic_shared));
   const uint32_t weights = results + 2 * Tile::result_elements(p) * static_cast<int>(sizeof(Element));
   const uint32_t table = weights + Tile::weight_words(p) * 4, ring = table + (halo.table_bytes() + 15) / 16 * 16;
-  const NarrowBarriers barriers{of_warp(shared_address(barrier))};
-  const NarrowResults of_results{barriers.shared + NarrowBarriers::kCount * 8};
-  const NarrowPlace place = p.boxes.place(blockIdx.x);
+  const StageBarriers barriers{of_warp(shared_address(barrier))};
+  const EpilogueBarriers of_results{barriers.shared + StageBarriers::kCount * 8};
+  const SlidingTileCoord place = p.tiles.place(blockIdx.x);
   if (threadIdx.x == 0) {
-    barriers.init(Tile::kStagers, kNarrowMultipliers);
+    barriers.init(Tile::kProducers, kSmallChannelConsumers);
     of_results.init();
   }
   publish_barriers();
   fill_weights<Tile>(p, place.group, weights);
   list_voxels(p.in, place.q, table, static_cast<int>(threadIdx.x), Tile::kThreads);
-  for (int i = static_cast<int>(threadIdx.x); i < halo.slots * halo.plane(); i += Tile::kThreads)
+  for (int i = static_cast<int>(threadIdx.x); i < halo.stages * halo.plane(); i += Tile::kThreads)
     store_shared(ring + i * 4, 0);  // channels that are not there
   for (int column = static_cast<int>(threadIdx.x); column < Tile::kColumns; column += Tile::kThreads) {
     const int channel = p.phases.divide(column);
@@ -227,26 +231,29 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) gather_narrow(c
   }
   __syncthreads();
   const int warp = of_warp(static_cast<int>(threadIdx.x) / 32);
-  const NarrowSlices<Tile> slices(p, place, results);
+  const OutputPlanes<Tile> slices(p, place, results);
   if (warp < Tile::kWarps) {
     if constexpr (Tile::kBlocks == 1) keep_registers<128>();
-    const NarrowLane<Tile> lane(p, place, weights, ring);
-    multiply_planes<Tile>(p, place, lane, slices, bias, barriers, of_results);
+    const SmallChannelLane<Tile> lane(p, place, weights, ring);
+    consume_planes<Tile>(p, place, lane, slices, bias, barriers, of_results);
     return;
   }
   if constexpr (Tile::kBlocks == 1) leave_registers<56>();
-  if (warp == Tile::kThreads / 32 - 1) return write_slices<Tile>(p, place, slices, of_results);
-  NarrowStager<Element, Tile::kRounds, Tile::kStagers, Tile::kBlocks == 1> stager(p.in, barriers, place, table, ring);
+  if (warp == Tile::kThreads / 32 - 1) return small_channel_epilogue<Tile>(p, place, slices, of_results);
+  SmallChannelProducer<Element, Tile::kRounds, Tile::kProducers, Tile::kBlocks == 1> producer(p.in, barriers, place,
+                                                                                              table, ring);
   const int planes = (place.depths - 1) * halo.step[0] + halo.span[0];
-  for (int i = 0; i < planes; ++i) stager.stage(static_cast<int>(threadIdx.x) - kNarrowMultipliers);
+  for (int i = 0; i < planes; ++i) producer.produce(static_cast<int>(threadIdx.x) - kSmallChannelConsumers);
 #endif
 }
 
 /// Queues the kernel.
 template <class Tile>
-void launch_gather_narrow(const NarrowGather& p, int64_t blocks, int shared_bytes, cudaStream_t stream) {
-  ++narrow_instance<Tile, false>.launches;
-  launch_with_shared(gather_narrow<Tile>, static_cast<unsigned>(blocks), Tile::kThreads, shared_bytes, stream, p);
+void launch_fprop_dgrad_small_channel(const SmallChannelParams& p, int64_t blocks, int shared_bytes,
+                                      cudaStream_t stream) {
+  ++small_channel_instance<Tile, false>.launches;
+  launch_with_shared(fprop_dgrad_small_channel<Tile>, static_cast<unsigned>(blocks), Tile::kThreads, shared_bytes,
+                     stream, p);
 }
 
 }  // namespace voxgrad::cuda

@@ -1,4 +1,4 @@
-// What the kernels of few channels take, and with which boxes.
+// What the kernels of few channels take, and with which CTA tiles.
 #include "cuda/conv/small_channel/plan.h"
 
 #include <algorithm>
@@ -15,7 +15,7 @@ constexpr int kStatic = 1536;                // bytes of shared memory: barriers
 constexpr int kMultiprocessor = 228 * 1024;  // bytes that the blocks of a multiprocessor share
 
 bool few_channels(const ConvProblem& p) {
-  const auto few = [](int64_t channels) { return channels >= 1 && channels <= kNarrowChannels; };
+  const auto few = [](int64_t channels) { return channels >= 1 && channels <= kSmallChannels; };
   return may_use_wgmma(p) && (p.choice.narrow || p.choice == ConvChoice{}) && p.dtype != DType::f64 && p.batch >= 1 &&
          p.groups >= 1 && few(p.in_channels) && few(p.out_channels) && p.batch * p.groups < kReach;
 }
@@ -27,8 +27,8 @@ bool has_dense_lines(const Triple& size, const Triple& stride) {
 }
 
 /// Nothing if numbers leave the range of the kernels.
-std::optional<NarrowHalo> halo_of(const AxisParts (&axis)[3]) {
-  NarrowHalo halo{};
+std::optional<SmallChannelHalo> halo_of(const AxisParts (&axis)[3]) {
+  SmallChannelHalo halo{};
   for (int a = 0; a < 3; ++a) {
     int low = 0, high = 0;
     for (int i = 0; i < axis[a].parts; ++i) {
@@ -45,11 +45,11 @@ std::optional<NarrowHalo> halo_of(const AxisParts (&axis)[3]) {
   return halo.span[0] >= halo.step[0] ? std::optional(halo) : std::nullopt;  // each plane is read
 }
 
-/// Fills in what follows from the box, with channels `bank` words from a multiple of `modulus` apart; false if a plane
+/// Fills in what follows from the tile, with channels `bank` words from a multiple of `modulus` apart; false if a plane
 /// does not fit.
-bool extend(const ConvProblem& p, NarrowHalo& halo, const int (&box)[3], int channels, int bank, int modulus) {
-  const double lines = (box[1] - 1.0) * halo.step[1] + halo.span[1],
-               positions = (box[2] - 1.0) * halo.step[2] + halo.span[2];
+bool extend(const ConvProblem& p, SmallChannelHalo& halo, const int (&tile)[3], int channels, int bank, int modulus) {
+  const double lines = (tile[1] - 1.0) * halo.step[1] + halo.span[1],
+               positions = (tile[2] - 1.0) * halo.step[2] + halo.span[2];
   if ((lines + 1) * (positions + halo.step[2] + 1) * channels * 4 > static_cast<double>(p.shared_limit)) return false;
   halo.lines = static_cast<int>(lines);
   halo.positions = static_cast<int>(positions);
@@ -60,7 +60,7 @@ bool extend(const ConvProblem& p, NarrowHalo& halo, const int (&box)[3], int cha
   return true;
 }
 
-/// Clocks of a plane of the box that takes so many instructions of warps and moves so many bytes. Fitted to runs: that
+/// Clocks of a plane of the tile that takes so many instructions of warps and moves so many bytes. Fitted to runs: that
 /// many instructions a clock, with two blocks on a multiprocessor or one, and bytes a clock of its share of memory.
 double plane_clocks(double instructions, double bytes, int resident) {
   const double issue = instructions / (resident == 2 ? 1.8 : 1.36), memory = bytes / 18;
@@ -71,8 +71,8 @@ int resident_blocks(int shared_bytes, int most) {
   return std::clamp(kMultiprocessor / (shared_bytes + kStatic), 1, most);
 }
 
-/// Cuts pillars into no more than so many depths, so that they fill the places for blocks evenly: clocks that all take,
-/// if one plane of a box takes `plane`, and the first of a block `first` more; negative if none can be.
+/// Cuts sliding tiles into no more than so many depths, so that they fill the places for blocks evenly: clocks that all
+/// take, if one plane of a tile takes `plane`, and the first of a block `first` more; negative if none can be.
 template <class Plan>
 double slide(const ConvProblem& p, Plan& plan, int64_t multiprocessors, int resident, int most, double plane,
              double first) {
@@ -86,7 +86,7 @@ double slide(const ConvProblem& p, Plan& plan, int64_t multiprocessors, int resi
     const double cycles = waves * resident * (depth * plane + first + 1500);
     if (best >= 0 && cycles >= best) continue;
     best = cycles;
-    plan.box[0] = depth;
+    plan.tile[0] = depth;
     plan.tiles[0] = tiles;
   }
   return best;
@@ -94,26 +94,26 @@ double slide(const ConvProblem& p, Plan& plan, int64_t multiprocessors, int resi
 
 /// As many planes as there is room for beside other blocks, or else alone, up to two steps ahead; false if there is
 /// none. Beside another block, which works meanwhile, none needs to be ahead.
-bool choose_slots(const ConvProblem& p, NarrowHalo& halo, int blocks, int other_bytes) {
+bool choose_slots(const ConvProblem& p, SmallChannelHalo& halo, int blocks, int other_bytes) {
   const auto fitting = [&](int64_t bytes) {
     return static_cast<int>((bytes - kStatic - other_bytes) / (halo.plane() * 4));
   };
   const int shared = fitting(std::min<int64_t>(p.shared_limit, kMultiprocessor / blocks));
-  const int most = std::min(halo.span[0] + 2 * halo.step[0], kNarrowSlots);
+  const int most = std::min(halo.span[0] + 2 * halo.step[0], kSmallChannelStages);
   const bool beside = blocks > 1 && shared >= halo.span[0];
-  halo.slots = std::min(beside ? shared : fitting(p.shared_limit), most);
-  return halo.slots > halo.span[0] || (beside && halo.slots == halo.span[0]);
+  halo.stages = std::min(beside ? shared : fitting(p.shared_limit), most);
+  return halo.stages > halo.span[0] || (beside && halo.stages == halo.span[0]);
 }
 
-bool finish(const ConvProblem& p, NarrowGatherPlan& plan) {
-  const int voxels = plan.box[1] * plan.box[2];
-  if (!extend(p, plan.halo, plan.box, plan.quads * 4, 8, 16)) return false;
+bool finish(const ConvProblem& p, SmallChannelPlan& plan) {
+  const int voxels = plan.tile[1] * plan.tile[2];
+  if (!extend(p, plan.halo, plan.tile, plan.quads * 4, 8, 16)) return false;
   // Strided inputs are more than results: who stages them has a multiprocessor for himself. Registers do for no more.
   const bool strided = plan.halo.step[0] > 1 || plan.halo.step[1] > 1 || plan.halo.step[2] > 1;
   plan.blocks = strided || three_products(p) || plan.columns > 16 ? 1 : 2;
   const int element = static_cast<int>(item_size(p.dtype));
   // Of results; channels of a warp's are to lie in other banks than each other, as far as their shift allows.
-  const int64_t lines = std::min<int64_t>(int64_t{plan.box[1]} * plan.axis[1].out_step, p.out_size[1]);
+  const int64_t lines = std::min<int64_t>(int64_t{plan.tile[1]} * plan.axis[1].out_step, p.out_size[1]);
   if (lines * p.out_size[2] > p.shared_limit) return false;
   const int unit = 64 / element, bank = (plan.axis[2].out_step == 1 ? 16 : 32) / element;
   plan.result_pitch = round_up(static_cast<int>(lines * p.out_size[2]) + 16 / element - bank, unit) + bank;
@@ -123,8 +123,8 @@ bool finish(const ConvProblem& p, NarrowGatherPlan& plan) {
   const int results = static_cast<int>(all_results), weights = static_cast<int>(all_weights);
   const int other = results + weights + round_up(plan.halo.table_bytes(), 16);
   if (!choose_slots(p, plan.halo, plan.blocks, other)) return false;
-  plan.shared_bytes = other + plan.halo.slots * plan.halo.plane() * 4;
-  plan.tiles[1] = divide_up(plan.axis[1].count, plan.box[1]);
+  plan.shared_bytes = other + plan.halo.stages * plan.halo.plane() * 4;
+  plan.tiles[1] = divide_up(plan.axis[1].count, plan.tile[1]);
   plan.tiles[2] = 1;
   // Instructions of a warp for a pair of units, for a tap along depth, and for a phase and its results; of staging.
   const double rows16 = plan.row_tiles, words = plan.columns / 8.0, products = three_products(p) ? 3 : 1;
@@ -139,7 +139,7 @@ bool finish(const ConvProblem& p, NarrowGatherPlan& plan) {
       element * (staged * 32 + phases * voxels * static_cast<double>(p.out_channels) * plan.axis[2].parts);
   const int resident = resident_blocks(plan.shared_bytes, plan.blocks);
   plan.cycles = slide(p, plan, p.multiprocessors, resident, plan.axis[0].count,
-                      plane_clocks(multiplying * kNarrowMultipliers / 32 + staged * 9, bytes, resident),
+                      plane_clocks(multiplying * kSmallChannelConsumers / 32 + staged * 9, bytes, resident),
                       plane * plan.halo.span[0] * 5 + weights / 8 + 2000);
   return true;
 }
@@ -155,11 +155,11 @@ std::vector<int> read_along(const AxisParts& axis) {
 
 namespace {
 
-/// Whether the gather by wgmma will be quicker than so many clocks: its model knows products better than what strided
-/// results and small boxes cost beside (measured: 1.2 to 2 times what it says).
-bool is_better_by_wgmma(const ConvProblem& p, double clocks) {
+/// Whether packed/fprop_dgrad.cuh will be quicker than so many clocks: its model knows products better than what
+/// strided results and small tiles cost beside (measured: 1.2 to 2 times what it says).
+bool is_better_packed(const ConvProblem& p, double clocks) {
   if (p.choice.narrow) return false;
-  const auto plan = plan_gather(p);
+  const auto plan = plan_implicit_gemm(p);
   if (!plan || !plan->wgmma) return false;
   const double packing = 2.0 * static_cast<double>(p.batch * input_bytes(p)) / 2350;  // bytes; a clock
   return 1.5 * (plan->cycles / p.multiprocessors + packing) < clocks;
@@ -167,12 +167,12 @@ bool is_better_by_wgmma(const ConvProblem& p, double clocks) {
 
 }  // namespace
 
-std::optional<NarrowGatherPlan> plan_gather_narrow(const ConvProblem& p) {
+std::optional<SmallChannelPlan> plan_small_channel_fprop_dgrad(const ConvProblem& p) {
   const bool transposed = p.direction == ConvDirection::transposed;
   if (!few_channels(p) || !has_dense_lines(p.in_size, p.in_stride) || !has_dense_lines(p.out_size, p.out_stride))
     return std::nullopt;
-  if (p.out_stride[1] != p.out_size[2] && p.out_size[1] > 1) return std::nullopt;  // lines of results on end
-  NarrowGatherPlan plan{};
+  if (p.out_stride[1] != p.out_size[2] && p.out_size[1] > 1) return std::nullopt;  // consecutive lines of results
+  SmallChannelPlan plan{};
   for (int a = 0; a < 3; ++a) {
     const ConvGeometry& g = p.geometry;
     const auto axis =
@@ -187,55 +187,57 @@ std::optional<NarrowGatherPlan> plan_gather_narrow(const ConvProblem& p) {
   if (!halo) return std::nullopt;
   plan.halo = *halo;
   const int64_t columns = p.out_channels * plan.axis[2].out_step;
-  for (const int fitting : kNarrowColumns)
+  for (const int fitting : kSmallChannelColumns)
     if (columns <= fitting && plan.columns == 0) plan.columns = fitting;
   if (plan.columns == 0) return std::nullopt;
   plan.quads = static_cast<int>(divide_up(p.in_channels, 4));
   const auto read = static_cast<int64_t>(read_along(plan.axis[2]).size());
   int64_t pairs = 0;
   for (int h = 0; h < plan.axis[1].parts; ++h) pairs += divide_up(plan.axis[1].part[h].taps * read * plan.quads, 2);
-  if (pairs > kNarrowPairs || p.kernel[0] > 4096 || plan.axis[2].count > kNarrowMultipliers) return std::nullopt;
+  if (pairs > kSmallChannelPairs || p.kernel[0] > 4096 || plan.axis[2].count > kSmallChannelConsumers)
+    return std::nullopt;
   plan.pairs = static_cast<int>(pairs);
-  plan.box[2] = plan.axis[2].count;
-  std::optional<NarrowGatherPlan> best;
+  plan.tile[2] = plan.axis[2].count;
+  std::optional<SmallChannelPlan> best;
   for (plan.row_tiles = 1; plan.row_tiles <= 2; ++plan.row_tiles)
-    for (plan.box[1] = 1; plan.box[1] <= std::min(plan.axis[1].count, 128 * plan.row_tiles / plan.box[2]);
-         ++plan.box[1])
+    for (plan.tile[1] = 1; plan.tile[1] <= std::min(plan.axis[1].count, 128 * plan.row_tiles / plan.tile[2]);
+         ++plan.tile[1])
       if ((p.choice.width == 0 || p.choice.width == 128 * plan.row_tiles) && finish(p, plan) &&
           (!best || plan.cycles < best->cycles))
         best = plan;
-  if (!best || is_better_by_wgmma(p, best->cycles)) return std::nullopt;
+  if (!best || is_better_packed(p, best->cycles)) return std::nullopt;
   const double blocks = static_cast<double>(p.batch * p.groups) * best->tiles[0] * best->tiles[1];
   return blocks < 2147483647.0 ? best : std::nullopt;
 }
 
 namespace {
 
-bool finish(const ConvProblem& p, NarrowWeightPlan& plan) {
-  const int padded[3] = {1, plan.box[1], round_up(plan.box[2], 8)};
+bool finish(const ConvProblem& p, SmallChannelWgradPlan& plan) {
+  const int padded[3] = {1, plan.tile[1], round_up(plan.tile[2], 8)};
   for (int a = 0; a < 3; ++a) plan.y.step[a] = plan.y.span[a] = 1;
-  plan.y.slots = 2;
+  plan.y.stages = 2;
   if (!extend(p, plan.x, padded, plan.octets * 8, 4, 8) || !extend(p, plan.y, padded, plan.columns, 4, 8)) return false;
-  const int warps = kNarrowWeightThreads / 32;
-  const int other =
-      (plan.y.slots * plan.y.plane() + kNarrowSlots * plan.units) * 4 + plan.x.table_bytes() + plan.y.table_bytes();
+  const int warps = kSmallChannelWgradConsumers / 32;
+  const int other = (plan.y.stages * plan.y.plane() + kSmallChannelStages * plan.units) * 4 + plan.x.table_bytes() +
+                    plan.y.table_bytes();
   if (!choose_slots(p, plan.x, 1, other)) return false;
-  const int sums = warps * narrow_units(plan.columns) * 8 * plan.columns * 4;  // where planes were
-  plan.shared_bytes = std::max(other + plan.x.slots * plan.x.plane() * 4, sums);
+  const int sums = warps * small_channel_units(plan.columns) * 8 * plan.columns * 4;  // where planes were
+  plan.shared_bytes = std::max(other + plan.x.stages * plan.x.plane() * 4, sums);
   if (plan.shared_bytes + kStatic > p.shared_limit) return false;
-  plan.tiles[1] = divide_up(plan.axis[1].count, plan.box[1]);
-  plan.tiles[2] = divide_up(plan.axis[2].count, plan.box[2]);
+  plan.tiles[1] = divide_up(plan.axis[1].count, plan.tile[1]);
+  plan.tiles[2] = divide_up(plan.axis[2].count, plan.tile[2]);
   // Instructions of a warp for 8 voxels, and for a plane; of staging.
-  const double octs = plan.box[1] * padded[2] / 8.0, products = three_products(p) ? 3 : 1, words = plan.columns / 8.0;
+  const double octs = plan.tile[1] * padded[2] / 8.0, products = three_products(p) ? 3 : 1, words = plan.columns / 8.0;
   const double of_oct =
-      20 + words * 9 + narrow_units(plan.columns) / 2 * (4 + words * products + (products - 1) * (6 + 2 * words));
+      20 + words * 9 +
+      small_channel_units(plan.columns) / 2 * (4 + words * products + (products - 1) * (6 + 2 * words));
   const double multiplying = 80 * warps + octs * plan.splits * of_oct;
   const double plane = plan.x.lines * plan.x.positions / 32.0 * static_cast<double>(p.in_channels);
   const double staged = plan.x.step[0] * plane + octs / 4 * static_cast<double>(p.out_channels);
   const double ends =
       (plan.tiles[2] > 1 ? 48.0 : 0) * plan.x.step[0] * plan.x.lines * static_cast<double>(p.in_channels);
   const double bytes = static_cast<double>(item_size(p.dtype)) * staged * 32 + ends;     // of lines: parts of 32 bytes
-  const double waiting = plan.x.slots < plan.x.span[0] + plan.x.step[0] ? 1.3 : 1;       // for planes to be given back
+  const double waiting = plan.x.stages < plan.x.span[0] + plan.x.step[0] ? 1.3 : 1;      // for planes to be given back
   const int most = static_cast<int>(most_voxels(p) * warps / (octs * 8 * plan.splits));  // depths of a block
   plan.cycles = slide(p, plan, kMultiprocessors, 1, std::min(most, plan.axis[0].count),
                       waiting * plane_clocks(multiplying + staged * 10, bytes, 1), plane * plan.x.span[0] * 5 + 6000);
@@ -246,10 +248,10 @@ bool finish(const ConvProblem& p, NarrowWeightPlan& plan) {
 
 }  // namespace
 
-std::optional<NarrowWeightPlan> plan_weight_narrow(const ConvProblem& p) {
+std::optional<SmallChannelWgradPlan> plan_small_channel_wgrad(const ConvProblem& p) {
   if (!few_channels(p) || !has_dense_lines(p.in_size, p.in_stride) || !has_dense_lines(p.out_size, p.out_stride))
     return std::nullopt;
-  NarrowWeightPlan plan{};
+  SmallChannelWgradPlan plan{};
   int64_t taps = 1;
   for (int a = 0; a < 3; ++a) {
     const ConvGeometry& g = p.geometry;
@@ -266,20 +268,20 @@ std::optional<NarrowWeightPlan> plan_weight_narrow(const ConvProblem& p) {
   plan.columns = p.out_channels > 8 ? 16 : 8;
   plan.octets = static_cast<int>(divide_up(p.in_channels, 8));
   plan.units = static_cast<int>(taps) * plan.octets;
-  for (plan.splits = 1; plan.splits * narrow_units(plan.columns) < plan.units;) plan.splits *= 2;
-  if (plan.splits > kNarrowWeightThreads / 32) return std::nullopt;
-  if (2 * plan.units < narrow_units(plan.columns)) return std::nullopt;  // most products would be idle
-  std::optional<NarrowWeightPlan> best;
+  for (plan.splits = 1; plan.splits * small_channel_units(plan.columns) < plan.units;) plan.splits *= 2;
+  if (plan.splits > kSmallChannelWgradConsumers / 32) return std::nullopt;
+  if (2 * plan.units < small_channel_units(plan.columns)) return std::nullopt;  // most products would be idle
+  std::optional<SmallChannelWgradPlan> best;
   for (const int width : box_widths(divide_up(plan.axis[2].count, 8), 32))
-    for (plan.box[1] = 1; plan.box[1] <= std::min(plan.axis[1].count, 64); ++plan.box[1]) {
-      plan.box[2] = std::min(width * 8, plan.axis[2].count);
+    for (plan.tile[1] = 1; plan.tile[1] <= std::min(plan.axis[1].count, 64); ++plan.tile[1]) {
+      plan.tile[2] = std::min(width * 8, plan.axis[2].count);
       if (finish(p, plan) && (!best || plan.cycles < best->cycles)) best = plan;
     }
   if (!best || static_cast<double>(best->ranges) * static_cast<double>(p.groups) >= 2147483647.0) return std::nullopt;
   return workspace_bytes(p, *best) <= kMostSums ? best : std::nullopt;
 }
 
-int64_t workspace_bytes(const ConvProblem& p, const NarrowWeightPlan& plan) {
+int64_t workspace_bytes(const ConvProblem& p, const SmallChannelWgradPlan& plan) {
   return plan.ranges * p.groups * plan.units * 8 * plan.columns * static_cast<int64_t>(sizeof(float));
 }
 

@@ -1,13 +1,13 @@
-// How the kernels of few channels (gather_narrow.cuh, weight_narrow.cuh) bring planes of inputs to shared memory: some
-// of a block's warps do nothing else, a ring of planes ahead of those who multiply. Tensors lie anywhere in memory, at
-// any alignment, and want zeros around them, and rounding: they travel through registers, 8 channels of several voxels
-// at a time, so that enough loads are under way. Halves become floats, which TF32 holds exactly.
+// Producer warps of the kernels of few channels (fprop_dgrad.cuh, wgrad.cuh): they bring planes of inputs to shared
+// memory, some stages ahead of the consumers. Tensors lie anywhere in memory, at any alignment, and want zeros around
+// them, and rounding: they travel through registers, 8 channels of several voxels at a time, so that enough loads are
+// under way. Halves become floats, which TF32 holds exactly.
 #pragma once
 
 #include <cuda_fp16.h>
 
-#include "cuda/conv/common/tma.cuh"
 #include "cuda/conv/common/mma.cuh"
+#include "cuda/conv/common/tma.cuh"
 #include "cuda/conv/small_channel/plan.h"
 #include "cuda/launch.h"
 
@@ -17,7 +17,7 @@ __device__ inline float to_float(float x) { return x; }
 __device__ inline float to_float(BFloat16 x) { return x; }
 __device__ inline float to_float(Float16 x) { return __half2float(__ushort_as_half(x.bits)); }
 
-/// Registers go from warps that stage to those that multiply: all warps of 4 that begin at a multiple of 4 say so.
+/// Registers go from producers to consumers: all warps of 4 that begin at a multiple of 4 say so.
 template <int kRegisters>
 __device__ void keep_registers() {
 #if VOXGRAD_HAS_WGMMA
@@ -70,13 +70,13 @@ __device__ Element from_float(float x) {
 }
 
 /// A tensor (N, C, D, H, W) and what a block needs of it.
-struct NarrowInput {
+struct SmallChannelInput {
   const char* data;
   int64_t stride[5];       // bytes
   uint32_t channel_bytes;  // the stride of channels: those of a group lie in reach of 32 bits (is_in_reach())
   int size[3];             // beyond, and before, lies zero
   int channels;            // of a group
-  NarrowHalo halo;
+  SmallChannelHalo halo;
 };
 
 /// Whether the channels of a group are in reach of 32-bit offsets from the first. Lines are, say the planners.
@@ -86,8 +86,8 @@ inline bool is_in_reach(const View& view, int64_t channels) {
                            view.stride[1] <= kReach / static_cast<int64_t>(item_size(view.dtype)) / (channels - 1));
 }
 
-inline NarrowInput describe_input(const View& view, int channels, const NarrowHalo& halo) {
-  NarrowInput in{};
+inline SmallChannelInput describe_input(const View& view, int channels, const SmallChannelHalo& halo) {
+  SmallChannelInput in{};
   in.data = view.as<char>();
   in.channels = channels;
   in.halo = halo;
@@ -98,10 +98,11 @@ inline NarrowInput describe_input(const View& view, int channels, const NarrowHa
 }
 
 /// Fills the table of where voxels of a plane come from, bytes from the first of its channel, or kZero, and, behind it,
-/// where they go to, bytes from the slot, unless that is their number. q: the first result.
+/// where they go to, bytes from the stage, unless that is their number. q: the first result.
 inline constexpr uint32_t kZero = UINT32_MAX;
-__device__ inline void list_voxels(const NarrowInput& in, const int (&q)[3], uint32_t table, int thread, int threads) {
-  const NarrowHalo& halo = in.halo;
+__device__ inline void list_voxels(const SmallChannelInput& in, const int (&q)[3], uint32_t table, int thread,
+                                   int threads) {
+  const SmallChannelHalo& halo = in.halo;
   const int height = q[1] * halo.step[1] + halo.low[1], width = q[2] * halo.step[2] + halo.low[2];
   for (int v = thread; v < halo.voxels(); v += threads) {
     const int line = v / halo.positions, position = v % halo.positions, h = height + line, w = width + position;
@@ -113,22 +114,22 @@ __device__ inline void list_voxels(const NarrowInput& in, const int (&q)[3], uin
 }
 
 /// Stages a plane of the channels of a sample, or zeros. kRounds: to TF32.
-template <class Element, bool kRounds, int kStagers>
-__device__ void stage_plane(const NarrowInput& in, const char* plane, bool zeros, uint32_t table, uint32_t slot,
+template <class Element, bool kRounds, int kProducers>
+__device__ void stage_plane(const SmallChannelInput& in, const char* plane, bool zeros, uint32_t table, uint32_t stage,
                             int thread) {
   constexpr int kChannels = 8, kAtOnce = 3;  // of a piece of a voxel; pieces of a thread whose loads are under way
   const int voxels = in.halo.voxels(), pitch = in.halo.pitch * 4, pieces = in.halo.pieces(in.channels);
-  const auto stage = [&]<bool kAll>(int piece) {
+  const auto copy = [&]<bool kAll>(int piece) {
     Element value[kAtOnce][kChannels];
     uint32_t to[kAtOnce];
     int left[kAtOnce];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      const int number = piece + i * kStagers;
+      const int number = piece + i * kProducers;
       if (number >= pieces) break;
       const int octet = number >= voxels ? 1 : 0, voxel = number - octet * voxels;
       const uint32_t from = load_shared(table + voxel * 4);
-      to[i] = slot + octet * kChannels * pitch +
+      to[i] = stage + octet * kChannels * pitch +
               (in.halo.step[2] > 1 ? load_shared(table + (voxels + voxel) * 4) : voxel * 4);
       left[i] = kAll ? kChannels : in.channels - octet * kChannels;
       const bool inside = from != kZero && !zeros;
@@ -139,7 +140,7 @@ __device__ void stage_plane(const NarrowInput& in, const char* plane, bool zeros
     }
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      if (piece + i * kStagers >= pieces) break;
+      if (piece + i * kProducers >= pieces) break;
 #pragma unroll
       for (int c = 0; c < kChannels; ++c) {
         const float x = to_float(value[i][c]);
@@ -148,65 +149,65 @@ __device__ void stage_plane(const NarrowInput& in, const char* plane, bool zeros
       }
     }
   };
-  for (int piece = thread; piece < pieces; piece += kAtOnce * kStagers)
+  for (int piece = thread; piece < pieces; piece += kAtOnce * kProducers)
     if (in.channels % kChannels == 0)
-      stage.template operator()<true>(piece);
+      copy.template operator()<true>(piece);
     else
-      stage.template operator()<false>(piece);
+      copy.template operator()<false>(piece);
 }
 
-/// Barriers of a ring of planes: "full" for the warps that stage, "free" for those that multiply.
-struct NarrowBarriers {
-  static constexpr int kCount = 2 * kNarrowSlots;
+/// Barriers of stages of planes: "full" for producers, "free" for consumers.
+struct StageBarriers {
+  static constexpr int kCount = 2 * kSmallChannelStages;
   uint32_t shared;
-  __device__ uint32_t full(int slot) const { return shared + slot * 8; }
-  __device__ uint32_t free(int slot) const { return shared + (kNarrowSlots + slot) * 8; }
-  __device__ void init(int stagers, int multipliers) const {
-    for (int slot = 0; slot < kNarrowSlots; ++slot) {
-      init_barrier(full(slot), stagers / 32);
-      init_barrier(free(slot), multipliers / 32);
+  __device__ uint32_t full(int stage) const { return shared + stage * 8; }
+  __device__ uint32_t free(int stage) const { return shared + (kSmallChannelStages + stage) * 8; }
+  __device__ void init(int producers, int consumers) const {
+    for (int stage = 0; stage < kSmallChannelStages; ++stage) {
+      init_barrier(full(stage), producers / 32);
+      init_barrier(free(stage), consumers / 32);
     }
   }
 };
 
 /// Where a block is, in a group of a sample.
-struct NarrowPlace {
+struct SlidingTileCoord {
   int q[3], group;
   int depths;             // results that it slides along
   int64_t sample, range;  // range: its number among those of the group
 };
-struct NarrowBoxes {
-  int box[3], tiles[3], count;  // count: of results along depth
+struct SlidingTiles {
+  int tile[3], tiles[3], count;  // count: of results along depth
   int groups;
-  __device__ NarrowPlace place(unsigned block) const {
-    NarrowPlace place;
+  __device__ SlidingTileCoord place(unsigned block) const {
+    SlidingTileCoord place;
     place.q[2] = static_cast<int>(take_digit(block, tiles[2]));
     place.q[1] = static_cast<int>(take_digit(block, tiles[1]));
     place.q[0] = static_cast<int>(take_digit(block, tiles[0]));
     place.group = static_cast<int>(take_digit(block, groups));
     place.sample = block;
     place.range = ((place.sample * tiles[0] + place.q[0]) * tiles[1] + place.q[1]) * tiles[2] + place.q[2];
-    for (int a = 0; a < 3; ++a) place.q[a] *= box[a];
-    place.depths = min(box[0], count - place.q[0]);
+    for (int a = 0; a < 3; ++a) place.q[a] *= tile[a];
+    place.depths = min(tile[0], count - place.q[0]);
     return place;
   }
 };
 
 /// What the staging warps do for a block: the planes that its results need, one after the other.
 /// kPrefetches: asks L2 for planes before.
-template <class Element, bool kRounds, int kStagers, bool kPrefetches>
-struct NarrowStager {
+template <class Element, bool kRounds, int kProducers, bool kPrefetches>
+struct SmallChannelProducer {
   static constexpr int kPrefetched = 3;  // planes ahead
-  const NarrowInput& in;
-  const NarrowBarriers& barriers;
+  const SmallChannelInput& in;
+  const StageBarriers& barriers;
   uint32_t table, ring;
   int depth, height;  // of the next plane; of its first line
   const char* channels;
   int turn = 0;  // threads by which voxels begin later
-  Ring slot{};
+  PipelineState stage{};
 
-  __device__ NarrowStager(const NarrowInput& input, const NarrowBarriers& ring_barriers, const NarrowPlace& place,
-                          uint32_t voxels, uint32_t planes)
+  __device__ SmallChannelProducer(const SmallChannelInput& input, const StageBarriers& ring_barriers,
+                                  const SlidingTileCoord& place, uint32_t voxels, uint32_t planes)
       : in(input), barriers(ring_barriers), table(voxels), ring(planes) {
     depth = place.q[0] * in.halo.step[0] + in.halo.low[0];
     height = place.q[1] * in.halo.step[1] + in.halo.low[1];
@@ -223,16 +224,16 @@ struct NarrowStager {
                   static_cast<uint32_t>((last - first - 1) * in.stride[3] + in.size[2] * int64_t{sizeof(Element)}));
   }
   /// The next plane. Each begins with the warp behind the one that ended the last.
-  __device__ void stage(int thread) {
+  __device__ void produce(int thread) {
     const bool inside = static_cast<unsigned>(depth) < static_cast<unsigned>(in.size[0]);
     if (kPrefetches && thread < in.channels) prefetch_channel(thread);
-    if (slot.round > 0) await_round(barriers.free(slot.slot), slot.round - 1);
-    stage_plane<Element, kRounds, kStagers>(in, channels + (inside ? depth : 0) * in.stride[2], !inside, table,
-                                            ring + slot.slot * in.halo.plane() * 4, (thread + turn) % kStagers);
-    turn = (turn + kStagers - (in.halo.pieces(in.channels) + 31) / 32 * 32 % kStagers) % kStagers;
+    if (stage.round > 0) await_round(barriers.free(stage.stage), stage.round - 1);
+    stage_plane<Element, kRounds, kProducers>(in, channels + (inside ? depth : 0) * in.stride[2], !inside, table,
+                                              ring + stage.stage * in.halo.plane() * 4, (thread + turn) % kProducers);
+    turn = (turn + kProducers - (in.halo.pieces(in.channels) + 31) / 32 * 32 % kProducers) % kProducers;
     __syncwarp();
-    if (thread % 32 == 0) arrive(barriers.full(slot.slot));
-    slot.next(in.halo.slots);
+    if (thread % 32 == 0) arrive(barriers.full(stage.stage));
+    stage.next(in.halo.stages);
     ++depth;
   }
 };

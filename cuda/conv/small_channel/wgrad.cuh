@@ -1,15 +1,13 @@
-// The weight gradient of convolutions of up to 16 channels a group, which memory bounds, not arithmetic: both tensors
-// are read once.
-//
-// A block slides along depth, like those of gather_narrow.cuh: half of its warps stage planes of x, and of the lattice
-// y, half multiply, by mma.sync in TF32 (halves are exact in it):
+// Wgrad of up to 16 channels a group: a warp-specialised implicit GEMM on mma.sync with split-K whose CTA slides along
+// depth. Memory bounds it, not arithmetic: both tensors are read once. Half of the warps stage planes of x, and of the
+// lattice y (producer.cuh), half multiply in TF32 (halves are exact in it):
 //
 //   A: two units x 8 voxels,                              a unit: a tap of 8 channels of x
 //   B: 8 voxels of a line of the lattice x 8 channels of y
 //
 // A warp has up to 14 units (times 8 channels of y, or 8 times 16) in registers, and takes every so many 8 voxels of
-// the box; where there are more units, warps share them. What the warps of a block have summed is added in shared
-// memory in their order; weight_sum() adds up the blocks. Lines of y are filled up with zeros to a multiple of 8
+// the tile; where there are more units, warps share them. What the warps of a CTA have summed is added in shared
+// memory in their order; reduce_ranges() adds up the CTAs. Lines of y are filled up with zeros to a multiple of 8
 // voxels: an infinite x that taps of these would read makes the tap's sum NaN.
 #pragma once
 
@@ -19,52 +17,52 @@
 
 namespace voxgrad::cuda {
 
-inline constexpr int kNarrowUnits = kNarrowWeightThreads / 32 * narrow_units(8);
+inline constexpr int kSmallChannelUnits = kSmallChannelWgradConsumers / 32 * small_channel_units(8);
 
-struct NarrowWeight {
-  NarrowInput x, y;
+struct SmallChannelWgradParams {
+  SmallChannelInput x, y;
   float* partial;  // (ranges, groups, units, 8 channels of x, columns)
-  NarrowBoxes boxes;
+  SlidingTiles tiles;
   int units, splits, octs;  // octs: 8 voxels, of a line of the lattice
   Divisor line_octs;
-  int unit_plane[kNarrowUnits], unit_offset[kNarrowUnits];  // of a step's planes; bytes in it
+  int unit_plane[kSmallChannelUnits], unit_offset[kSmallChannelUnits];  // of a step's planes; bytes in it
 };
 
 template <class Arithmetic_, class Element_, ConvArithmetic kKind, int kN8_>
-struct NarrowWeightTile {
+struct SmallChannelWgradTile {
   using Arithmetic = Arithmetic_;
   using Element = Element_;
   static constexpr ConvArithmetic kArithmetic = kKind;
   static constexpr int kN8 = kN8_, kColumns = 8 * kN8, kRows = 0, kBlocks = 0;
-  static constexpr int kUnits = narrow_units(kColumns), kWarps = kNarrowWeightThreads / 32;
-  static constexpr int kStagers = kNarrowWeightThreads, kThreads = 2 * kNarrowWeightThreads;
+  static constexpr int kUnits = small_channel_units(kColumns), kWarps = kSmallChannelWgradConsumers / 32;
+  static constexpr int kProducers = kSmallChannelWgradConsumers, kThreads = 2 * kSmallChannelWgradConsumers;
 };
 
 template <class Tile>
-using NarrowSums = Accumulator[Tile::kUnits / 2][1][Tile::kN8];
+using SmallChannelSums = Accumulator[Tile::kUnits / 2][1][Tile::kN8];
 
 /// All sums of a warp: those of its units over its voxels.
 template <class Tile>
-__device__ void multiply_lattice(const NarrowWeight& p, const NarrowPlace& place, NarrowSums<Tile>& sum, uint32_t table,
-                                 uint32_t x_ring, uint32_t y_ring, const NarrowBarriers& of_x,
-                                 const NarrowBarriers& of_y) {
+__device__ void consume_planes(const SmallChannelWgradParams& p, const SlidingTileCoord& place,
+                               SmallChannelSums<Tile>& sum, uint32_t table, uint32_t x_ring, uint32_t y_ring,
+                               const StageBarriers& of_x, const StageBarriers& of_y) {
   using Arithmetic = typename Tile::Arithmetic;
   constexpr int kN8 = Tile::kN8, kUnits = Tile::kUnits;
-  const NarrowHalo &x = p.x.halo, &y = p.y.halo;
+  const SmallChannelHalo &x = p.x.halo, &y = p.y.halo;
   const int lane = static_cast<int>(threadIdx.x) % 32, g = lane / 4, t = lane % 4;
   const int warp = of_warp(static_cast<int>(threadIdx.x) / 32);
   const int first_unit = warp % p.splits * kUnits, first_oct = warp / p.splits, oct_step = Tile::kWarps / p.splits;
   const uint32_t my_x = x_ring + (g * x.pitch + t) * 4, my_y = y_ring + (g * y.pitch + t) * 4;
 
-  Ring x_arrived{}, y_arrived{};
+  PipelineState x_arrived{}, y_arrived{};
   int first = 0, waited = 0;
   for (int step = 0; step < place.depths; ++step) {
     for (; waited < step * x.step[0] + x.span[0]; ++waited) {
-      await_round(of_x.full(x_arrived.slot), x_arrived.round);
-      x_arrived.next(x.slots);
+      await_round(of_x.full(x_arrived.stage), x_arrived.round);
+      x_arrived.next(x.stages);
     }
-    await_round(of_y.full(y_arrived.slot), y_arrived.round);
-    const uint32_t y_plane = y_arrived.slot * y.plane() * 4;
+    await_round(of_y.full(y_arrived.stage), y_arrived.round);
+    const uint32_t y_plane = y_arrived.stage * y.plane() * 4;
     uint32_t at[kUnits];
 #pragma unroll
     for (int u = 0; u < kUnits; ++u)
@@ -94,24 +92,24 @@ __device__ void multiply_lattice(const NarrowWeight& p, const NarrowPlace& place
       }
     }
     __syncwarp();
-    if (lane == 0) arrive(of_y.free(y_arrived.slot));
-    y_arrived.next(y.slots);
+    if (lane == 0) arrive(of_y.free(y_arrived.stage));
+    y_arrived.next(y.stages);
     for (int i = 0; i < x.step[0]; ++i) {
       if (lane == 0) arrive(of_x.free(first));
-      if (++first == x.slots) first = 0;
+      if (++first == x.stages) first = 0;
     }
   }
 }
 
 template <class Tile>
-__device__ void sync_multipliers() {
+__device__ void sync_consumers() {
   asm volatile("bar.sync 1, %0;" ::"n"(32 * Tile::kWarps) : "memory");
 }
 
 /// Adds up what the warps of the block have summed, in their order.
 template <class Tile>
-__device__ void write_sums(const NarrowWeight& p, const NarrowPlace& place, const NarrowSums<Tile>& sum,
-                           uint32_t shared) {
+__device__ void write_sums(const SmallChannelWgradParams& p, const SlidingTileCoord& place,
+                           const SmallChannelSums<Tile>& sum, uint32_t shared) {
   constexpr int kUnits = Tile::kUnits, kColumns = Tile::kColumns, kOfUnit = 8 * kColumns;  // words
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, g = thread % 32 / 4, t = thread % 4;
 #pragma unroll
@@ -122,9 +120,9 @@ __device__ void write_sums(const NarrowWeight& p, const NarrowPlace& place, cons
       for (int j = 0; j < 2; ++j)
         store_shared(shared + ((warp * kUnits + u) * kOfUnit + g * kColumns + n * 8 + 2 * t + j) * 4,
                      __float_as_uint(sum[u / 2][0][n][u % 2 * 2 + j]));
-  sync_multipliers<Tile>();
-  float* const partial = p.partial + (place.range * p.boxes.groups + place.group) * p.units * kOfUnit;
-  for (int i = thread; i < p.units * kOfUnit; i += kNarrowWeightThreads) {
+  sync_consumers<Tile>();
+  float* const partial = p.partial + (place.range * p.tiles.groups + place.group) * p.units * kOfUnit;
+  for (int i = thread; i < p.units * kOfUnit; i += kSmallChannelWgradConsumers) {
     const int unit = i / kOfUnit;
     float total = 0.0f;
     for (int w = unit / kUnits; w < Tile::kWarps; w += p.splits)
@@ -134,44 +132,45 @@ __device__ void write_sums(const NarrowWeight& p, const NarrowPlace& place, cons
 }
 
 template <class Tile>
-__global__ void __launch_bounds__(Tile::kThreads, 1) weight_narrow(const __grid_constant__ NarrowWeight p) {
+__global__ void __launch_bounds__(Tile::kThreads, 1)
+    wgrad_small_channel(const __grid_constant__ SmallChannelWgradParams p) {
 #if VOXGRAD_HAS_WGMMA
   using Element = typename Tile::Element;
   constexpr bool kRounds = Tile::Arithmetic::kRounds && sizeof(Element) == 4;
   extern __shared__ uint4 dynamic_shared[];
-  __shared__ uint64_t barrier[2 * NarrowBarriers::kCount];
-  const NarrowHalo &x = p.x.halo, &y = p.y.halo;
+  __shared__ uint64_t barrier[2 * StageBarriers::kCount];
+  const SmallChannelHalo &x = p.x.halo, &y = p.y.halo;
   const uint32_t x_ring = of_warp(shared_address(dynamic_shared));
-  const uint32_t y_ring = x_ring + x.slots * x.plane() * 4, table = y_ring + y.slots * y.plane() * 4;
-  const uint32_t x_voxels = table + kNarrowSlots * p.units * 4, y_voxels = x_voxels + x.table_bytes();
-  const NarrowBarriers of_x{of_warp(shared_address(barrier))}, of_y{of_x.shared + NarrowBarriers::kCount * 8};
-  const NarrowPlace place = p.boxes.place(blockIdx.x);
+  const uint32_t y_ring = x_ring + x.stages * x.plane() * 4, table = y_ring + y.stages * y.plane() * 4;
+  const uint32_t x_voxels = table + kSmallChannelStages * p.units * 4, y_voxels = x_voxels + x.table_bytes();
+  const StageBarriers of_x{of_warp(shared_address(barrier))}, of_y{of_x.shared + StageBarriers::kCount * 8};
+  const SlidingTileCoord place = p.tiles.place(blockIdx.x);
   if (threadIdx.x == 0) {
-    of_x.init(Tile::kStagers, kNarrowWeightThreads);
-    of_y.init(Tile::kStagers, kNarrowWeightThreads);
+    of_x.init(Tile::kProducers, kSmallChannelWgradConsumers);
+    of_y.init(Tile::kProducers, kSmallChannelWgradConsumers);
   }
   publish_barriers();
   for (int i = static_cast<int>(threadIdx.x); i < (table - x_ring) / 4; i += Tile::kThreads)
     store_shared(x_ring + i * 4, 0);  // channels that are not there
-  for (int i = static_cast<int>(threadIdx.x); i < x.slots * p.units; i += Tile::kThreads) {
-    const int unit = i % p.units, slot = (i / p.units + p.unit_plane[unit]) % x.slots;
-    store_shared(table + i * 4, slot * x.plane() * 4 + p.unit_offset[unit]);
+  for (int i = static_cast<int>(threadIdx.x); i < x.stages * p.units; i += Tile::kThreads) {
+    const int unit = i % p.units, stage = (i / p.units + p.unit_plane[unit]) % x.stages;
+    store_shared(table + i * 4, stage * x.plane() * 4 + p.unit_offset[unit]);
   }
   list_voxels(p.x, place.q, x_voxels, static_cast<int>(threadIdx.x), Tile::kThreads);
   list_voxels(p.y, place.q, y_voxels, static_cast<int>(threadIdx.x), Tile::kThreads);
   __syncthreads();
   if (of_warp(static_cast<int>(threadIdx.x) / 32) < Tile::kWarps) {
-    NarrowSums<Tile> sum = {};
-    multiply_lattice<Tile>(p, place, sum, table, x_ring, y_ring, of_x, of_y);
-    sync_multipliers<Tile>();  // planes become sums
+    SmallChannelSums<Tile> sum = {};
+    consume_planes<Tile>(p, place, sum, table, x_ring, y_ring, of_x, of_y);
+    sync_consumers<Tile>();  // planes become sums
     write_sums<Tile>(p, place, sum, x_ring);
   } else {
-    const int thread = static_cast<int>(threadIdx.x) - kNarrowWeightThreads;
-    NarrowStager<Element, kRounds, Tile::kStagers, false> stage_x(p.x, of_x, place, x_voxels, x_ring);
-    NarrowStager<Element, kRounds, Tile::kStagers, false> stage_y(p.y, of_y, place, y_voxels, y_ring);
+    const int thread = static_cast<int>(threadIdx.x) - kSmallChannelWgradConsumers;
+    SmallChannelProducer<Element, kRounds, Tile::kProducers, false> produce_x(p.x, of_x, place, x_voxels, x_ring);
+    SmallChannelProducer<Element, kRounds, Tile::kProducers, false> produce_y(p.y, of_y, place, y_voxels, y_ring);
     for (int step = 0, planes = 0; step < place.depths; ++step) {
-      stage_y.stage(thread);
-      for (; planes < step * x.step[0] + x.span[0]; ++planes) stage_x.stage(thread);
+      produce_y.produce(thread);
+      for (; planes < step * x.step[0] + x.span[0]; ++planes) produce_x.produce(thread);
     }
   }
 #endif
@@ -179,9 +178,10 @@ __global__ void __launch_bounds__(Tile::kThreads, 1) weight_narrow(const __grid_
 
 /// Queues the kernel.
 template <class Tile>
-void launch_weight_narrow(const NarrowWeight& p, int64_t blocks, int shared_bytes, cudaStream_t stream) {
-  ++narrow_instance<Tile, true>.launches;
-  launch_with_shared(weight_narrow<Tile>, static_cast<unsigned>(blocks), Tile::kThreads, shared_bytes, stream, p);
+void launch_wgrad_small_channel(const SmallChannelWgradParams& p, int64_t blocks, int shared_bytes,
+                                cudaStream_t stream) {
+  ++small_channel_instance<Tile, true>.launches;
+  launch_with_shared(wgrad_small_channel<Tile>, static_cast<unsigned>(blocks), Tile::kThreads, shared_bytes, stream, p);
 }
 
 }  // namespace voxgrad::cuda

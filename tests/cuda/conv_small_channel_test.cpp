@@ -30,9 +30,9 @@ const ConvGeometry kHalved{{2}, {1}, {1}, 1};
 ConvProblem upsampling() { return dense(ConvDirection::transposed, 8, 8, {8, 16, 32}, {15, 31, 63}, {3}, kHalved); }
 ConvProblem weights() { return dense(ConvDirection::weight, 8, 8, {63}, {32}, {3}, kHalved); }
 
-TEST(ConvNarrowPlan, TakesFewChannelsOfDenseTensors) {
-  EXPECT_TRUE(plan_gather_narrow(upsampling()));
-  EXPECT_TRUE(plan_weight_narrow(weights()));
+TEST(ConvSmallChannelPlan, TakesFewChannelsOfDenseTensors) {
+  EXPECT_TRUE(plan_small_channel_fprop_dgrad(upsampling()));
+  EXPECT_TRUE(plan_small_channel_wgrad(weights()));
   for (auto change : {+[](ConvProblem& p) { p.in_channels = 17; }, +[](ConvProblem& p) { p.out_channels = 17; },
                       +[](ConvProblem& p) { p.dtype = DType::f64; }, +[](ConvProblem& p) { p.wgmma = false; },
                       +[](ConvProblem& p) { p.choice.mma_sync = true; }, +[](ConvProblem& p) { p.in_stride[2] = 8; },
@@ -40,49 +40,49 @@ TEST(ConvNarrowPlan, TakesFewChannelsOfDenseTensors) {
     ConvProblem p = upsampling(), w = weights();
     change(p);
     change(w);
-    EXPECT_FALSE(plan_gather_narrow(p));
-    EXPECT_FALSE(plan_weight_narrow(w));
+    EXPECT_FALSE(plan_small_channel_fprop_dgrad(p));
+    EXPECT_FALSE(plan_small_channel_wgrad(w));
   }
   ConvProblem gaps = upsampling();
   gaps.out_stride[1] = 64;  // between lines of results
-  EXPECT_FALSE(plan_gather_narrow(gaps));
+  EXPECT_FALSE(plan_small_channel_fprop_dgrad(gaps));
 }
 
-TEST(ConvNarrowPlan, LeavesManyProductsToWgmma) {
+TEST(ConvSmallChannelPlan, LeavesManyProductsToWgmma) {
   const ConvProblem p = dense(ConvDirection::forward, 16, 16, {128}, {128}, {3}, {{1}, {1}, {1}, 1});
-  EXPECT_FALSE(plan_gather_narrow(p));
+  EXPECT_FALSE(plan_small_channel_fprop_dgrad(p));
   ConvProblem forced = p;
   forced.choice.narrow = true;
-  EXPECT_TRUE(plan_gather_narrow(forced));
+  EXPECT_TRUE(plan_small_channel_fprop_dgrad(forced));
   ConvProblem few = p;
   few.in_channels = 3;
-  EXPECT_TRUE(plan_gather_narrow(few));
+  EXPECT_TRUE(plan_small_channel_fprop_dgrad(few));
 }
 
-TEST(ConvNarrowPlan, SumsInTheSameOrderOnEveryGpu) {
+TEST(ConvSmallChannelPlan, SumsInTheSameOrderOnEveryGpu) {
   for (const int size : {16, 40, 64}) {
     ConvProblem p = dense(ConvDirection::weight, 8, 8, {size}, {size}, {3}, {{1}, {1}, {1}, 1});
-    const auto plan = plan_weight_narrow(p).value();
+    const auto plan = plan_small_channel_wgrad(p).value();
     p.multiprocessors = 78;
-    const auto other = plan_weight_narrow(p).value();
-    for (int a = 0; a < 3; ++a) EXPECT_EQ(plan.box[a], other.box[a]);
+    const auto other = plan_small_channel_wgrad(p).value();
+    for (int a = 0; a < 3; ++a) EXPECT_EQ(plan.tile[a], other.tile[a]);
     EXPECT_EQ(plan.ranges, other.ranges);
   }
 }
 
-TEST(ConvNarrowPlan, AddsNoMoreVoxelsThanTruncationAllows) {
+TEST(ConvSmallChannelPlan, AddsNoMoreVoxelsThanTruncationAllows) {
   for (const auto precision : {Float32Precision::high, Float32Precision::highest}) {
     ConvProblem p = dense(ConvDirection::weight, 16, 4, {256}, {256}, {3}, {{1}, {1}, {1}, 1});
     p.batch = 8;
     p.precision = precision;
-    const auto plan = plan_weight_narrow(p).value();
-    const int voxels = plan.box[0] * plan.box[1] * plan.y.line * plan.splits * 32 / kNarrowWeightThreads;
+    const auto plan = plan_small_channel_wgrad(p).value();
+    const int voxels = plan.tile[0] * plan.tile[1] * plan.y.line * plan.splits * 32 / kSmallChannelWgradConsumers;
     EXPECT_LE(voxels, precision == Float32Precision::high ? 16384 : 8192);
   }
 }
 
 /// Nothing overflows (a build with -fsanitize=undefined says so), and what is taken fits.
-TEST(ConvNarrowPlan, FitsOrIsRefusedWhateverTheSizes) {
+TEST(ConvSmallChannelPlan, FitsOrIsRefusedWhateverTheSizes) {
   Random random(1);
   const auto size = [&] { return std::max<int64_t>(1, std::llround(std::exp2(random.real(0, 27)))); };
   int taken = 0;
@@ -102,19 +102,19 @@ TEST(ConvNarrowPlan, FitsOrIsRefusedWhateverTheSizes) {
     ConvProblem p = dense(direction, random.integer(1, 16), random.integer(1, 16), in, out, kernel, g);
     p.choice.narrow = true;
     SCOPED_TRACE(concat("problem ", i));
-    const auto fits = [&](int bytes, const NarrowHalo& halo) {
+    const auto fits = [&](int bytes, const SmallChannelHalo& halo) {
       EXPECT_LE(bytes, p.shared_limit);
-      EXPECT_GE(bytes, halo.slots * halo.plane() * 4 + halo.table_bytes());
+      EXPECT_GE(bytes, halo.stages * halo.plane() * 4 + halo.table_bytes());
       EXPECT_LE(halo.voxels(), halo.pitch);
-      EXPECT_GE(halo.slots, halo.span[0]);
-      EXPECT_LE(halo.slots, kNarrowSlots);
+      EXPECT_GE(halo.stages, halo.span[0]);
+      EXPECT_LE(halo.stages, kSmallChannelStages);
       ++taken;
     };
     if (direction == ConvDirection::weight) {
-      if (const auto plan = plan_weight_narrow(p)) fits(plan->shared_bytes, plan->x);
-    } else if (const auto plan = plan_gather_narrow(p)) {
+      if (const auto plan = plan_small_channel_wgrad(p)) fits(plan->shared_bytes, plan->x);
+    } else if (const auto plan = plan_small_channel_fprop_dgrad(p)) {
       fits(plan->shared_bytes, plan->halo);
-      EXPECT_LE(plan->box[1] * plan->box[2], 128 * plan->row_tiles);
+      EXPECT_LE(plan->tile[1] * plan->tile[2], 128 * plan->row_tiles);
     }
   }
   EXPECT_GT(taken, 200);
