@@ -9,20 +9,21 @@ namespace voxgrad::cuda {
 namespace {
 
 void convolve(const char* op, const View& out, const View& in, const View& w, const ConvEpilogue& epilogue,
-              const ConvGeometry& geometry, bool transposed) {
+              const ConvGeometry& geometry, ConvPass pass) {
   if (out.numel() == 0) return;
+  const bool transposed = pass == ConvPass::dgrad;
   check_positions(op, transposed ? out : in, w, transposed ? in : out, geometry);
   check(w.numel() / std::max<int64_t>(out.size[1] / geometry.groups, 1) < INT32_MAX, op,
         "the CUDA kernels take fewer than 2^31 weights an output channel");
   const Launch launch(out);
-  if (fprop_dgrad(out, in, w, epilogue, geometry, transposed, launch)) return;
-  if (small_channel_fprop_dgrad(out, in, w, epilogue, geometry, transposed, launch)) return;
-  if (implicit_gemm_fprop_dgrad(out, in, w, epilogue, geometry, transposed, launch)) return;
+  if (fprop_dgrad(out, in, w, epilogue, geometry, pass, launch)) return;
+  if (small_channel_fprop_dgrad(out, in, w, epilogue, geometry, pass, launch)) return;
+  if (implicit_gemm_fprop_dgrad(out, in, w, epilogue, geometry, pass, launch)) return;
   if (is_half(out.dtype))
     return through_float32(out, in, w, epilogue.bias, [&](const View& o, const View& i, const View& v, const View* b) {
-      convolve(op, o, i, v, {b, epilogue.relu}, geometry, transposed);
+      convolve(op, o, i, v, {b, epilogue.relu}, geometry, pass);
     });
-  simt_fprop_dgrad(op, out, in, w, epilogue, geometry, transposed, launch);
+  simt_fprop_dgrad(op, out, in, w, epilogue, geometry, pass, launch);
 }
 
 }  // namespace
@@ -31,12 +32,12 @@ namespace kernel {
 
 void conv_forward(const View& y, const View& x, const View& w, const ConvEpilogue& epilogue,
                   const ConvGeometry& geometry) {
-  convolve("conv", y, x, w, epilogue, geometry, false);
+  convolve("conv", y, x, w, epilogue, geometry, ConvPass::fprop);
 }
 
 void conv_backward_data(const View& x, const View& y, const View& w, const ConvEpilogue& epilogue,
                         const ConvGeometry& geometry) {
-  convolve("conv_transpose", x, y, w, epilogue, geometry, true);
+  convolve("conv_transpose", x, y, w, epilogue, geometry, ConvPass::dgrad);
 }
 
 void conv_transpose_backward(const View& dy, const View& dw, const View& dx, const View& y, const View& w,

@@ -11,18 +11,18 @@ namespace voxgrad::cuda {
 
 /// False, and nothing done, if the problem has to go to the plain kernel.
 bool implicit_gemm_fprop_dgrad(const View& out, const View& in, const View& w, const ConvEpilogue& epilogue,
-                               const ConvGeometry& geometry, bool transposed, const Launch& launch);
+                               const ConvGeometry& geometry, ConvPass pass, const Launch& launch);
 
 /// The same for few channels.
 bool small_channel_fprop_dgrad(const View& out, const View& in, const View& w, const ConvEpilogue& epilogue,
-                               const ConvGeometry& geometry, bool transposed, const Launch& launch);
+                               const ConvGeometry& geometry, ConvPass pass, const Launch& launch);
 
 /// out[n][c][...] = bias[c], behind the ReLU if there is one: what no tap reaches.
 void fill_bias(const View& out, const ConvEpilogue& epilogue, const Launch& launch);
 
 /// The plain kernels, for every problem of f32 and f64.
 void simt_fprop_dgrad(const char* op, const View& out, const View& in, const View& w, const ConvEpilogue& epilogue,
-                      const ConvGeometry& geometry, bool transposed, const Launch& launch);
+                      const ConvGeometry& geometry, ConvPass pass, const Launch& launch);
 void simt_wgrad(const char* op, const View& w, const View& x, const View& y, const ConvGeometry& geometry,
                 const Launch& launch);
 

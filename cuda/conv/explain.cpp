@@ -23,13 +23,13 @@ std::string in_mib(int64_t bytes) {
 std::string describe(const ConvProblem& p, const ImplicitGemmPlan& plan) {
   int64_t tiles = p.batch * p.groups * plan.column_tiles;
   for (const int along : plan.tiles) tiles *= along;
-  if (p.direction == ConvDirection::transposed) tiles *= plan.classes / plan.tile_phases;
+  if (p.pass == ConvPass::dgrad) tiles *= plan.classes / plan.tile_phases;
   return concat("tensor cores, ", name(arithmetic_of(p)), plan.wgmma ? " by wgmma" : " by mma.sync", ": CTA tile of ",
                 volume(plan.tile), " results x ", plan.tile_phases > 1 ? "2 phases x " : "", plan.columns,
                 " channels, halo of ", volume(plan.extent),
                 plan.slide > 1 ? concat(", sliding along ", plan.range, " planes") : "", ", ", plan.classes,
-                p.direction == ConvDirection::transposed ? " phases" : " residues", ", ", plan.k_blocks, " k-blocks, ",
-                tiles, plan.wgmma ? " tiles" : " CTAs", ", workspace ", in_mib(workspace_bytes(p, plan)));
+                p.pass == ConvPass::dgrad ? " phases" : " residues", ", ", plan.k_blocks, " k-blocks, ", tiles,
+                plan.wgmma ? " tiles" : " CTAs", ", workspace ", in_mib(workspace_bytes(p, plan)));
 }
 
 std::string describe(const ConvProblem& p, const MmaSyncWgradPlan& plan) {
@@ -53,7 +53,7 @@ std::string describe(const ConvProblem& p, const PackedWgradPlan& plan) {
 std::string describe(const ConvProblem& p, const SmallChannelPlan& plan) {
   return concat("tensor cores, ", name(arithmetic_of(p)), ", small channels: sliding tiles of ", volume(plan.tile),
                 " results, input planes of ", plan.halo.lines, " x ", plan.halo.positions, ", ", plan.halo.stages,
-                " stages, ", plan.axis[0].parts * plan.axis[1].parts * plan.axis[2].parts, " phases, ",
+                " stages, ", plan.axis[0].phases * plan.axis[1].phases * plan.axis[2].phases, " phases, ",
                 plan.tiles[0] * plan.tiles[1] * p.batch * p.groups, " CTAs, no workspace");
 }
 
@@ -65,7 +65,7 @@ std::string describe(const ConvProblem& p, const SmallChannelWgradPlan& plan) {
 }
 
 std::string describe(const ConvProblem& p) {
-  if (p.direction == ConvDirection::weight) {
+  if (p.pass == ConvPass::wgrad) {
     if (const auto plan = plan_small_channel_wgrad(p)) return describe(p, *plan);
     if (const auto plan = plan_packed_wgrad(p)) return describe(p, *plan);
     if (const auto plan = plan_mma_sync_wgrad(p)) return describe(p, *plan);
@@ -78,8 +78,8 @@ std::string describe(const ConvProblem& p) {
     wide.dtype = DType::f32;
     return "float32 copies, then " + describe(wide);
   }
-  return p.direction == ConvDirection::weight ? "plain kernel, workspace at most 16 MiB or the weight's size"
-                                              : "plain kernel, no workspace";
+  return p.pass == ConvPass::wgrad ? "plain kernel, workspace at most 16 MiB or the weight's size"
+                                   : "plain kernel, no workspace";
 }
 
 double flop_rate(const ConvProblem& p) {
@@ -101,14 +101,8 @@ ConvExplanation explain(const ConvProblem& problem) { return {describe(problem),
 namespace kernel {
 
 ConvExplanation explain_conv(ConvPass pass, const View& x, const View& w, const View& y, const ConvGeometry& geometry) {
-  switch (pass) {
-    case ConvPass::forward:
-      return explain(conv_problem(ConvDirection::forward, x, y, w, geometry));
-    case ConvPass::backward_data:
-      return explain(conv_problem(ConvDirection::transposed, y, x, w, geometry));
-    default:
-      return explain(conv_problem(ConvDirection::weight, x, y, w, geometry));
-  }
+  const bool dgrad = pass == ConvPass::dgrad;
+  return explain(conv_problem(pass, dgrad ? y : x, dgrad ? x : y, w, geometry));
 }
 
 }  // namespace kernel

@@ -90,12 +90,12 @@ void list_taps(ImplicitGemmParams& p, bool wgmma, int k_block_positions) {
   int count = 0;
   for (int c = 0; c < p.classes; ++c) {
     p.class_begin[c] = count;
-    const AxisPart* part[3];
+    const AxisPhase* part[3];
     int number = c, taps = 1;
     for (int a = 2; a >= 0; --a) {
-      p.class_part[c][a] = static_cast<uint8_t>(number % p.axis[a].parts);
-      part[a] = &p.axis[a].part[p.class_part[c][a]];
-      number /= p.axis[a].parts;
+      p.class_phase[c][a] = static_cast<uint8_t>(number % p.axis[a].phases);
+      part[a] = &p.axis[a].phase[p.class_phase[c][a]];
+      number /= p.axis[a].phases;
       taps *= part[a]->taps;
     }
     for (int i = 0; i < p.stage_k_blocks * taps; ++i) {
@@ -133,7 +133,7 @@ ImplicitGemmParams params_of(const View& out, const View& in, const ConvEpilogue
   p.k_blocks = plan.k_blocks;
   p.stage_k_blocks = plan.stage_k_blocks;
   p.class_stages = plan.k_blocks / plan.stage_k_blocks;
-  p.transposed = problem.direction == ConvDirection::transposed;
+  p.transposed = problem.pass == ConvPass::dgrad;
   p.halo_voxels = plan.halo_voxels;
   p.line = plan.line;
   p.pitch = plan.pitch;
@@ -231,13 +231,12 @@ bool has_wgmma(int device) {
 }
 
 bool implicit_gemm_fprop_dgrad(const View& out, const View& in, const View& w, const ConvEpilogue& epilogue,
-                               const ConvGeometry& geometry, bool transposed, const Launch& launch) {
-  ConvProblem problem =
-      conv_problem(transposed ? ConvDirection::transposed : ConvDirection::forward, in, out, w, geometry);
+                               const ConvGeometry& geometry, ConvPass pass, const Launch& launch) {
+  ConvProblem problem = conv_problem(pass, in, out, w, geometry);
   describe_device(problem, launch);
   const auto plan = remembered<plan_implicit_gemm>(problem);
   if (!plan) return false;
-  if (!std::all_of(plan->axis, plan->axis + 3, [](const AxisParts& axis) { return axis.complete; }))
+  if (!std::all_of(plan->axis, plan->axis + 3, [](const AxisPhases& axis) { return axis.complete; }))
     fill_bias(out, epilogue, launch);
   ImplicitGemm gather = prepare(out, in, w, epilogue, problem, *plan);
   with_arithmetic(arithmetic_of(problem), [&]<class Arithmetic>() { run<Arithmetic>(gather, plan->samples, launch); });
@@ -247,8 +246,8 @@ bool implicit_gemm_fprop_dgrad(const View& out, const View& in, const View& w, c
 bool packed_fprop_and_wgrad(const View& y, const View& dw, const View& x, const View& dy, const View& w,
                             const ConvGeometry& geometry, const Launch& launch) {
   if (!is_half(x.dtype) || w.numel() >= INT32_MAX) return false;  // that many weights are refused one by one
-  ConvProblem data = conv_problem(ConvDirection::forward, x, y, w, geometry);
-  ConvProblem weight = conv_problem(ConvDirection::weight, x, dy, dw, geometry);
+  ConvProblem data = conv_problem(ConvPass::fprop, x, y, w, geometry);
+  ConvProblem weight = conv_problem(ConvPass::wgrad, x, dy, dw, geometry);
   describe_device(data, launch);
   describe_device(weight, launch);
   if (!share_inputs(data, weight)) return false;

@@ -14,18 +14,18 @@ std::atomic<ConvChoice> forced_choice{};
 int k_block_channels(const ConvProblem& p) { return kKWords * (p.dtype == DType::f32 ? 1 : 2); }
 
 bool choose_axes(const ConvProblem& p, ImplicitGemmPlan& plan) {
-  const bool transposed = p.direction == ConvDirection::transposed;
+  const bool transposed = p.pass == ConvPass::dgrad;
   plan.classes = 1;
   int all_taps = 1;
   for (int a = 0; a < 3; ++a) {
     const ConvGeometry& g = p.geometry;
     const auto axis =
         transposed
-            ? transposed_parts(p.in_size[a], p.out_size[a], p.kernel[a], g.stride[a], g.padding[a], g.dilation[a])
-            : forward_parts(p.in_size[a], p.out_size[a], p.kernel[a], g.stride[a], g.padding[a], g.dilation[a], a == 2);
+            ? dgrad_phases(p.in_size[a], p.out_size[a], p.kernel[a], g.stride[a], g.padding[a], g.dilation[a])
+            : fprop_phases(p.in_size[a], p.out_size[a], p.kernel[a], g.stride[a], g.padding[a], g.dilation[a], a == 2);
     if (!axis || axis->kernel > kMaxTaps) return false;
     plan.axis[a] = *axis;
-    plan.classes *= axis->parts;
+    plan.classes *= axis->phases;
     all_taps *= axis->kernel;
     if (all_taps > kMaxTaps) return false;
   }
@@ -34,7 +34,7 @@ bool choose_axes(const ConvProblem& p, ImplicitGemmPlan& plan) {
 
 /// Whether more inputs than caches hold are read by few results each: to pack them is a third trip to memory.
 bool is_used_little(const ConvProblem& p, double little) {
-  if (p.direction != ConvDirection::forward) return false;
+  if (p.pass != ConvPass::fprop) return false;
   double inputs = 1, results = 1, taps = 1;  // voxels
   for (int a = 0; a < 3; ++a) {
     inputs *= static_cast<double>(p.in_size[a]);
@@ -93,9 +93,8 @@ bool has_contiguous_channels(const View& view) {
 
 void force_conv_choice(ConvChoice choice) { forced_choice.store(choice); }
 
-ConvProblem conv_problem(ConvDirection direction, const View& in, const View& out, const View& w,
-                         const ConvGeometry& geometry) {
-  ConvProblem problem{.direction = direction,
+ConvProblem conv_problem(ConvPass pass, const View& in, const View& out, const View& w, const ConvGeometry& geometry) {
+  ConvProblem problem{.pass = pass,
                       .dtype = w.dtype,
                       .precision = float32_precision(),
                       .batch = in.size[0],
@@ -149,7 +148,7 @@ std::vector<int> box_widths(int count, int most) {
 bool finish(const ConvProblem& p, ImplicitGemmPlan& plan) {
   plan.halo_voxels = 1;
   double blocks = static_cast<double>(p.batch * p.groups) * (plan.merged ? 1 : plan.column_tiles);
-  if (p.direction == ConvDirection::transposed && !plan.merged) blocks *= plan.classes / plan.tile_phases;
+  if (p.pass == ConvPass::dgrad && !plan.merged) blocks *= plan.classes / plan.tile_phases;
   double reach = 0, spread = 0;  // of a halo and of a tile, in elements: offsets in it are 32-bit and not negative
   for (int a = 0; a < 3; ++a) {
     plan.extent[a] = (plan.tile[a] - 1 + plan.axis[a].max_span) * plan.axis[a].fold;
@@ -178,14 +177,12 @@ std::optional<ImplicitGemmPlan> plan_implicit_gemm(const ConvProblem& p) {
   return plan_implicit_gemm_mma_sync(p, plan);
 }
 
-int64_t read_step(const ConvProblem& p, int axis) {
-  return p.direction == ConvDirection::transposed ? 1 : p.geometry.stride[axis];
-}
+int64_t read_step(const ConvProblem& p, int axis) { return p.pass == ConvPass::dgrad ? 1 : p.geometry.stride[axis]; }
 
 int64_t read_size(const ConvProblem& p, int axis) {
   const ConvGeometry& g = p.geometry;
   const int64_t in_size = p.in_size[axis];
-  if (p.direction == ConvDirection::transposed) return in_size;
+  if (p.pass == ConvPass::dgrad) return in_size;
   const int64_t last =
       (p.out_size[axis] - 1) * g.stride[axis] - g.padding[axis] + (p.kernel[axis] - 1) * g.dilation[axis];
   return std::min(std::max<int64_t>(last + 1, 1), in_size);
@@ -202,9 +199,9 @@ int64_t input_bytes(const ConvProblem& p) {
 
 int64_t workspace_bytes(const ConvProblem& p, const ImplicitGemmPlan& plan) {
   int64_t words = p.groups * plan.column_tiles * plan.columns * plan.slide * plan.k_blocks * kKWords;
-  for (const AxisParts& axis : plan.axis) {
+  for (const AxisPhases& axis : plan.axis) {
     int64_t taps = 0;
-    for (int i = 0; i < axis.parts; ++i) taps += axis.part[i].taps;
+    for (int i = 0; i < axis.phases; ++i) taps += axis.phase[i].taps;
     words *= taps;
   }
   return words * (arithmetic_of(p) == ConvArithmetic::tf32x3 ? 2 : 1) * static_cast<int64_t>(sizeof(uint32_t)) +

@@ -11,31 +11,28 @@
 
 namespace voxgrad::cuda {
 
-enum class ConvDirection : uint8_t { forward, transposed, weight };
-
 /// How tensor cores multiply (cuda/conv/common/mma.cuh).
 enum class ConvArithmetic : uint8_t { tf32, tf32x3, bf16, f16 };
 const char* name(ConvArithmetic arithmetic);
 
-/// The families of kernels on tensor cores; narrow: of few channels (plan_narrow.h); fprop_dgrad, wgrad: of
-/// channels-last tensors (the folders of that name).
-enum class ConvKernel : uint8_t { mma_sync, wgmma, narrow, fprop_dgrad, wgrad };
+/// The families of kernels on tensor cores, by their folders; mma_sync, wgmma: the implicit GEMMs on packed weights.
+enum class ConvKernel : uint8_t { mma_sync, wgmma, small_channel, fprop_dgrad, wgrad };
 
 /// What tests ask for in place of what the planner would choose. Aligned to its size: else Clang calls a library for an
 /// atomic of it.
 struct alignas(8) ConvChoice {
-  bool plain : 1 = false;     // the plain kernel
-  bool mma_sync : 1 = false;  // not wgmma
-  bool narrow : 1 = false;    // kernels of few channels wherever they can be
-  bool packed : 1 = false;    // not those that read channels-last tensors as they lie (fprop_dgrad, wgrad)
-  uint8_t slide : 2 = 0;      // of fprop and dgrad by wgmma: 1: never, 2: wherever it can; 0: the planner's choice
-  uint8_t x_shifts : 2 = 0;   // of the weight gradient by wgmma, of floats; 0 likewise
-  int8_t slots = 0;           // phases of a tile, likewise: 1 or 2; 0 likewise
-  int8_t depth = 0;    // of it too: k-blocks of an input stage, if it divides them; of fprop_dgrad, row bytes / 32
-  int8_t samples = 0;  // of which it, or the weight gradient, packs inputs at a time; 0 likewise
-  int8_t heights = 0;  // of the weight gradient by wgmma; of fprop_dgrad, row tiles; 0 likewise
-  int8_t pairs = 0;    // of it too; 0 likewise
-  int16_t width = 0;   // of a tile: columns, or rows (weight by mma.sync; small channels); 0 likewise
+  bool plain : 1 = false;          // the plain kernel
+  bool mma_sync : 1 = false;       // not wgmma
+  bool small_channel : 1 = false;  // kernels of few channels wherever they can be
+  bool packed : 1 = false;         // not those that read channels-last tensors as they lie (fprop_dgrad, wgrad)
+  uint8_t slide : 2 = 0;           // of fprop and dgrad by wgmma: 1: never, 2: wherever it can; 0: the planner's choice
+  uint8_t x_shifts : 2 = 0;        // of the weight gradient by wgmma, of floats; 0 likewise
+  int8_t tile_phases = 0;          // phases of a tile, likewise: 1 or 2; 0 likewise
+  int8_t k_blocks = 0;  // of it too: k-blocks of an input stage, if it divides them; of fprop_dgrad, row bytes / 32
+  int8_t samples = 0;   // of which it, or the weight gradient, packs inputs at a time; 0 likewise
+  int8_t m_tiles = 0;   // products of wgrad by wgmma; m64 tiles of fprop_dgrad, wgrad; 0 likewise
+  int8_t pairs = 0;     // of it too; 0 likewise
+  int16_t width = 0;    // of a tile: columns, or rows (weight by mma.sync; small channels); 0 likewise
   friend bool operator==(const ConvChoice&, const ConvChoice&) = default;
 };
 /// Of the whole program, for the convolutions to come. A width that is not compiled is passed over.
@@ -44,7 +41,7 @@ void force_conv_choice(ConvChoice choice);
 /// A convolution as its kernels see it: `in` is read at taps, `out` (or, for the weight gradient, the lattice y) is
 /// even.
 struct ConvProblem {
-  ConvDirection direction = ConvDirection::forward;
+  ConvPass pass = ConvPass::fprop;
   DType dtype = DType::f32;
   Float32Precision precision = Float32Precision::highest;
   int64_t batch = 1, groups = 1, in_channels = 1, out_channels = 1;  // channels of a group
@@ -61,8 +58,7 @@ struct ConvProblem {
 
 /// The problem of these views, with the precision and the choice that are set now. In a weight gradient `in` is x and
 /// `out` the lattice y.
-ConvProblem conv_problem(ConvDirection direction, const View& in, const View& out, const View& w,
-                         const ConvGeometry& geometry);
+ConvProblem conv_problem(ConvPass pass, const View& in, const View& out, const View& w, const ConvGeometry& geometry);
 /// Not for f64.
 ConvArithmetic arithmetic_of(const ConvProblem& problem);
 /// Whether GPU `device` has wgmma, and this program code for it.
@@ -127,7 +123,7 @@ std::optional<RowTiles> cover_tile(const int (&tile)[3], int lines, int line, in
 
 /// A CTA tile of the implicit GEMMs on packed weights (mma_sync/fprop_dgrad.cuh, packed/fprop_dgrad.cuh).
 struct ImplicitGemmPlan {
-  AxisParts axis[3];
+  AxisPhases axis[3];
   int tile[3], extent[3], tiles[3];  // results of a CTA tile; voxels of its halo; tiles along each axis
   int halo_voxels, classes;
   int line, pitch;        // words from a staged line to the next, and from a word of channels (mma.sync)
@@ -178,7 +174,7 @@ struct MmaSyncWgradPlan {
     int tile_columns;       // columns of 8 of a tile
     int tiles;
   };
-  AxisParts axis[3];
+  AxisPhases axis[3];
   int k_tile[3], extent[3], tiles[3];  // voxels that are staged at a time; extent: of the halo, in words
   int run, halo_words, pitch;
   int rows, row_tiles, blocks8;  // blocks of 8 channels of x

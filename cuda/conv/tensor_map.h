@@ -1,4 +1,4 @@
-// Tensors as TMA maps (copy_box() of common/tma.cuh).
+// Tensors as TMA maps (tma_load() of common/tma.cuh).
 #pragma once
 
 #include <cuda.h>

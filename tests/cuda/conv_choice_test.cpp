@@ -16,8 +16,8 @@ namespace {
 
 using namespace cuda;
 
-ConvProblem plain_problem(ConvDirection direction, DType dtype) {
-  return {.direction = direction,
+ConvProblem plain_problem(ConvPass pass, DType dtype) {
+  return {.pass = pass,
           .dtype = dtype,
           .precision = Float32Precision::highest,
           .batch = 2,
@@ -31,21 +31,21 @@ ConvProblem plain_problem(ConvDirection direction, DType dtype) {
 }
 
 TEST(ConvPlan, LeavesToThePlainKernelWhatIsNotItsOwn) {
-  for (const ConvDirection direction : {ConvDirection::forward, ConvDirection::transposed}) {
-    ConvProblem p = plain_problem(direction, f32);
+  for (const ConvPass pass : {ConvPass::fprop, ConvPass::dgrad}) {
+    ConvProblem p = plain_problem(pass, f32);
     EXPECT_TRUE(plan_implicit_gemm(p));
     p.in_stride = {int64_t{1} << 30, 1, 1};  // a halo beyond 32-bit offsets
     EXPECT_FALSE(plan_implicit_gemm(p));
     p.in_stride = {0};
     p.choice.plain = true;
     EXPECT_FALSE(plan_implicit_gemm(p));
-    EXPECT_FALSE(plan_implicit_gemm(plain_problem(direction, f64)));
+    EXPECT_FALSE(plan_implicit_gemm(plain_problem(pass, f64)));
   }
-  ConvProblem p = plain_problem(ConvDirection::weight, bf16);
+  ConvProblem p = plain_problem(ConvPass::wgrad, bf16);
   EXPECT_TRUE(plan_mma_sync_wgrad(p));
   p.choice.plain = true;
   EXPECT_FALSE(plan_mma_sync_wgrad(p));
-  EXPECT_FALSE(plan_mma_sync_wgrad(plain_problem(ConvDirection::weight, f64)));
+  EXPECT_FALSE(plan_mma_sync_wgrad(plain_problem(ConvPass::wgrad, f64)));
 }
 
 /// The results of a CTA tile that a row of the tiles is, in the order of tiles and rows.
@@ -88,12 +88,12 @@ TEST(ConvPlan, CoversATileOnceWithFewM64Tiles) {
 }
 
 TEST(ConvPlan, PacksNoInputThatIsMostlyPadding) {
-  ConvProblem p = plain_problem(ConvDirection::forward, bf16);
+  ConvProblem p = plain_problem(ConvPass::fprop, bf16);
   for (const auto& [channels, packed] : {std::pair(1, false), {4, false}, {5, true}, {16, true}}) {
     p.in_channels = channels;
     EXPECT_EQ(plan_implicit_gemm(p)->wgmma, packed) << channels;
   }
-  p = plain_problem(ConvDirection::forward, f32);  // three products: input and result of a sample are 13 GB, packed 16
+  p = plain_problem(ConvPass::fprop, f32);  // three products: input and result of a sample are 13 GB, packed 16
   p.in_channels = 9;
   p.out_channels = 17;
   p.in_size = p.out_size = {500};
@@ -106,14 +106,14 @@ TEST(ConvPlan, TakesTheStagesAndThePhasesThatAreAskedFor) {  // as CudaConvModes
   for (const DType dtype : {f32, bf16})
     for (const int8_t depth : {1, 2, 3, 6})
       for (const int8_t slots : {1, 2}) {
-        ConvProblem p = plain_problem(ConvDirection::transposed, dtype);
+        ConvProblem p = plain_problem(ConvPass::dgrad, dtype);
         p.in_channels = p.out_channels = 96;
         p.in_size = {3, 8, 4};
         p.out_size = {5, 6, 9};
         p.kernel = {3, 1, 4};
         p.geometry = {{2, 1, 2}, {1, 0, 1}, {1, 1, 1}, 1};
         p.precision = Float32Precision::high;
-        p.choice = {.slots = slots, .depth = depth};
+        p.choice = {.tile_phases = slots, .k_blocks = depth};
         const auto plan = plan_implicit_gemm(p);
         EXPECT_TRUE(plan && plan->wgmma && plan->stage_k_blocks == depth && plan->tile_phases == slots)
             << dtype << ", depth " << int{depth} << ", slots " << int{slots};
@@ -121,7 +121,7 @@ TEST(ConvPlan, TakesTheStagesAndThePhasesThatAreAskedFor) {  // as CudaConvModes
 }
 
 TEST(ConvPlan, SlidesAlongDepthWhereNeighboursReadNeighbours) {
-  ConvProblem p = plain_problem(ConvDirection::forward, f32);
+  ConvProblem p = plain_problem(ConvPass::fprop, f32);
   p.precision = Float32Precision::high;
   const auto slides = [&](uint8_t choice) {
     p.choice.slide = choice;
@@ -149,7 +149,7 @@ TEST(ConvPlan, SlidesAlongDepthWhereNeighboursReadNeighbours) {
 
 TEST(ConvPlan, SlidesInMoreTilesThanTwoAMultiprocessor) {  // in CudaConvModes.IsExactWithSlidingTiles
   for (const DType dtype : {f32, bf16, f16}) {
-    ConvProblem p = plain_problem(ConvDirection::forward, dtype);
+    ConvProblem p = plain_problem(ConvPass::fprop, dtype);
     p.precision = Float32Precision::high;
     p.batch = 18;
     p.in_channels = 5;
@@ -165,7 +165,7 @@ TEST(ConvPlan, SlidesInMoreTilesThanTwoAMultiprocessor) {  // in CudaConvModes.I
 }
 
 TEST(ConvPlan, PacksNoLargeInputThatIsUsedLittle) {
-  ConvProblem p = plain_problem(ConvDirection::forward, bf16);
+  ConvProblem p = plain_problem(ConvPass::fprop, bf16);
   p.geometry.stride = {2};
   p.in_size = {200};
   p.out_size = {100};  // each input has 27 / 8 taps
@@ -180,7 +180,7 @@ TEST(ConvPlan, PacksNoLargeInputThatIsUsedLittle) {
 }
 
 TEST(ConvPlan, IsRememberedForItsProblemAlone) {
-  ConvProblem p = plain_problem(ConvDirection::forward, f32);
+  ConvProblem p = plain_problem(ConvPass::fprop, f32);
   const auto plan = remembered<plan_implicit_gemm>(p);
   ASSERT_TRUE(plan && plan->wgmma);
   EXPECT_EQ(remembered<plan_implicit_gemm>(p)->columns, plan->columns);
@@ -191,26 +191,28 @@ TEST(ConvPlan, IsRememberedForItsProblemAlone) {
 }
 
 TEST(ConvPlan, KnowsEveryCompiledTile) {
-  std::set<std::tuple<bool, ConvKernel, ConvArithmetic, int, int, int>> known, held;
+  std::set<std::tuple<ConvPass, ConvKernel, ConvArithmetic, int, int, int>> known, held;
   for (const auto arithmetic :
        {ConvArithmetic::tf32, ConvArithmetic::tf32x3, ConvArithmetic::bf16, ConvArithmetic::f16}) {
     for (const ConvKernel kernel : {ConvKernel::mma_sync, ConvKernel::wgmma}) {
       const bool wgmma = kernel == ConvKernel::wgmma;
       for (const int width : implicit_gemm_widths(arithmetic, wgmma))
-        known.insert({false, kernel, arithmetic, width, 0, 0});
-      for (const int width : wgrad_widths(arithmetic, wgmma)) known.insert({true, kernel, arithmetic, width, 0, 0});
+        known.insert({ConvPass::fprop, kernel, arithmetic, width, 0, 0});
+      for (const int width : wgrad_widths(arithmetic, wgmma))
+        known.insert({ConvPass::wgrad, kernel, arithmetic, width, 0, 0});
     }
     const bool three = arithmetic == ConvArithmetic::tf32x3;
     for (const int columns : {8, 16, 32})
       for (const int row_tiles : {1, 2})
         for (const int blocks : {1, 2})
           if (blocks == 1 || (!three && columns < 32))
-            known.insert({false, ConvKernel::narrow, arithmetic, columns, 128 * row_tiles, blocks});
-    for (const int columns : {8, 16}) known.insert({true, ConvKernel::narrow, arithmetic, columns, 0, 0});
+            known.insert({ConvPass::fprop, ConvKernel::small_channel, arithmetic, columns, 128 * row_tiles, blocks});
+    for (const int columns : {8, 16})
+      known.insert({ConvPass::wgrad, ConvKernel::small_channel, arithmetic, columns, 0, 0});
   }
   for (const ConvInstance* instance : conv_instances())
     held.insert(
-        {instance->weight, instance->kernel, instance->arithmetic, instance->width, instance->rows, instance->blocks});
+        {instance->pass, instance->kernel, instance->arithmetic, instance->width, instance->rows, instance->blocks});
   if (held.empty()) GTEST_SKIP() << "this build has no CUDA";
   EXPECT_EQ(held, known);
 }

@@ -14,7 +14,7 @@ ConvProblem random_problem(Random& random) {
   const auto up_to = [&](int64_t most) {  // small ones as often as large ones
     return std::min<int64_t>(most, static_cast<int64_t>(std::exp2(random.real(0, std::log2(double(most) + 1)))));
   };
-  ConvProblem p{.direction = static_cast<ConvDirection>(random.integer(0, 2)),
+  ConvProblem p{.pass = static_cast<ConvPass>(random.integer(0, 2)),
                 .dtype = random.chance(0.5)   ? f32
                          : random.chance(0.5) ? bf16
                                               : f16,
@@ -35,8 +35,8 @@ ConvProblem random_problem(Random& random) {
       g.padding[a] = random.integer(0, 20);
       y = conv_output_size(x, p.kernel[a], g.stride[a], g.padding[a], g.dilation[a]);
     }
-    p.in_size[a] = p.direction == ConvDirection::transposed ? y : x;
-    p.out_size[a] = p.direction == ConvDirection::transposed ? x : y;
+    p.in_size[a] = p.pass == ConvPass::dgrad ? y : x;
+    p.out_size[a] = p.pass == ConvPass::dgrad ? x : y;
   }
   p.geometry.groups = p.groups;
   p.wgmma = random.chance(0.7);
@@ -48,11 +48,11 @@ ConvProblem random_problem(Random& random) {
     p.geometry.padding[0] = 1;
   }
   p.choice.slide = static_cast<uint8_t>(random.integer(0, 2));
-  p.choice.slots = static_cast<int8_t>(random.integer(0, 2));
-  p.choice.depth = static_cast<int8_t>(random.integer(0, 4));
+  p.choice.tile_phases = static_cast<int8_t>(random.integer(0, 2));
+  p.choice.k_blocks = static_cast<int8_t>(random.integer(0, 4));
   p.choice.pairs = random.chance(0.8) ? int8_t{0} : static_cast<int8_t>(1 << random.integer(0, 2));
   p.choice.x_shifts = random.chance(0.7) ? uint8_t{0} : static_cast<uint8_t>(random.integer(1, 3));
-  p.choice.heights = random.chance(0.8) ? int8_t{0} : static_cast<int8_t>(random.integer(1, 10));
+  p.choice.m_tiles = random.chance(0.8) ? int8_t{0} : static_cast<int8_t>(random.integer(1, 10));
   p.choice.width = random.chance(0.5) ? 0 : static_cast<int>(random.integer(1, 16)) * 8;
   return p;
 }
@@ -115,7 +115,7 @@ void check_implicit_gemm(const ConvProblem& p, const ImplicitGemmPlan& plan) {
     EXPECT_EQ(plan.extent[a], (plan.tile[a] - 1 + plan.axis[a].max_span) * plan.axis[a].fold);
     results *= plan.tile[a];
     halo *= plan.extent[a];
-    classes *= plan.axis[a].parts;
+    classes *= plan.axis[a].phases;
     taps *= static_cast<int>(p.kernel[a]);
   }
   EXPECT_EQ(plan.halo_voxels, halo);
@@ -123,13 +123,13 @@ void check_implicit_gemm(const ConvProblem& p, const ImplicitGemmPlan& plan) {
   int words = 0;  // of a stage
   if (plan.wgmma) {
     EXPECT_TRUE(may_use_wgmma(p) && !plan.merged);
-    EXPECT_TRUE(plan.tile_phases == 1 || (plan.tile_phases == 2 && plan.axis[2].parts % 2 == 0));
+    EXPECT_TRUE(plan.tile_phases == 1 || (plan.tile_phases == 2 && plan.axis[2].phases % 2 == 0));
     EXPECT_TRUE(plan.input_stages >= 2 && plan.input_stages <= kMostInputStages);
     EXPECT_TRUE(plan.stage_k_blocks >= 1 && plan.k_blocks % plan.stage_k_blocks == 0 &&
                 plan.stage_k_blocks * taps <= kMaxTaps)
         << plan.stage_k_blocks;
-    if (p.choice.depth > 0 && plan.k_blocks % p.choice.depth == 0) {
-      EXPECT_EQ(plan.stage_k_blocks, p.choice.depth);
+    if (p.choice.k_blocks > 0 && plan.k_blocks % p.choice.k_blocks == 0) {
+      EXPECT_EQ(plan.stage_k_blocks, p.choice.k_blocks);
     }
     if (plan.slide > 1) {
       EXPECT_TRUE(plan.slide == 3 && plan.tile_phases == 1 && plan.tile[0] == 1 && plan.extent[0] == 1 &&
@@ -328,12 +328,12 @@ TEST(ConvPlan, HoldsWhateverTheProblem) {
   for (unsigned seed = kFirstSeed; seed < kFirstSeed + 10000 && !HasFailure(); ++seed) {
     Random random(seed);
     ConvProblem p = random_problem(random);
-    SCOPED_TRACE(concat("seed ", seed, ", direction ", static_cast<int>(p.direction), ", ", p.dtype, ", channels ",
-                        p.in_channels, " -> ", p.out_channels, ", in ", p.in_size, ", out ", p.out_size, ", kernel ",
-                        p.kernel, ", stride ", p.geometry.stride, ", padding ", p.geometry.padding, ", dilation ",
+    SCOPED_TRACE(concat("seed ", seed, ", pass ", static_cast<int>(p.pass), ", ", p.dtype, ", channels ", p.in_channels,
+                        " -> ", p.out_channels, ", in ", p.in_size, ", out ", p.out_size, ", kernel ", p.kernel,
+                        ", stride ", p.geometry.stride, ", padding ", p.geometry.padding, ", dilation ",
                         p.geometry.dilation));
     EXPECT_FALSE(cuda::explain(p).plan.empty());
-    if (p.direction == ConvDirection::weight) {
+    if (p.pass == ConvPass::wgrad) {
       for (const auto& [gpu_has_it, refused] : {std::pair(true, false), {true, true}, {false, false}}) {
         p.wgmma = gpu_has_it;
         p.choice.mma_sync = refused;
@@ -358,7 +358,7 @@ TEST(ConvPlan, PacksUpToTheLastPositionThatIsRead) {
   for (unsigned seed = kFirstSeed; seed < kFirstSeed + 200 && !HasFailure(); ++seed) {
     Random random(seed);
     const ConvProblem p = random_problem(random);
-    if (p.direction == ConvDirection::transposed) continue;
+    if (p.pass == ConvPass::dgrad) continue;
     for (int a = 0; a < 3; ++a) {
       int64_t end = 1;  // behind the last position that a tap meets, if that is there
       for (int64_t tap = 0; tap < p.kernel[a]; ++tap)
@@ -372,7 +372,7 @@ TEST(ConvPlan, PacksUpToTheLastPositionThatIsRead) {
 
 /// What is copied or packed of x beside the lattice does not keep large problems from wgmma.
 TEST(ConvPlan, TakesLargeProblemsOfStridedLines) {
-  ConvProblem p{.direction = ConvDirection::weight, .dtype = f32, .precision = Float32Precision::high, .batch = 1};
+  ConvProblem p{.pass = ConvPass::wgrad, .dtype = f32, .precision = Float32Precision::high, .batch = 1};
   p.groups = 1, p.in_channels = p.out_channels = 32;
   p.kernel = Triple(4), p.geometry = {2, 1, 1, 1};
   p.in_size = Triple(200), p.out_size = Triple(100);
@@ -387,7 +387,7 @@ TEST(ConvPlan, HoldsAtTheMostTaps) {
   for (const Triple& kernel : {Triple(16, 8, 8), Triple(1, 1, 1023), Triple(31, 33, 1), Triple(4, 16, 16), Triple(10)})
     for (const DType dtype : {f32, bf16})
       for (const int64_t stride : {1, 2}) {
-        ConvProblem p{.direction = ConvDirection::weight,
+        ConvProblem p{.pass = ConvPass::wgrad,
                       .dtype = dtype,
                       .precision = Float32Precision::highest,
                       .batch = 1,
@@ -403,7 +403,7 @@ TEST(ConvPlan, HoldsAtTheMostTaps) {
         SCOPED_TRACE(concat("kernel ", kernel, ", stride ", stride, ", ", dtype));
         if (const auto plan = plan_mma_sync_wgrad(p)) check_wgrad(p, *plan);
         if (const auto plan = plan_packed_wgrad(p)) check_wgrad(p, *plan);
-        p.direction = ConvDirection::forward;
+        p.pass = ConvPass::fprop;
         if (const auto plan = plan_implicit_gemm(p)) check_implicit_gemm(p, *plan);
       }
 }

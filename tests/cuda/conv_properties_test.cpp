@@ -88,8 +88,7 @@ TEST_F(CudaConv, RunsOnTwoThreadsAtOnce) {
     }
     /// Columns and products of the kernel's tile, and its shared memory.
     std::array<int, 3> plan() const {
-      const auto problem =
-          cuda::conv_problem(cuda::ConvDirection::weight, x.view_in(), y.view_in(), w.view_in(), ConvGeometry());
+      const auto problem = cuda::conv_problem(ConvPass::wgrad, x.view_in(), y.view_in(), w.view_in(), ConvGeometry());
       const auto chosen = cuda::plan_packed_wgrad(problem).value();
       return {chosen.columns, chosen.products, cuda::memory_of(problem, chosen).total};
     }

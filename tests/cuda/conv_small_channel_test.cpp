@@ -11,9 +11,9 @@ namespace {
 using namespace cuda;
 
 /// Tensors on end in memory.
-ConvProblem dense(ConvDirection direction, int64_t in, int64_t out, Triple in_size, Triple out_size, Triple kernel,
+ConvProblem dense(ConvPass pass, int64_t in, int64_t out, Triple in_size, Triple out_size, Triple kernel,
                   ConvGeometry geometry) {
-  ConvProblem p{.direction = direction,
+  ConvProblem p{.pass = pass,
                 .precision = Float32Precision::high,
                 .batch = 2,
                 .in_channels = in,
@@ -27,8 +27,8 @@ ConvProblem dense(ConvDirection direction, int64_t in, int64_t out, Triple in_si
   return p;
 }
 const ConvGeometry kHalved{{2}, {1}, {1}, 1};
-ConvProblem upsampling() { return dense(ConvDirection::transposed, 8, 8, {8, 16, 32}, {15, 31, 63}, {3}, kHalved); }
-ConvProblem weights() { return dense(ConvDirection::weight, 8, 8, {63}, {32}, {3}, kHalved); }
+ConvProblem upsampling() { return dense(ConvPass::dgrad, 8, 8, {8, 16, 32}, {15, 31, 63}, {3}, kHalved); }
+ConvProblem weights() { return dense(ConvPass::wgrad, 8, 8, {63}, {32}, {3}, kHalved); }
 
 TEST(ConvSmallChannelPlan, TakesFewChannelsOfDenseTensors) {
   EXPECT_TRUE(plan_small_channel_fprop_dgrad(upsampling()));
@@ -49,10 +49,10 @@ TEST(ConvSmallChannelPlan, TakesFewChannelsOfDenseTensors) {
 }
 
 TEST(ConvSmallChannelPlan, LeavesManyProductsToWgmma) {
-  const ConvProblem p = dense(ConvDirection::forward, 16, 16, {128}, {128}, {3}, {{1}, {1}, {1}, 1});
+  const ConvProblem p = dense(ConvPass::fprop, 16, 16, {128}, {128}, {3}, {{1}, {1}, {1}, 1});
   EXPECT_FALSE(plan_small_channel_fprop_dgrad(p));
   ConvProblem forced = p;
-  forced.choice.narrow = true;
+  forced.choice.small_channel = true;
   EXPECT_TRUE(plan_small_channel_fprop_dgrad(forced));
   ConvProblem few = p;
   few.in_channels = 3;
@@ -61,7 +61,7 @@ TEST(ConvSmallChannelPlan, LeavesManyProductsToWgmma) {
 
 TEST(ConvSmallChannelPlan, SumsInTheSameOrderOnEveryGpu) {
   for (const int size : {16, 40, 64}) {
-    ConvProblem p = dense(ConvDirection::weight, 8, 8, {size}, {size}, {3}, {{1}, {1}, {1}, 1});
+    ConvProblem p = dense(ConvPass::wgrad, 8, 8, {size}, {size}, {3}, {{1}, {1}, {1}, 1});
     const auto plan = plan_small_channel_wgrad(p).value();
     p.multiprocessors = 78;
     const auto other = plan_small_channel_wgrad(p).value();
@@ -72,7 +72,7 @@ TEST(ConvSmallChannelPlan, SumsInTheSameOrderOnEveryGpu) {
 
 TEST(ConvSmallChannelPlan, AddsNoMoreVoxelsThanTruncationAllows) {
   for (const auto precision : {Float32Precision::high, Float32Precision::highest}) {
-    ConvProblem p = dense(ConvDirection::weight, 16, 4, {256}, {256}, {3}, {{1}, {1}, {1}, 1});
+    ConvProblem p = dense(ConvPass::wgrad, 16, 4, {256}, {256}, {3}, {{1}, {1}, {1}, 1});
     p.batch = 8;
     p.precision = precision;
     const auto plan = plan_small_channel_wgrad(p).value();
@@ -98,9 +98,9 @@ TEST(ConvSmallChannelPlan, FitsOrIsRefusedWhateverTheSizes) {
       g.padding[a] = random.integer(0, 6);
       g.dilation[a] = sane || random.chance(0.8) ? random.integer(1, 3) : size();
     }
-    const auto direction = static_cast<ConvDirection>(random.integer(0, 2));
-    ConvProblem p = dense(direction, random.integer(1, 16), random.integer(1, 16), in, out, kernel, g);
-    p.choice.narrow = true;
+    const auto pass = static_cast<ConvPass>(random.integer(0, 2));
+    ConvProblem p = dense(pass, random.integer(1, 16), random.integer(1, 16), in, out, kernel, g);
+    p.choice.small_channel = true;
     SCOPED_TRACE(concat("problem ", i));
     const auto fits = [&](int bytes, const SmallChannelHalo& halo) {
       EXPECT_LE(bytes, p.shared_limit);
@@ -110,7 +110,7 @@ TEST(ConvSmallChannelPlan, FitsOrIsRefusedWhateverTheSizes) {
       EXPECT_LE(halo.stages, kSmallChannelStages);
       ++taken;
     };
-    if (direction == ConvDirection::weight) {
+    if (pass == ConvPass::wgrad) {
       if (const auto plan = plan_small_channel_wgrad(p)) fits(plan->shared_bytes, plan->x);
     } else if (const auto plan = plan_small_channel_fprop_dgrad(p)) {
       fits(plan->shared_bytes, plan->halo);

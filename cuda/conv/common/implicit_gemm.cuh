@@ -50,11 +50,11 @@ struct ImplicitGemmParams {
   bool merged;  // a CTA takes all phases and columns of its tile; one halo, all of whose k-blocks are staged at once
   int input_stages;
   Divisor input_stage_count;
-  AxisParts axis[3];
-  uint8_t class_part[kMaxClasses][4];  // of the three axes
-  int class_begin[kMaxClasses + 1];    // the first of a class's taps, of all k-blocks of a stage
-  int weight_stages[kMaxClasses];      // of B, for a tile whose first class this is (wgmma)
-  int tap_offset[kMaxTaps];            // from the corner of the halo to what the tap reads: bytes, or positions (wgmma)
+  AxisPhases axis[3];
+  uint8_t class_phase[kMaxClasses][4];  // of the three axes
+  int class_begin[kMaxClasses + 1];     // the first of a class's taps, of all k-blocks of a stage
+  int weight_stages[kMaxClasses];       // of B, for a tile whose first class this is (wgmma)
+  int tap_offset[kMaxTaps];  // from the corner of the halo to what the tap reads: bytes, or positions (wgmma)
 };
 
 /// Where a CTA tile is. By mma.sync a CTA takes one; by wgmma one after the other.
@@ -75,16 +75,16 @@ __device__ inline TileCoord tile_coord(const ImplicitGemmParams& p, unsigned num
   return place;
 }
 
-__device__ inline void class_parts(const ImplicitGemmParams& p, int number, int (&part)[3]) {
-  for (int a = 0; a < 3; ++a) part[a] = p.class_part[number][a];
+__device__ inline void class_phases(const ImplicitGemmParams& p, int number, int (&part)[3]) {
+  for (int a = 0; a < 3; ++a) part[a] = p.class_phase[number][a];
 }
 
 /// The least position on each axis that a tile of a class reads.
 __device__ inline void halo_first(const ImplicitGemmParams& p, const TileCoord& place, int number, int (&first)[3]) {
   int part[3];
-  class_parts(p, number, part);
+  class_phases(p, number, part);
   for (int a = 0; a < 3; ++a) {
-    const AxisPart& at = p.axis[a].part[part[a]];
+    const AxisPhase& at = p.axis[a].phase[part[a]];
     first[a] = (place.q[a] + at.low) * p.axis[a].fold * p.axis[a].in_step + at.residue;
   }
 }
@@ -122,9 +122,9 @@ __device__ bool has_results(const ImplicitGemmParams& p, const TileCoord& place)
   bool any = false;
   for (int tile_phase = 0; tile_phase < kTilePhases; ++tile_phase) {
     int phase[3];
-    class_parts(p, place.phase + tile_phase, phase);
+    class_phases(p, place.phase + tile_phase, phase);
     bool inside = true;
-    for (int a = 0; a < 3; ++a) inside &= place.q[a] < p.axis[a].part[phase[a]].count;
+    for (int a = 0; a < 3; ++a) inside &= place.q[a] < p.axis[a].phase[phase[a]].count;
     any |= inside;
   }
   return any;
@@ -132,7 +132,7 @@ __device__ bool has_results(const ImplicitGemmParams& p, const TileCoord& place)
 
 template <class Tile>
 void launch_implicit_gemm(void (*kernel)(ImplicitGemmParams), ImplicitGemmParams p, cudaStream_t stream) {
-  ++conv_instance<Tile, false, Tile::kColumns>.launches;
+  ++conv_instance<Tile, ConvPass::fprop, Tile::kColumns>.launches;
   if constexpr (!Tile::kWgmma) {
     p.rounds = (p.halo_voxels + Tile::kProducers - 1) / Tile::kProducers;
     p.staged_voxels = p.rounds * Tile::kProducers;

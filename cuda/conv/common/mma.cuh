@@ -22,6 +22,13 @@ namespace voxgrad::cuda {
 
 using Accumulator = float[4];
 
+/// The larger one; NaN if one is.
+__device__ inline float max_or_nan(float a, float b) {
+  float result;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
+
 /// Nearest TF32 value (ties away from zero), as the bits of a float. Without it the hardware truncates.
 __device__ inline uint32_t round_tf32(float value) {
   uint32_t bits;
@@ -196,23 +203,23 @@ __device__ inline void store_shared(uint32_t address, const uint32_t (&word)[4])
 }
 
 /// 16 bytes from global to shared memory, in the background.
-__device__ inline void copy_async(void* shared, const void* global) {
+__device__ inline void cp_async(void* shared, const void* global) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(shared)), "l"(global) : "memory");
 }
 /// The same, or zero.
-__device__ inline void copy_async(uint32_t shared, const void* global, bool really) {
+__device__ inline void cp_async(uint32_t shared, const void* global, bool really) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(really ? 16 : 0)
                : "memory");
 }
 /// 4 bytes, or zero.
-__device__ inline void copy_word_async(uint32_t shared, const void* global, bool really) {
+__device__ inline void cp_async_word(uint32_t shared, const void* global, bool really) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared), "l"(global), "r"(really ? 4 : 0)
                : "memory");
 }
-__device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+__device__ inline void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 /// Until at most kPending of the groups that this thread committed are still on their way.
 template <int kPending>
-__device__ void await_copies() {
+__device__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 

@@ -7,9 +7,9 @@
 //
 // or made of core matrices, 4 words of 8 columns (n * 4 + k) each, at any multiple of 16 bytes; of halves also of 8
 // halves k of 8 columns (k * 8 + n) each ((M- or N-major)). All are read at the same rate, of 128 bytes a clock; each
-// product reads A and B anew. The products run by themselves: until await_products() says that they are done, nobody
+// product reads A and B anew. The products run by themselves: until warpgroup_wait() says that they are done, nobody
 // may touch their registers or the slabs. Words come to a slab by ordinary stores or copies: then the threads that
-// wrote call publish_to_engines() before the barrier that ends their writing; or by TMA (tma.cuh), which needs nothing.
+// wrote call fence_async_proxy() before the barrier that ends their writing; or by TMA (tma.cuh), which needs nothing.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +31,7 @@ constexpr int launch_registers(int threads) { return 65536 / threads / 8 * 8 * t
 /// What is the same in all lanes of a warp: told so, the compiler keeps it, and what follows from it, in uniform
 /// registers, of which the products take their operands.
 template <class T>
-__device__ T of_warp(T value) {
+__device__ T warp_uniform(T value) {
   return __shfl_sync(0xffffffff, value, 0);
 }
 
@@ -60,14 +60,14 @@ __device__ inline uint64_t advance_slab(uint64_t descriptor, int offset) {
 
 #if VOXGRAD_HAS_WGMMA
 /// Registers written since are seen by the products that follow.
-__device__ inline void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ inline void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+__device__ inline void warpgroup_arrive() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ inline void warpgroup_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 /// Until at most kPending of the groups that were committed are under way.
 template <int kPending>
-__device__ void await_products() {
+__device__ void warpgroup_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
-__device__ inline void publish_to_engines() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+__device__ inline void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // The operands of an instruction with N / 2 accumulators a thread.
 #define VG_C4(i) "+f"(c[i][0]), "+f"(c[i][1]), "+f"(c[i][2]), "+f"(c[i][3])
@@ -157,11 +157,11 @@ __device__ void multiply_async(Accumulator (&c)[kN8], uint64_t a, uint64_t b, bo
 #undef VG_D64
 
 #else
-__device__ inline void begin_products() {}
-__device__ inline void commit_products() {}
+__device__ inline void warpgroup_arrive() {}
+__device__ inline void warpgroup_commit() {}
 template <int kPending>
-__device__ void await_products() {}
-__device__ inline void publish_to_engines() {}
+__device__ void warpgroup_wait() {}
+__device__ inline void fence_async_proxy() {}
 template <class Element, bool kMMajorA = false, bool kNMajorB = kMMajorA, int kN8>
 __device__ void multiply_async(Accumulator (&)[kN8], uint64_t, uint64_t, bool = true) {}
 #endif

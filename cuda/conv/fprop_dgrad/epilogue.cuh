@@ -45,13 +45,6 @@ __device__ inline void transpose_quad(uint32_t (&v)[4]) {
   }
 }
 
-/// NaN if one is.
-__device__ inline float max_or_nan(float a, float b) {
-  float result;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
-  return result;
-}
-
 /// Where a < b. The comparison is not kept for the next row.
 template <class T>
 __device__ void store_if_less(int a, int b, T* to, T value) {

@@ -117,7 +117,7 @@ __device__ void store_results(const ImplicitGemmParams& p, const TileCoord& plac
   const int columns = p.out_channels - place.column_tile * Tile::kColumns - lane % 4 * 2;
   const float floor = p.relu ? 0.0f : -INFINITY;
   int phase[3] = {};
-  if (p.transposed) class_parts(p, number, phase);
+  if (p.transposed) class_phases(p, number, phase);
   Element* rows[2 * Tile::kM16];
   unsigned inside = 0;  // a bit a row
 #pragma unroll
@@ -127,7 +127,7 @@ __device__ void store_results(const ImplicitGemmParams& p, const TileCoord& plac
     int64_t offset = place.sample * p.out_stride[0] + channel * p.out_stride[1];
 #pragma unroll
     for (int a = 2; a >= 0; --a) {
-      const AxisPart& at = p.axis[a].part[phase[a]];
+      const AxisPhase& at = p.axis[a].phase[phase[a]];
       const int q = place.q[a] + (a > 0 ? p.tile[a].take(m) : m);
       valid &= q < at.count;
       offset += (at.first + int64_t{q} * p.axis[a].out_step) * p.out_stride[a + 2];
@@ -229,10 +229,10 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
       if (left >= kStageTaps) {
 #pragma unroll
         for (int i = 0; i < kUnits; i += kThreads)
-          if (kUnits % kThreads == 0 || i + thread < kUnits) copy_async(to + i, weights + i);
+          if (kUnits % kThreads == 0 || i + thread < kUnits) cp_async(to + i, weights + i);
         weights += kUnits;
       } else {
-        for (int i = 0; i + thread < left * (Tile::kSlab / 4); i += kThreads) copy_async(to + i, weights + i);
+        for (int i = 0; i + thread < left * (Tile::kSlab / 4); i += kThreads) cp_async(to + i, weights + i);
         weights += left * (Tile::kSlab / 4);
       }
       next_tap += kStageTaps;
@@ -245,7 +245,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
       }
       if (++next_stage_b == Tile::kStages) next_stage_b = 0;
     }
-    commit_copies();
+    cp_async_commit();
   };
   fetch_weights();
   fetch_weights();
@@ -317,7 +317,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
       };
       const int last = p.class_begin[number + 1];
       for (int tap = p.class_begin[number]; tap < last; tap += kStageTaps) {
-        await_copies<1>();
+        cp_async_wait<1>();
         __syncthreads();
         fetch_weights();
         if (last - tap >= kStageTaps)

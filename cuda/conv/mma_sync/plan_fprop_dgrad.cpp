@@ -34,7 +34,7 @@ std::optional<double> cost(const ConvProblem& p, const ImplicitGemmPlan& plan, c
   int halo = 1, words = 1;
   double blocks = 1;
   for (int a = 0; a < 3; ++a) {
-    const AxisParts& axis = plan.axis[a];
+    const AxisPhases& axis = plan.axis[a];
     const int extent = (tile[a] - 1 + axis.max_span) * axis.fold;
     if (extent > kMaxExtent) return std::nullopt;
     halo *= extent;
@@ -96,11 +96,11 @@ std::optional<ImplicitGemmPlan> plan_implicit_gemm_mma_sync(const ConvProblem& p
   choose_tile(p, plan);
   // Phases read the same inputs. With one k-block of channels they are staged once for all of them; with more, what a
   // block would have to hold leaves a multiprocessor to it alone, which was slower (by a third for 8 k-blocks).
-  if (p.direction == ConvDirection::transposed && plan.classes > 1 && plan.k_blocks == 1) {
+  if (p.pass == ConvPass::dgrad && plan.classes > 1 && plan.k_blocks == 1) {
     ImplicitGemmPlan merged = axes;
     merged.merged = true;
     merged.input_stages = 1;
-    for (AxisParts& axis : merged.axis) merge_halos(axis);
+    for (AxisPhases& axis : merged.axis) merge_halos(axis);
     choose_tile(p, merged);
     if (merged.cycles >= 0 && (plan.cycles < 0 || merged.cycles < plan.cycles)) plan = merged;
   }

@@ -19,8 +19,8 @@ std::vector<int> class_taps(const MmaSyncWgradPlan& plan) {
   for (int number = 0;; ++number) {
     int rest = number, taps = 1;
     for (int a = 2; a >= 0; --a) {
-      taps *= plan.axis[a].part[rest % plan.axis[a].parts].taps;
-      rest /= plan.axis[a].parts;
+      taps *= plan.axis[a].phase[rest % plan.axis[a].phases].taps;
+      rest /= plan.axis[a].phases;
     }
     if (rest > 0) return result;
     result.push_back(taps);
@@ -33,7 +33,7 @@ bool extend_k_tile(const ConvProblem& p, MmaSyncWgradPlan& plan) {
   plan.halo_words = 1;
   plan.k_tiles = p.batch;
   for (int a = 0; a < 3; ++a) {
-    const AxisParts& axis = plan.axis[a];
+    const AxisPhases& axis = plan.axis[a];
     plan.extent[a] = plan.k_tile[a] - 1 + axis.max_span;
     if (a == 2) {
       plan.run = elements == 1 ? plan.extent[a] : plan.extent[a] / 2 + 1;
@@ -166,11 +166,11 @@ std::optional<MmaSyncWgradPlan> plan_mma_sync_wgrad(const ConvProblem& p) {
   for (int a = 0; a < 3; ++a) {
     const ConvGeometry& g = p.geometry;
     const auto axis =
-        forward_parts(p.in_size[a], p.out_size[a], p.kernel[a], g.stride[a], g.padding[a], g.dilation[a], a == 2);
+        fprop_phases(p.in_size[a], p.out_size[a], p.kernel[a], g.stride[a], g.padding[a], g.dilation[a], a == 2);
     if (!axis) return std::nullopt;
     plan.axis[a] = *axis;
     taps *= axis->kernel;
-    classes *= axis->parts;
+    classes *= axis->phases;
     if (taps > kMaxTaps || classes > kMaxClasses) return std::nullopt;
   }
   return best_weight(p, plan);

@@ -16,7 +16,7 @@ struct WgradReduction {
   int in_channels, columns;
   int64_t elements, ranges;  // elements: of a range
   int classes;
-  AxisParts axis[3];
+  AxisPhases axis[3];
   TapClass of_class[kWgradClasses];
   int real_taps[kWgradClasses];
 
@@ -34,8 +34,8 @@ struct WgradReduction {
     if (tap >= real_taps[number] || channel >= in_channels) return -1;
     int64_t result = row * row_stride + channel * channel_stride;
     for (int a = 2; a >= 0; --a) {
-      const AxisPart& part = axis[a].part[number % axis[a].parts];
-      number /= axis[a].parts;
+      const AxisPhase& part = axis[a].phase[number % axis[a].phases];
+      number /= axis[a].phases;
       result += (part.tap_first + tap % part.taps * int64_t{part.tap_step}) * tap_stride[a];
       tap /= part.taps;
     }
@@ -51,11 +51,11 @@ void list_classes(const MmaSyncWgradPlan& plan, MmaSyncWgradParams& p) {
     p.of_class[number] = {c.padded_taps, tap_begin, columns, column, c.tile_columns, tile};
     tile += c.tiles;
     column += columns;
-    const AxisPart* part[3];
+    const AxisPhase* part[3];
     int rest = static_cast<int>(number);
     for (int a = 2; a >= 0; --a) {
-      part[a] = &p.axis[a].part[rest % p.axis[a].parts];
-      rest /= p.axis[a].parts;
+      part[a] = &p.axis[a].phase[rest % p.axis[a].phases];
+      rest /= p.axis[a].phases;
     }
     const int elements = plan.extent[2] / (plan.run * plan.axis[2].fold);
     for (int i = 0; i < c.padded_taps; ++i) {
@@ -86,7 +86,7 @@ void run(MmaSyncWgradParams& p, WgradReduction& sum, const MmaSyncWgradPlan& pla
 }  // namespace
 
 bool mma_sync_wgrad(const View& w, const View& x, const View& y, const ConvGeometry& geometry, const Launch& launch) {
-  ConvProblem problem = conv_problem(ConvDirection::weight, x, y, w, geometry);
+  ConvProblem problem = conv_problem(ConvPass::wgrad, x, y, w, geometry);
   describe_device(problem, launch);
   const auto plan = remembered<plan_mma_sync_wgrad>(problem);
   if (!plan) return false;

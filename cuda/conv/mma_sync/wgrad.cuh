@@ -51,7 +51,7 @@ struct MmaSyncWgradParams {
   int stages, stage_words;       // 2: the next k-tile is copied while this one is multiplied
   int tiles[3];
   int64_t k_tiles, range;  // in all; of a range
-  AxisParts axis[3];
+  AxisPhases axis[3];
   TapClass of_class[kWgradClasses];
   int k_block_offset[kKTileWords / 8];  // bytes in the halo from the k-tile's first word to the 8 words of a k-block
   int tap_offset[kWgradTaps];           // bytes
@@ -93,8 +93,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 2) wgrad_mma_sync(const __grid
   const TapClass& c = p.of_class[number];
   int part[3], rest = number;
   for (int a = 2; a >= 0; --a) {
-    part[a] = rest % p.axis[a].parts;
-    rest /= p.axis[a].parts;
+    part[a] = rest % p.axis[a].phases;
+    rest /= p.axis[a].phases;
   }
   const int first_column = (tile - c.tile_begin) * c.tile_columns;
   const int column_count = min(c.tile_columns, c.columns - first_column);
@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 2) wgrad_mma_sync(const __grid
       const Element* at = inside ? from + offset[0] : from;
 #pragma unroll 8
       for (int i = 0; i < count; ++i, to += pitch * 4) {
-        copy_word_async(to, at, inside && i < real);
+        cp_async_word(to, at, inside && i < real);
         if (i + 1 < real) at += stride;
       }
     } else {
@@ -161,9 +161,9 @@ __global__ void __launch_bounds__(Tile::kThreads, 2) wgrad_mma_sync(const __grid
       const int row = w / p.run;  // (residue, shift)
       w = (w - row * p.run) * kElements + row % kElements;
       const int position[3] = {
-          (q[0] + p.axis[0].part[part[0]].low + d) * p.axis[0].in_step + p.axis[0].part[part[0]].residue,
-          (q[1] + p.axis[1].part[part[1]].low + h) * p.axis[1].in_step + p.axis[1].part[part[1]].residue,
-          (q[2] + p.axis[2].part[part[2]].low + w) * fold + row / kElements};
+          (q[0] + p.axis[0].phase[part[0]].low + d) * p.axis[0].in_step + p.axis[0].phase[part[0]].residue,
+          (q[1] + p.axis[1].phase[part[1]].low + h) * p.axis[1].in_step + p.axis[1].phase[part[1]].residue,
+          (q[2] + p.axis[2].phase[part[2]].low + w) * fold + row / kElements};
 #pragma unroll
       for (int e = 0; e < kElements; ++e) {
         const int last = position[2] + e * fold;
@@ -203,7 +203,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 2) wgrad_mma_sync(const __grid
   uint32_t stage_at = shared;
   if (p.stages == 2) {
     stage_k_tile(first_k_tile, stage_at);
-    commit_copies();
+    cp_async_commit();
   }
   for (int64_t k_tile = first_k_tile; k_tile < last_k_tile; ++k_tile) {
     const uint32_t other = p.stages == 2 && stage_at == shared ? shared + p.stage_words * 4 : shared;
@@ -211,11 +211,11 @@ __global__ void __launch_bounds__(Tile::kThreads, 2) wgrad_mma_sync(const __grid
       stage_k_tile(k_tile, stage_at);
     else if (k_tile + 1 < last_k_tile)
       stage_k_tile(k_tile + 1, other);
-    commit_copies();
+    cp_async_commit();
     if (p.stages == 1)
-      await_copies<0>();
+      cp_async_wait<0>();
     else
-      await_copies<1>();
+      cp_async_wait<1>();
     round_k_tile(stage_at);
     __syncthreads();
 #pragma unroll kUnroll

@@ -16,13 +16,6 @@ struct EpilogueBuffer {
   static constexpr int kWords = epilogue_buffer_words(Tile::kColumns, Tile::kTilePhases);
 };
 
-/// NaN if one is.
-__device__ inline float max_or_nan(float a, float b) {
-  float result;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
-  return result;
-}
-
 /// Without a branch.
 template <class T>
 __device__ void store_if(bool really, char* to, T value) {
@@ -86,15 +79,15 @@ struct Epilogue {
 
   __device__ Epilogue(const ImplicitGemmParams& problem, const TileCoord& place)
       : p(problem),
-        warp(of_warp(static_cast<int>(threadIdx.x) / 32 % Tile::kWarps)),
+        warp(warp_uniform(static_cast<int>(threadIdx.x) / 32 % Tile::kWarps)),
         lane(static_cast<int>(threadIdx.x) % 32),
         columns(p.out_channels - place.column_tile * Tile::kColumns),
         channel(int64_t{place.group} * p.out_channels + place.column_tile * Tile::kColumns) {
     int phase[3] = {}, from = 0;
-    if (p.transposed) class_parts(p, place.phase + lane % Tile::kTilePhases, phase);
+    if (p.transposed) class_phases(p, place.phase + lane % Tile::kTilePhases, phase);
     int64_t at = place.sample * p.out_stride[0] + channel * p.out_stride[1];
     for (int a = 0; a < 3; ++a) {
-      const AxisPart& part = p.axis[a].part[phase[a]];
+      const AxisPhase& part = p.axis[a].phase[phase[a]];
       at += int64_t{place.q[a]} * p.axis[a].out_step * p.out_stride[a + 2];
       from += part.first * static_cast<int>(p.out_stride[a + 2]);
       limit.put(a, max(min(p.tile[a].value, part.count - place.q[a]), 0) + PackedTriple::kMost);

@@ -95,13 +95,13 @@ struct FpropDgradMainloop {
   /// the end products of this stage may be under way, but none of the stages before.
   __device__ void multiply(const ImplicitGemmParams& p, int tile_phase, int tap, int count, uint64_t a, uint64_t b) {
     multiply_taps<Tile::kStageTaps>(p, tile_phase, tap, count, a, b);
-    await_products<1>();
+    warpgroup_wait<1>();
   }
   /// Adds up what is in stage_sum, of enough stages or of the last.
   __device__ void end_stage(bool last) {
     if constexpr (kSeparate) {
       if (++stages < kSeparateStages && !last) return;
-      await_products<0>();
+      warpgroup_wait<0>();
       stages = 0;
 #pragma unroll
       for (int tile_phase = 0; tile_phase < kTilePhases; ++tile_phase) {
@@ -126,7 +126,7 @@ struct FpropDgradMainloop {
   __device__ void multiply_taps(const ImplicitGemmParams& p, int tile_phase, int tap, int count, uint64_t a,
                                 uint64_t b) {
     if (count >= kMost) {
-      begin_products();
+      warpgroup_arrive();
 #pragma unroll
       for (int i = 0; i < kMost; ++i) {
         const uint64_t at = advance_slab(a, p.tap_offset[tap + i]);
@@ -136,7 +136,7 @@ struct FpropDgradMainloop {
                    advance_slab(b, i * kTap));
         fresh[tile_phase] = false;
       }
-      commit_products();
+      warpgroup_commit();
       tap += kMost;
       count -= kMost;
       b = advance_slab(b, kMost * kTap);
@@ -220,7 +220,7 @@ __device__ void consume_tile(const ImplicitGemmParams& p, const TileScheduler<Ti
   const bool leads = is_leader();
   int stage = 0, number = work.first_class, of_class = 0, last_a = 0, last_b = 0;
   for (int input_stage = 0; input_stage < work.input_stages; ++input_stage) {
-    await_round(barriers.full_a(at.a.stage), at.a.round);
+    wait_barrier(barriers.full_a(at.a.stage), at.a.round);
     const uint64_t a = slab_descriptor(words + at.a.stage * (4 * Tile::input_stage_words(p)),
                                        p.rows.positions * kVoxelBytes, p.rows.group * kVoxelBytes);
     bool first_stage = true;
@@ -228,7 +228,7 @@ __device__ void consume_tile(const ImplicitGemmParams& p, const TileScheduler<Ti
     for (int tile_phase = 0; tile_phase < Tile::kTilePhases; ++tile_phase) {
       int tap = p.class_begin[number + tile_phase];
       for (int left = p.class_begin[number + tile_phase + 1] - tap; left > 0; left -= kStageTaps, tap += kStageTaps) {
-        await_round(barriers.full_b(at.b.stage), at.b.round);
+        wait_barrier(barriers.full_b(at.b.stage), at.b.round);
         const bool last = ++stage == work.stages;
         if (last && leads) arrive(barriers.turn());
         products.multiply(p, tile_phase, tap, min(left, kStageTaps), a,
@@ -246,7 +246,7 @@ __device__ void consume_tile(const ImplicitGemmParams& p, const TileScheduler<Ti
     at.a.next(p.input_stages);
     if (++of_class == p.class_stages) of_class = 0, number += Tile::kTilePhases;
   }
-  await_products<0>();
+  warpgroup_wait<0>();
   if (leads) {
     arrive(barriers.empty_b(last_b));
     arrive(barriers.empty_a(last_a));
@@ -262,7 +262,7 @@ __device__ void consume_tiles(const ImplicitGemmParams& p, TileScheduler<Tile> w
   SlidingSums<Tile> carry;
   for (OperandStages at; work.next(consumer);) {
     if (work.ours) {
-      if (work.number > 0) await_round(barriers.turn(), work.number - 1);
+      if (work.number > 0) wait_barrier(barriers.turn(), work.number - 1);
       FpropDgradMainloop<Tile> products;
       consume_tile<Tile>(p, work, shared_address(shared), at, barriers, products);
       if constexpr (Tile::kSlide > 1) {
@@ -291,13 +291,13 @@ __global__ void __launch_bounds__(Tile::kThreads, 1) fprop_dgrad_wgmma(const __g
   __shared__ uint64_t barrier[FpropDgradBarriers<Tile>::kCount];
   __shared__ ScheduledTile queue[FpropDgradBarriers<Tile>::kScheduled];
   uint32_t* const shared = reinterpret_cast<uint32_t*>(dynamic_shared);
-  const FpropDgradBarriers<Tile> barriers{of_warp(shared_address(barrier))};
-  const TileScheduler<Tile> scheduler(p, barriers, of_warp(shared_address(queue)));
+  const FpropDgradBarriers<Tile> barriers{warp_uniform(shared_address(barrier))};
+  const TileScheduler<Tile> scheduler(p, barriers, warp_uniform(shared_address(queue)));
   if (threadIdx.x == 0) barriers.init();
-  publish_barriers();
+  fence_barrier_init();
   list_rows<Tile>(p, reinterpret_cast<EpilogueRow*>(shared + Tile::rows_at(p)));
   __syncthreads();
-  const int warp = of_warp(static_cast<int>(threadIdx.x) / 32), producer = warp - Tile::kWarps * Tile::kConsumers;
+  const int warp = warp_uniform(static_cast<int>(threadIdx.x) / 32), producer = warp - Tile::kWarps * Tile::kConsumers;
   const int consumer = warp / Tile::kWarps;
   if (consumer < Tile::kConsumers) {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Tile::kRegisters));

@@ -37,9 +37,9 @@ __global__ void pack_weights_kernel(const __grid_constant__ PackWeights p, uint3
     const auto taps_of = [&](int number) {  // and the class's parts
       int taps = 1;
       for (int a = 2; a >= 0; --a) {
-        part[a] = number % p.axis[a].parts;
-        number /= p.axis[a].parts;
-        taps *= p.axis[a].part[part[a]].taps;
+        part[a] = number % p.axis[a].phases;
+        number /= p.axis[a].phases;
+        taps *= p.axis[a].phase[part[a]].taps;
       }
       return taps;
     };
@@ -58,13 +58,13 @@ __global__ void pack_weights_kernel(const __grid_constant__ PackWeights p, uint3
     in_class %= of_class;
     int64_t tap = 0;
     for (int a = 2; a >= 0; --a) {
-      const AxisPart& at = p.axis[a].part[part[a]];
+      const AxisPhase& at = p.axis[a].phase[part[a]];
       tap += (at.tap_first + in_class % at.taps * int64_t{at.tap_step}) * p.tap_stride[a];
       in_class /= at.taps;
     }
     int column = block * 8 + lane / 4;
     const int beside = column / p.columns;  // the tap along depth
-    if (p.slide > 1) tap += beside * int64_t{p.axis[0].part[0].tap_step} * p.tap_stride[0];
+    if (p.slide > 1) tap += beside * int64_t{p.axis[0].phase[0].tap_step} * p.tap_stride[0];
     column += (tile - beside) * p.columns;
     const Element* const from = weight + index * p.group_stride + column * p.out_stride + tap;
     for (int half = 0; half < 2; ++half) {

@@ -17,7 +17,7 @@ struct PackWeights {
   int stage_k_blocks;                         // k-blocks whose taps follow each other, tap by tap of a k-block
   int tile_phases;                            // classes that follow each other so many k-blocks at a time
   bool wgmma;                                 // slabs as in wgmma.cuh, not fragments
-  AxisParts axis[3];
+  AxisPhases axis[3];
 };
 
 template <class Arithmetic>

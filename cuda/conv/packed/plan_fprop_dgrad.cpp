@@ -47,7 +47,7 @@ int64_t shared_bytes(const ConvProblem& p, const ImplicitGemmPlan& plan, int inp
 bool lay_out(const ConvProblem& p, ImplicitGemmPlan& plan) {
   int positions = 1;  // below 2^31, as extents and splits are limited
   for (int a = 0; a < 3; ++a) {
-    const AxisParts& axis = plan.axis[a];
+    const AxisPhases& axis = plan.axis[a];
     plan.extent[a] = (plan.tile[a] - 1 + axis.max_span) * axis.fold;
     if (a == 2 ? plan.extent[a] > kMaxLine * axis.fold : (plan.extent[a] - 1) * axis.in_step >= kMostBox) return false;
     if (plan.extent[a] > p.shared_limit / (2 * kVoxelBytes) / positions) return false;
@@ -79,8 +79,8 @@ StageWork mean_stage(const ConvProblem& p, const ImplicitGemmPlan& plan) {
   StageWork work;
   for (int c = 0; c < plan.classes; ++c) {
     int taps = plan.stage_k_blocks;
-    for (int a = 2, number = c; a >= 0; number /= plan.axis[a--].parts)
-      taps *= plan.axis[a].part[number % plan.axis[a].parts].taps;
+    for (int a = 2, number = c; a >= 0; number /= plan.axis[a--].phases)
+      taps *= plan.axis[a].phase[number % plan.axis[a].phases].taps;
     work.taps += taps;
     work.stages += divide_up(taps, step_taps);
   }
@@ -90,19 +90,19 @@ StageWork mean_stage(const ConvProblem& p, const ImplicitGemmPlan& plan) {
 
 /// Whether two phases lie side by side in the result, and read almost the same.
 bool may_pair(const ConvProblem& p, const ImplicitGemmPlan& axes) {
-  return p.direction == ConvDirection::transposed && axes.axis[2].parts % 2 == 0;
+  return p.pass == ConvPass::dgrad && axes.axis[2].phases % 2 == 0;
 }
 
 /// Whether a tile may slide along depth: neighbouring results read neighbouring planes, by kSlidingTaps taps, and each
 /// has one to read.
-bool can_slide(const AxisParts& depth) {
-  const AxisPart& part = depth.part[0];
-  return depth.parts == 1 && depth.in_step == 1 && depth.out_step == 1 && part.taps == kSlidingTaps &&
+bool can_slide(const AxisPhases& depth) {
+  const AxisPhase& part = depth.phase[0];
+  return depth.phases == 1 && depth.in_step == 1 && depth.out_step == 1 && part.taps == kSlidingTaps &&
          std::abs(part.step) == 1 && part.low + part.span > 0 && part.low + part.count <= depth.in_size;
 }
 /// Leaves one tap: that of the last plane which a result reads. The taps of those before it follow by tap_step.
-void slide_along(AxisParts& depth) {
-  AxisPart& part = depth.part[0];
+void slide_along(AxisPhases& depth) {
+  AxisPhase& part = depth.phase[0];
   if (part.step < 0) {
     part.tap_first += (part.taps - 1) * part.tap_step;
     part.tap_step = -part.tap_step;
@@ -112,11 +112,11 @@ void slide_along(AxisParts& depth) {
   part.taps = part.span = depth.max_taps = depth.max_span = 1;
 }
 /// Planes of inputs that a tile of `range` results multiplies, in the mean.
-double planes_of(const AxisParts& depth, int range) {
+double planes_of(const AxisPhases& depth, int range) {
   int planes = 0, tiles = 0;
   for (int q = 0; q < depth.count; q += range, ++tiles) {
-    const int last = depth.part[0].low + std::min(q + range, depth.count);  // behind it
-    const int first = depth.part[0].low + q - (kSlidingTaps - 1);
+    const int last = depth.phase[0].low + std::min(q + range, depth.count);  // behind it
+    const int first = depth.phase[0].low + q - (kSlidingTaps - 1);
     planes += std::max(0, std::min(last, static_cast<int>(depth.in_size)) - std::max(first, 0));
   }
   return static_cast<double>(planes) / tiles;
@@ -129,8 +129,8 @@ double planes_of(const AxisParts& depth, int range) {
 double cost(const ConvProblem& p, const ImplicitGemmPlan& plan, const StageWork& stage_of, double planes) {
   const double products = three_products(p) ? 3 : 1, columns = product_columns(plan), taps = stage_of.taps;
   const double positions = static_cast<double>(plan.halo_voxels) * plan.stage_k_blocks;  // of a stage
-  const double phases = p.direction == ConvDirection::transposed ? plan.classes / plan.tile_phases : 1;
-  const double halos = p.direction == ConvDirection::transposed ? 1 : plan.classes;  // of a tile
+  const double phases = p.pass == ConvPass::dgrad ? plan.classes / plan.tile_phases : 1;
+  const double halos = p.pass == ConvPass::dgrad ? 1 : plan.classes;  // of a tile
   double tiles = phases * static_cast<double>(plan.samples * p.groups) * plan.column_tiles, results = 1;
   for (int a = 0; a < 3; ++a) {
     tiles *= divide_up(plan.axis[a].count, a == 0 ? plan.range : plan.tile[a]);
@@ -255,7 +255,7 @@ std::optional<ImplicitGemmPlan> plan_implicit_gemm_wgmma(const ConvProblem& p, c
   const auto asked = asked_width(p, widths);
   const bool pairs = may_pair(p, axes);
   int taps = 1;
-  for (const AxisParts& axis : axes.axis) taps *= axis.kernel;
+  for (const AxisPhases& axis : axes.axis) taps *= axis.kernel;
   const auto can_slide_by = [&](int columns) {
     return p.choice.slide != 1 && may_slide(columns, three_products(p)) && can_slide(axes.axis[0]);
   };
@@ -269,7 +269,7 @@ std::optional<ImplicitGemmPlan> plan_implicit_gemm_wgmma(const ConvProblem& p, c
     for (const auto [tile_phases, slide] : {Way{1, 1}, Way{2, 1}, Way{1, kSlidingTaps}}) {
       if (asked && columns != *asked) continue;
       if (slide > 1 ? !can_slide_by(columns) : has_to_slide) continue;
-      if (tile_phases == 2 ? !pairs || p.choice.slots == 1 : pairs && p.choice.slots == 2) continue;
+      if (tile_phases == 2 ? !pairs || p.choice.tile_phases == 1 : pairs && p.choice.tile_phases == 2) continue;
       ImplicitGemmPlan plan = axes;
       plan.samples = best.samples;
       plan.columns = columns;
@@ -278,9 +278,9 @@ std::optional<ImplicitGemmPlan> plan_implicit_gemm_wgmma(const ConvProblem& p, c
       plan.slide = slide;
       if (tile_phases == 2) merge_halos(plan.axis[2]);
       if (slide > 1) slide_along(plan.axis[0]);
-      const bool asked_depth = p.choice.depth > 0 && plan.k_blocks % p.choice.depth == 0;
+      const bool asked_depth = p.choice.k_blocks > 0 && plan.k_blocks % p.choice.k_blocks == 0;
       for (int depth = 1; depth <= kMostDepth && depth * taps <= kMaxTaps; ++depth) {
-        if (asked_depth ? depth != p.choice.depth : plan.k_blocks % depth != 0) continue;
+        if (asked_depth ? depth != p.choice.k_blocks : plan.k_blocks % depth != 0) continue;
         plan.stage_k_blocks = depth;
         choose_tile(p, plan);
         if (plan.cycles >= 0 && (best.cycles < 0 || plan.cycles < best.cycles)) best = plan;

@@ -258,7 +258,7 @@ void look_at_products(const ConvProblem& p, PackedWgradPlan plan, std::optional<
       plan.by_k_blocks = by_k_blocks;
       const int wanted = by_k_blocks ? all : divide_up(all, 2);
       if (wanted > most || (!by_k_blocks && all == 1)) continue;
-      plan.products = std::max<int>(wanted, std::min<int>(p.choice.heights, most));
+      plan.products = std::max<int>(wanted, std::min<int>(p.choice.m_tiles, most));
       if (!best || least_cycles(p, plan) < best->cycles) look_at_tiles(p, plan, best);
     }
   }

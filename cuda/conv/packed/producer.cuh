@@ -67,22 +67,22 @@ class TileScheduler {
   /// Goes on to the next; false behind the last. Without a look at its place if another consumer is asked for than that
   /// which multiplies it. By whole warps.
   __device__ bool next(int consumer = kAny) {
-    await_round(barriers_.full_tile(at_.stage), at_.round);
+    wait_barrier(barriers_.full_tile(at_.stage), at_.round);
     uint32_t word[4];
     load_shared(queue_ + at_.stage * static_cast<uint32_t>(sizeof(ScheduledTile)), word);
-    stages = static_cast<int>(of_warp(word[0]));
-    ours = consumer == kAny || consumer == static_cast<int>(of_warp(word[1]));
+    stages = static_cast<int>(warp_uniform(word[0]));
+    ours = consumer == kAny || consumer == static_cast<int>(warp_uniform(word[1]));
     if (ours) {
-      place.phase = static_cast<int>(of_warp(word[2]));
-      place.column_tile = static_cast<int>(of_warp(word[3]));
+      place.phase = static_cast<int>(warp_uniform(word[2]));
+      place.column_tile = static_cast<int>(warp_uniform(word[3]));
       load_shared(queue_ + at_.stage * static_cast<uint32_t>(sizeof(ScheduledTile)) + 16, word);
-      for (int a = 0; a < 3; ++a) place.q[a] = static_cast<int>(of_warp(word[a]));
-      place.sample = static_cast<int>(of_warp(word[3]));
+      for (int a = 0; a < 3; ++a) place.q[a] = static_cast<int>(warp_uniform(word[a]));
+      place.sample = static_cast<int>(warp_uniform(word[3]));
       load_shared(queue_ + at_.stage * static_cast<uint32_t>(sizeof(ScheduledTile)) + 32, word);
-      place.group = static_cast<int>(of_warp(word[0]));
-      begins = static_cast<int>(of_warp(word[1]));
-      skips = static_cast<int>(of_warp(word[2]));
-      ends = static_cast<int>(of_warp(word[3]));
+      place.group = static_cast<int>(warp_uniform(word[0]));
+      begins = static_cast<int>(warp_uniform(word[1]));
+      skips = static_cast<int>(warp_uniform(word[2]));
+      ends = static_cast<int>(warp_uniform(word[3]));
       first_class = place.phase;
       last_class = p_.transposed ? place.phase + Tile::kTilePhases : p_.classes;
     }
@@ -120,7 +120,7 @@ __device__ void schedule_tiles(const ImplicitGemmParams& p, FpropDgradBarriers<T
   int published = 0;
   for (unsigned number = 0; number < p.work_tiles; ++published) {
     const int ahead = p.work_tiles - number > 2 * kMost * gridDim.x ? kMost : 1;
-    if (published >= ahead) await_round(barriers.empty_tile((published - ahead) % kMost), (published - ahead) / kMost);
+    if (published >= ahead) wait_barrier(barriers.empty_tile((published - ahead) % kMost), (published - ahead) / kMost);
     ScheduledTile tile{ScheduledTile::kNone};
     while ((number = atomicAdd(p.next_tile, 1)) < p.work_tiles) {
       const TileCoord place = tile_coord(p, number);
@@ -138,7 +138,7 @@ __device__ void schedule_tiles(const ImplicitGemmParams& p, FpropDgradBarriers<T
 template <class Tile>
 __device__ void schedule_planes(const ImplicitGemmParams& p, FpropDgradBarriers<Tile> barriers, ScheduledTile* queue) {
   constexpr int kMost = FpropDgradBarriers<Tile>::kScheduled, kConsumers = Tile::kConsumers, kBefore = Tile::kSlide - 1;
-  const AxisPart& depth = p.axis[0].part[0];
+  const AxisPhase& depth = p.axis[0].phase[0];
   const int last_whole = static_cast<int>(p.axis[0].in_size) - 1 - depth.low;  // plane of results
   ScheduledTile tile[kConsumers];                                              // its q[0] is a plane of results, too
   int first[kConsumers], last[kConsumers], left[kConsumers];                   // of those; planes of inputs to come
@@ -146,7 +146,7 @@ __device__ void schedule_planes(const ImplicitGemmParams& p, FpropDgradBarriers<
   unsigned number = blockIdx.x;  // of the next tile: each CTA has a first and a second without asking
   int published = 0;
   const auto publish = [&](const ScheduledTile& plane) {
-    if (published >= kMost) await_round(barriers.empty_tile((published - kMost) % kMost), (published - kMost) / kMost);
+    if (published >= kMost) wait_barrier(barriers.empty_tile((published - kMost) % kMost), (published - kMost) / kMost);
     queue[published % kMost] = plane;
     arrive(barriers.full_tile(published % kMost));
     ++published;
@@ -196,9 +196,9 @@ __device__ void produce_weights(const ImplicitGemmParams& p, TileScheduler<Tile>
         for (int tile_phase = 0; tile_phase < Tile::kTilePhases; ++tile_phase)
           for (int left = p.class_begin[c + tile_phase + 1] - p.class_begin[c + tile_phase]; left > 0;
                left -= Tile::kStageTaps) {
-            if (at.round > 0) await_round(barriers.empty_b(at.stage), at.round - 1);
+            if (at.round > 0) wait_barrier(barriers.empty_b(at.stage), at.round - 1);
             const int bytes = min(left, Tile::kStageTaps) * (4 * Tile::kTapWords);
-            copy_bulk(stages + at.stage * kStageBytes, from, bytes, barriers.full_b(at.stage));
+            bulk_load(stages + at.stage * kStageBytes, from, bytes, barriers.full_b(at.stage));
             from += bytes;
             at.next(Tile::kStages);
           }
@@ -217,19 +217,19 @@ __device__ void produce_inputs(const ImplicitGemmParams& p, TileScheduler<Tile> 
     const TileCoord& place = work.place;
     for (int c = work.first_class; c < work.last_class; c += Tile::kTilePhases) {
       int part[3], first[3];
-      class_parts(p, c, part);
+      class_phases(p, c, part);
       for (int a = 0; a < 3; ++a) {
-        const AxisPart& at_part = p.axis[a].part[part[a]];
+        const AxisPhase& at_part = p.axis[a].phase[part[a]];
         first[a] = (place.q[a] + at_part.low) * p.axis[a].in_step + at_part.residue;
       }
       int plane = (place.sample * p.groups + place.group) * p.k_blocks * kPlanes;
       for (int stage = 0; stage < p.class_stages; ++stage) {
-        if (at.round > 0) await_round(barriers.empty_a(at.stage), at.round - 1);
+        if (at.round > 0) wait_barrier(barriers.empty_a(at.stage), at.round - 1);
         expect_bytes(barriers.full_a(at.stage), p.halo_voxels * planes * kVoxelBytes);
         uint32_t to = stages + at.stage * (4 * Tile::input_stage_words(p));
         for (int i = 0; i < planes; ++i, ++plane, to += p.rows.positions * kVoxelBytes)
           for (int residue = 0; residue < residues; ++residue)
-            copy_box(to + residue * p.residue_positions * kVoxelBytes, p.packed, first[2] * 2, first[1], first[0],
+            tma_load(to + residue * p.residue_positions * kVoxelBytes, p.packed, first[2] * 2, first[1], first[0],
                      plane * residues + residue, barriers.full_a(at.stage));
         at.next(p.input_stages);
       }

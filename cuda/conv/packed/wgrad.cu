@@ -149,7 +149,7 @@ void run(PackedWgradParams& p, WgradReduction& sum, View x, View y, const ConvPr
 
 bool packed_wgrad(const View& w, const View& x, const View& y, const ConvGeometry& geometry, const Launch& launch,
                   const PackNext& pack_x) {
-  ConvProblem problem = conv_problem(ConvDirection::weight, x, y, w, geometry);
+  ConvProblem problem = conv_problem(ConvPass::wgrad, x, y, w, geometry);
   describe_device(problem, launch);
   const auto plan = remembered<plan_packed_wgrad>(problem);
   if (!plan) return false;

@@ -114,10 +114,10 @@ struct WgradMainloop {
               adds = true;
             },
             x_slab, y_slab);
-        await_products<1>();
+        warpgroup_wait<1>();
         if constexpr (Tile::kLate) begun();
       } while (k_block < last_k_block);
-      if constexpr (!Tile::kLate) await_products<0>();
+      if constexpr (!Tile::kLate) warpgroup_wait<0>();
     }
   }
 
@@ -126,11 +126,11 @@ struct WgradMainloop {
   template <int kMost, class Multiply>
   __device__ void multiply_k_blocks(int& k_block, Multiply multiply, uint64_t x, uint64_t y) const {
     if (last_k_block - k_block >= kMost) {
-      begin_products();
+      warpgroup_arrive();
 #pragma unroll
       for (int i = 0; i < kMost; ++i)
         multiply(advance_slab(x, p.x_k_block_at[k_block + i]), advance_slab(y, p.y_k_block_at[k_block + i]));
-      commit_products();
+      warpgroup_commit();
       k_block += kMost;
     } else if constexpr (kMost > 1) {
       multiply_k_blocks<kMost / 2>(k_block, multiply, x, y);
@@ -154,9 +154,9 @@ struct WgradMainloop {
             adds = true;
           },
           x, y);
-      await_products<1>();
+      warpgroup_wait<1>();
     } while (k_block < last_k_block);
-    await_products<0>();
+    warpgroup_wait<0>();
 #pragma unroll
     for (int n = 0; n < kN8; ++n)
 #pragma unroll
@@ -234,16 +234,16 @@ __device__ void consume_planes(const PackedWgradParams& p, const WgradCoord& pla
       for (int n = 0; n < Tile::kN8; ++n)
         for (int j = 0; j < 4; ++j) sum[i][n][j] = 0;
   bool adds = false;
-  int index = of_warp(place.range);
+  int index = warp_uniform(place.range);
   do {
     const int planes = SlidingTile::at<typename Tile::Arithmetic>(p, index).planes;
     int plane = 0;
     do {
       for (int row = p.depth.first_new_row(plane == 0); row < p.depth.span; ++row) {
-        await_round(barriers.full_x(head.stage), head.round);
+        wait_barrier(barriers.full_x(head.stage), head.round);
         head.next(p.of_x.stages);
       }
-      await_round(barriers.full_y(of_y.stage), of_y.round);
+      wait_barrier(barriers.full_y(of_y.stage), of_y.round);
       const uint32_t y_plane = y_stages + of_y.stage * p.of_y.stage_bytes;
       products.multiply(sum, adds, tail, shared, y_plane, give_back);
       adds = true;
@@ -253,12 +253,12 @@ __device__ void consume_planes(const PackedWgradParams& p, const WgradCoord& pla
       tail += held;
       if (tail >= p.of_x.stages) tail -= p.of_x.stages;
       if (!Tile::kLate || last || !p.late) {
-        if (Tile::kLate) await_products<0>();
+        if (Tile::kLate) warpgroup_wait<0>();
         give_back();
       }
     } while (++plane < planes);
   } while ((index += p.ranges) < p.sliding_tiles);
-  await_products<0>();  // done long since, which the compiler does not know
+  warpgroup_wait<0>();  // done long since, which the compiler does not know
   products.write(sum);
 }
 
@@ -273,25 +273,25 @@ __global__ void __launch_bounds__(Tile::kThreads, 1) wgrad_wgmma(const __grid_co
   if (thread < WgradBarriers::kCount) barriers.init<Tile>(thread);
   __shared__ WgradCoord shared_place;
   if (thread == 0) shared_place = WgradCoord(p);
-  publish_barriers();
+  fence_barrier_init();
   __syncthreads();
-  const int warp = of_warp(thread / 32);  // so that what follows is known to be the same in all lanes
+  const int warp = warp_uniform(thread / 32);  // so that what follows is known to be the same in all lanes
   if (warp < Tile::kConsumers / 32) {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Tile::kRegisters));
-    consume_planes<Tile>(p, shared_place, of_warp(shared), {of_warp(barriers.first)}, warp / 4);
+    consume_planes<Tile>(p, shared_place, warp_uniform(shared), {warp_uniform(barriers.first)}, warp / 4);
   } else {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Tile::kFeederRegisters));
     const int feeder = warp - Tile::kConsumers / 32;
     if constexpr (Tile::kHalves) {
       if (feeder == 0 && is_leader()) produce_planes<Tile>(p, shared_place, shared, barriers);
     } else {
-      const uint32_t raw = of_warp(shared) + p.raw_at;
-      const WgradBarriers all{of_warp(barriers.first)};
+      const uint32_t raw = warp_uniform(shared) + p.raw_at;
+      const WgradBarriers all{warp_uniform(barriers.first)};
       const int of_role = thread - Tile::kConsumers;
       if (feeder < kCopyThreads / 32)
         copy_planes<Tile>(p, shared_place, raw, all, of_role);
       else if (feeder < (kCopyThreads + kSplitThreads) / 32)
-        split_planes<Tile>(p, shared_place, of_warp(shared), raw, all, of_role - kCopyThreads);
+        split_planes<Tile>(p, shared_place, warp_uniform(shared), raw, all, of_role - kCopyThreads);
       else if (is_leader())
         copy_all_y<Tile>(p, shared_place, shared, barriers);
     }
@@ -309,7 +309,7 @@ void launch_wgrad_wgmma(const PackedWgradParams& p, int columns, int products, i
 
 template <class Tile>
 void launch_wgmma_tile(const PackedWgradParams& p, int64_t blocks, int shared_bytes, cudaStream_t stream) {
-  ++conv_instance<Tile, true, Tile::kColumns>.launches;
+  ++conv_instance<Tile, ConvPass::wgrad, Tile::kColumns>.launches;
   launch_with_shared(wgrad_wgmma<Tile>, static_cast<unsigned>(blocks), Tile::kThreads, shared_bytes, stream, p);
 }
 

@@ -171,8 +171,8 @@ __device__ void copy_y(const PackedWgradParams& p, const WgradCoord& place, uint
   const int64_t tile = (int64_t{place.group} * p.row_tiles + place.row_tile) * p.samples + sliding_tile.sample;
   const int64_t plane = ((tile * p.depth.count + depth) * p.height.tiles + sliding_tile.height_tile) * p.width_tiles +
                         sliding_tile.width_tile;
-  if (ring.round > 0) await_round(barriers.empty_y(ring.stage), ring.round - 1);
-  copy_bulk(shared + p.of_x.stages * p.of_x.stage_bytes + ring.stage * p.of_y.stage_bytes,
+  if (ring.round > 0) wait_barrier(barriers.empty_y(ring.stage), ring.round - 1);
+  bulk_load(shared + p.of_x.stages * p.of_x.stage_bytes + ring.stage * p.of_y.stage_bytes,
             p.y + plane * p.of_y.stage_bytes, p.of_y.stage_bytes, barriers.full_y(ring.stage));
 }
 
@@ -205,10 +205,10 @@ __device__ void produce_planes(const PackedWgradParams& p, const WgradCoord& pla
       },
       [&](const PipelineState& ring, int depth) {
         const bool exists = static_cast<unsigned>(depth) < static_cast<unsigned>(p.x_size[0]);
-        if (ring.round > 0) await_round(barriers.empty_x(ring.stage), ring.round - 1);
+        if (ring.round > 0) wait_barrier(barriers.empty_x(ring.stage), ring.round - 1);
         expect_bytes(barriers.full_x(ring.stage), p.residues * p.lines * p.line_to);
         for (int i = 0; i < p.residues; ++i)
-          copy_box(shared + ring.stage * p.of_x.stage_bytes + i * p.residue_to, p.packed_x, width * 2,
+          tma_load(shared + ring.stage * p.of_x.stage_bytes + i * p.residue_to, p.packed_x, width * 2,
                    place.first_column / 8, height + i * p.residue_at, exists ? plane + depth : -1,
                    barriers.full_x(ring.stage));
       },

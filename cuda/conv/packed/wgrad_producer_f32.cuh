@@ -18,11 +18,11 @@ struct XShifts {
 #pragma unroll
     for (int x_shift = 0; x_shift < kMostXShifts; ++x_shift)
       if (place.tap[x_shift] < p.kernel[2]) ++count, first = min(first, place.tap[x_shift] * p.dilation);
-    count = of_warp(count);
-    first = of_warp(first);
+    count = warp_uniform(count);
+    first = warp_uniform(first);
 #pragma unroll
     for (int x_shift = 0; x_shift < kMostXShifts; ++x_shift) {
-      offset[x_shift] = of_warp(x_shift < count ? place.tap[x_shift] * p.dilation - first : 0);
+      offset[x_shift] = warp_uniform(x_shift < count ? place.tap[x_shift] * p.dilation - first : 0);
       const int words = x_shift > 0 ? offset[x_shift] - offset[x_shift - 1] : 0;
       later[x_shift] = words == p.x_step ? 1 : words == 2 * p.x_step ? 2 : 4;
     }
@@ -112,7 +112,7 @@ struct RawLineCopies {
       for (int i = 0; i < kMany; ++i, to += p.copy_line_to, at += p.copy_line_step) {
         const auto begins = static_cast<unsigned>(reinterpret_cast<uintptr_t>(each[i]) & 15);
         const bool exists = last_byte - begins < end && static_cast<unsigned>(at) < static_cast<unsigned>(height);
-        copy_async(to, each[i] - begins, exists);
+        cp_async(to, each[i] - begins, exists);
       }
     }
   }
@@ -127,7 +127,7 @@ __device__ void copy_planes(const PackedWgradParams& p, const WgradCoord& place,
   for_each_plane<Tile>(
       p, place, [&](const SlidingTile& sliding_tile) { copies.begin(sliding_tile); },
       [&](const PipelineState&, int depth) {
-        if (stage.round > 0) await_round(barriers.empty_raw(stage.stage), stage.round - 1);
+        if (stage.round > 0) wait_barrier(barriers.empty_raw(stage.stage), stage.round - 1);
         if (copies.share < p.copy_shares) copies.plane(depth, raw + stage.stage * p.raw_bytes);
         arrive_with_copies(barriers.full_raw(stage.stage));
         stage.next(p.raw_stages);
@@ -264,10 +264,10 @@ __device__ void split_planes(const PackedWgradParams& p, const WgradCoord& place
   for_each_plane<Tile>(
       p, place, [&](const SlidingTile& sliding_tile) { quads.begin(sliding_tile); },
       [&](const PipelineState& ring, int depth) {
-        await_round(barriers.full_raw(from.stage), from.round);
-        if (ring.round > 0) await_round(barriers.empty_x(ring.stage), ring.round - 1);
+        wait_barrier(barriers.full_raw(from.stage), from.round);
+        if (ring.round > 0) wait_barrier(barriers.empty_x(ring.stage), ring.round - 1);
         if (quads.works()) quads.plane(depth, raw + from.stage * p.raw_bytes, shared + ring.stage * p.of_x.stage_bytes);
-        publish_to_engines();
+        fence_async_proxy();
         __syncwarp();
         if (thread % 32 == 0) {
           arrive(barriers.full_x(ring.stage));

@@ -243,9 +243,9 @@ void run(const View& out, const View& in, const View& w, const ConvEpilogue& epi
 }  // namespace
 
 void simt_fprop_dgrad(const char* op, const View& out, const View& in, const View& w, const ConvEpilogue& epilogue,
-                      const ConvGeometry& geometry, bool transposed, const Launch& launch) {
+                      const ConvGeometry& geometry, ConvPass pass, const Launch& launch) {
   dispatch(WideFloats(), out.dtype, op, "CUDA",
-           [&]<class T>() { run<T>(out, in, w, epilogue, geometry, transposed, launch.stream); });
+           [&]<class T>() { run<T>(out, in, w, epilogue, geometry, pass == ConvPass::dgrad, launch.stream); });
   check_launch(op);
 }
 

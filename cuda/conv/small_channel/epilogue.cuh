@@ -24,14 +24,14 @@ struct SmallChannelParams {
   int64_t out_stride[3];  // of samples, channels, depth: elements
   int out_channels, width, height;
   SlidingTiles tiles;
-  AxisParts axis[3];
+  AxisPhases axis[3];
   Divisor tile_width;
   int tile_voxels, kernel_depth;
-  int result_pitch;               // elements
-  Divisor pairs;                  // in a plane
-  Divisor phases, tap_distance;   // along the width: of results; voxels from a tap to the next of a phase
-  int pair_begin[kMaxParts + 1];  // of the phases along the height
-  int8_t part_of[kMaxParts];      // of a phase along the width
+  int result_pitch;                    // elements
+  Divisor pairs;                       // in a plane
+  Divisor phases, tap_distance;        // along the width: of results; voxels from a tap to the next of a phase
+  int pair_begin[kMaxAxisPhases + 1];  // of the phases along the height
+  int8_t part_of[kMaxAxisPhases];      // of a phase along the width
   uint32_t unit_offset[2 * kSmallChannelPairs];  // bytes in a plane
   SmallChannelUnit unit[2 * kSmallChannelPairs];
 };
@@ -86,7 +86,7 @@ __device__ void fill_weights(const SmallChannelParams& p, int group, uint32_t sh
   static_assert(Tile::kThreads % (64 * Tile::kN8) == 0);
   const int thread = static_cast<int>(threadIdx.x), u = thread % 2, lane = thread / 2 % 32;
   int column = thread / 64 % Tile::kN8 * 8 + lane / 4;
-  const AxisPart part = p.axis[2].part[p.part_of[p.phases.take(column)]];
+  const AxisPhase part = p.axis[2].phase[p.part_of[p.phases.take(column)]];
   const Element* const weight = static_cast<const Element*>(p.weight) + group * p.weight_group + column * p.weight_out;
   const bool is_real = column < p.out_channels;
   const int slabs = p.kernel_depth * p.pairs.value;
@@ -134,7 +134,7 @@ __device__ void write_lines(Element* to, uint32_t from, int count) {
   };
   const int ahead = static_cast<int>(-reinterpret_cast<uintptr_t>(to) / sizeof(Element) % kVector);
   const int head = min(ahead, count), body = (count - head) / kVector * kVector;
-  if (body > 0) copy_out(to + head, from + head * static_cast<int>(sizeof(Element)), body * sizeof(Element));
+  if (body > 0) bulk_store(to + head, from + head * static_cast<int>(sizeof(Element)), body * sizeof(Element));
   for (int i = 0; i < head; ++i) store(i);
   for (int i = head + body; i < count; ++i) store(i);
 }
@@ -157,7 +157,7 @@ struct OutputPlanes {
             int64_t{place.q[1]} * p.axis[1].out_step * p.width;
   }
   /// The next one is that of step `step`, in this part of the depth; false if there is none.
-  __device__ bool find(int step, const AxisPart& part) {
+  __device__ bool find(int step, const AxisPhase& part) {
     const int depth = place.q[0] + step;
     at = first + (part.first + int64_t{depth} * p.axis[0].out_step) * p.out_stride[2];
     return depth < part.count;
@@ -179,16 +179,16 @@ __device__ void small_channel_epilogue(const SmallChannelParams& p, const Slidin
   const int first_line = place.q[1] * p.axis[1].out_step;
   const int elements = min(p.tiles.tile[1] * p.axis[1].out_step, p.height - first_line) * p.width;
   for (int step = 0; step < place.depths; ++step)
-    for (int deep = 0; deep < p.axis[0].parts; ++deep) {
-      if (!slices.find(step, p.axis[0].part[deep])) continue;
-      await_round(of_results.full(slices.state.stage), slices.state.round);
+    for (int deep = 0; deep < p.axis[0].phases; ++deep) {
+      if (!slices.find(step, p.axis[0].phase[deep])) continue;
+      wait_barrier(of_results.full(slices.state.stage), slices.state.round);
       if (channel < p.out_channels)
         write_lines(slices.at + channel * p.out_stride[1],
                     slices.shared() + channel * p.result_pitch * static_cast<int>(sizeof(typename Tile::Element)) +
                         slices.shift(channel),
                     elements);
-      commit_copies_out();
-      await_copies_out<0>();
+      bulk_store_commit();
+      bulk_store_wait<0>();
       __syncwarp();
       if (channel == 0) arrive(of_results.free(slices.state.stage));
       slices.state.next(2);

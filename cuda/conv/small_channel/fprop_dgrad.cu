@@ -15,8 +15,8 @@ void list_units(SmallChannelParams& p, const SmallChannelPlan& plan) {
   const SmallChannelHalo& halo = plan.halo;
   const std::vector<int> read = read_along(plan.axis[2]);
   int pair = 0;
-  for (int phase = 0; phase < p.axis[1].parts; ++phase) {
-    const AxisPart& high = p.axis[1].part[phase];
+  for (int phase = 0; phase < p.axis[1].phases; ++phase) {
+    const AxisPhase& high = p.axis[1].phase[phase];
     p.pair_begin[phase] = pair;
     int units = 0;
     for (int tap = 0; tap < high.taps; ++tap)
@@ -32,17 +32,16 @@ void list_units(SmallChannelParams& p, const SmallChannelPlan& plan) {
     }
     pair += (units + 1) / 2;
   }
-  p.pair_begin[p.axis[1].parts] = pair;
-  for (int i = 0; i < p.axis[2].parts; ++i) p.part_of[p.axis[2].part[i].first] = static_cast<int8_t>(i);
+  p.pair_begin[p.axis[1].phases] = pair;
+  for (int i = 0; i < p.axis[2].phases; ++i) p.part_of[p.axis[2].phase[i].first] = static_cast<int8_t>(i);
 }
 
 }  // namespace
 
 bool small_channel_fprop_dgrad(const View& out, const View& in, const View& w, const ConvEpilogue& epilogue,
-                               const ConvGeometry& geometry, bool transposed, const Launch& launch) {
-  const int in_axis = transposed ? 0 : 1;  // of the weight
-  ConvProblem problem =
-      conv_problem(transposed ? ConvDirection::transposed : ConvDirection::forward, in, out, w, geometry);
+                               const ConvGeometry& geometry, ConvPass pass, const Launch& launch) {
+  const int in_axis = pass == ConvPass::dgrad ? 0 : 1;  // of the weight
+  ConvProblem problem = conv_problem(pass, in, out, w, geometry);
   describe_device(problem, launch);
   const auto plan = remembered<plan_small_channel_fprop_dgrad>(problem);
   if (!plan || !is_in_reach(in, problem.in_channels)) return false;
@@ -73,7 +72,7 @@ bool small_channel_fprop_dgrad(const View& out, const View& in, const View& w, c
   p.result_pitch = plan->result_pitch;
   p.pairs = Divisor(plan->pairs);
   p.phases = Divisor(plan->axis[2].out_step);
-  p.tap_distance = Divisor(std::abs(plan->axis[2].part[0].step));
+  p.tap_distance = Divisor(std::abs(plan->axis[2].phase[0].step));
   list_units(p, *plan);
   const int64_t blocks = problem.batch * problem.groups * plan->tiles[0] * plan->tiles[1];
   with_float_arithmetic(arithmetic_of(problem), [&]<class Arithmetic, class Element, ConvArithmetic kKind>() {

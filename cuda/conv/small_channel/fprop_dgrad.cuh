@@ -22,13 +22,6 @@
 
 namespace voxgrad::cuda {
 
-/// The larger one; NaN stays.
-__device__ inline float rectified(float x, float floor) {
-  float result;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(x), "f"(floor));
-  return result;
-}
-
 /// The sum of all accumulators, which is the first one now.
 template <int kAccumulators, int kM16, int kN8>
 __device__ const Accumulator (&add_accumulators(Accumulator (&sums)[kAccumulators][kM16][kN8]))[kM16][kN8] {
@@ -125,10 +118,10 @@ struct SmallChannelLane {
 
   /// Stores the results of a phase of the height, whose channels' lines lie from `lines` on, the first one `shift`
   /// bytes from a multiple of 16.
-  __device__ void store(const SmallChannelParams& p, Sums& sums, const AxisPart& high, uint32_t lines, uint32_t shift,
+  __device__ void store(const SmallChannelParams& p, Sums& sums, const AxisPhase& high, uint32_t lines, uint32_t shift,
                         const float* bias) const {
     const auto& sum = add_accumulators(sums);
-    const uint32_t corner = lines + of_warp(high.first * p.width * kSize);
+    const uint32_t corner = lines + warp_uniform(high.first * p.width * kSize);
     float added[kN8][2];
     uint32_t columns[kN8][2];
 #pragma unroll
@@ -148,7 +141,7 @@ struct SmallChannelLane {
           const float(&both)[4] = sum[i / 2][n];
           const float value = swap ? both[i % 2 * 2 + 1 - j] : both[i % 2 * 2 + j];
           if (really >> bit(i, n, j) & 1)
-            store_shared_element(columns[n][j] + at[i], from_float<Element>(rectified(value + added[n][j], floor)));
+            store_shared_element(columns[n][j] + at[i], from_float<Element>(max_or_nan(value + added[n][j], floor)));
         }
     }
   }
@@ -165,27 +158,27 @@ __device__ void consume_planes(const SmallChannelParams& p, const SlidingTileCoo
   int first = 0, waited = 0;
   for (int step = 0; step < place.depths; ++step) {
     for (; waited < step * halo.step[0] + halo.span[0]; ++waited) {
-      await_round(barriers.full(arrived.stage), arrived.round);
+      wait_barrier(barriers.full(arrived.stage), arrived.round);
       arrived.next(halo.stages);
     }
-    for (int deep = 0; deep < p.axis[0].parts; ++deep) {
-      const AxisPart& part = p.axis[0].part[deep];
+    for (int deep = 0; deep < p.axis[0].phases; ++deep) {
+      const AxisPhase& part = p.axis[0].phase[deep];
       if (!slices.find(step, part)) continue;
       const uint32_t lines = slices.shared(), shift = slices.shift(0);
-      for (int phase = 0; phase < p.axis[1].parts; ++phase) {
+      for (int phase = 0; phase < p.axis[1].phases; ++phase) {
         typename SmallChannelLane<Tile>::Sums sums = {};
-        const int begin = of_warp(p.pair_begin[phase]), end = of_warp(p.pair_begin[phase + 1]);
+        const int begin = warp_uniform(p.pair_begin[phase]), end = warp_uniform(p.pair_begin[phase + 1]);
         for (int tap = 0; tap < part.taps; ++tap) {
           int stage = first + part.start + tap * part.step - halo.low[0];
           if (stage >= halo.stages) stage -= halo.stages;
-          lane.multiply(p, sums, begin, end, of_warp(stage * halo.plane() * 4),
-                        of_warp((part.tap_first + tap * part.tap_step) * p.pairs.value * (Tile::kSlab * 4)));
+          lane.multiply(p, sums, begin, end, warp_uniform(stage * halo.plane() * 4),
+                        warp_uniform((part.tap_first + tap * part.tap_step) * p.pairs.value * (Tile::kSlab * 4)));
         }
         if (phase == 0 && slices.state.round > 0)
-          await_round(of_results.free(slices.state.stage), slices.state.round - 1);
-        lane.store(p, sums, p.axis[1].part[phase], lines, shift, bias);
+          wait_barrier(of_results.free(slices.state.stage), slices.state.round - 1);
+        lane.store(p, sums, p.axis[1].phase[phase], lines, shift, bias);
       }
-      publish_to_engines();
+      fence_async_proxy();
       __syncwarp();
       if (leader) arrive(of_results.full(slices.state.stage));
       slices.state.next(2);
@@ -207,17 +200,17 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   __shared__ uint64_t barrier[StageBarriers::kCount + EpilogueBarriers::kCount];
   __shared__ float bias[Tile::kColumns];
   const SmallChannelHalo& halo = p.in.halo;
-  const uint32_t results = of_warp(shared_address(dynamic_shared));
+  const uint32_t results = warp_uniform(shared_address(dynamic_shared));
   const uint32_t weights = results + 2 * Tile::result_elements(p) * static_cast<int>(sizeof(Element));
   const uint32_t table = weights + Tile::weight_words(p) * 4, ring = table + (halo.table_bytes() + 15) / 16 * 16;
-  const StageBarriers barriers{of_warp(shared_address(barrier))};
+  const StageBarriers barriers{warp_uniform(shared_address(barrier))};
   const EpilogueBarriers of_results{barriers.shared + StageBarriers::kCount * 8};
   const SlidingTileCoord place = p.tiles.place(blockIdx.x);
   if (threadIdx.x == 0) {
     barriers.init(Tile::kProducers, kSmallChannelConsumers);
     of_results.init();
   }
-  publish_barriers();
+  fence_barrier_init();
   fill_weights<Tile>(p, place.group, weights);
   list_voxels(p.in, place.q, table, static_cast<int>(threadIdx.x), Tile::kThreads);
   for (int i = static_cast<int>(threadIdx.x); i < halo.stages * halo.plane(); i += Tile::kThreads)
@@ -230,7 +223,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
                        : 0.0f;
   }
   __syncthreads();
-  const int warp = of_warp(static_cast<int>(threadIdx.x) / 32);
+  const int warp = warp_uniform(static_cast<int>(threadIdx.x) / 32);
   const OutputPlanes<Tile> slices(p, place, results);
   if (warp < Tile::kWarps) {
     if constexpr (Tile::kBlocks == 1) keep_registers<128>();
@@ -251,7 +244,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
 template <class Tile>
 void launch_fprop_dgrad_small_channel(const SmallChannelParams& p, int64_t blocks, int shared_bytes,
                                       cudaStream_t stream) {
-  ++small_channel_instance<Tile, false>.launches;
+  ++small_channel_instance<Tile, ConvPass::fprop>.launches;
   launch_with_shared(fprop_dgrad_small_channel<Tile>, static_cast<unsigned>(blocks), Tile::kThreads, shared_bytes,
                      stream, p);
 }

@@ -16,8 +16,8 @@ constexpr int kMultiprocessor = 228 * 1024;  // bytes that the blocks of a multi
 
 bool few_channels(const ConvProblem& p) {
   const auto few = [](int64_t channels) { return channels >= 1 && channels <= kSmallChannels; };
-  return may_use_wgmma(p) && (p.choice.narrow || p.choice == ConvChoice{}) && p.dtype != DType::f64 && p.batch >= 1 &&
-         p.groups >= 1 && few(p.in_channels) && few(p.out_channels) && p.batch * p.groups < kReach;
+  return may_use_wgmma(p) && (p.choice.small_channel || p.choice == ConvChoice{}) && p.dtype != DType::f64 &&
+         p.batch >= 1 && p.groups >= 1 && few(p.in_channels) && few(p.out_channels) && p.batch * p.groups < kReach;
 }
 
 /// Lines of neighbours in memory, whose planes are in reach of 32-bit offsets.
@@ -27,12 +27,12 @@ bool has_dense_lines(const Triple& size, const Triple& stride) {
 }
 
 /// Nothing if numbers leave the range of the kernels.
-std::optional<SmallChannelHalo> halo_of(const AxisParts (&axis)[3]) {
+std::optional<SmallChannelHalo> halo_of(const AxisPhases (&axis)[3]) {
   SmallChannelHalo halo{};
   for (int a = 0; a < 3; ++a) {
     int low = 0, high = 0;
-    for (int i = 0; i < axis[a].parts; ++i) {
-      const AxisPart& part = axis[a].part[i];
+    for (int i = 0; i < axis[a].phases; ++i) {
+      const AxisPhase& part = axis[a].phase[i];
       const int last = part.start + (part.taps - 1) * part.step;
       low = i == 0 ? std::min(part.start, last) : std::min({low, part.start, last});
       high = i == 0 ? std::max(part.start, last) : std::max({high, part.start, last});
@@ -130,13 +130,13 @@ bool finish(const ConvProblem& p, SmallChannelPlan& plan) {
   const double rows16 = plan.row_tiles, words = plan.columns / 8.0, products = three_products(p) ? 3 : 1;
   const double of_pair = 8 + rows16 * 4 + words * (1 + rows16 * products) + (products - 1) * rows16 * (6 + 2 * words);
   const double of_phase = 45 + 26 * rows16 * words;
-  const double phases = plan.axis[0].parts * plan.axis[1].parts;
+  const double phases = plan.axis[0].phases * plan.axis[1].phases;
   const double multiplying =
-      static_cast<double>(p.kernel[0]) * (plan.pairs * of_pair + plan.axis[1].parts * 22.0) + phases * of_phase;
+      static_cast<double>(p.kernel[0]) * (plan.pairs * of_pair + plan.axis[1].phases * 22.0) + phases * of_phase;
   const double plane = plan.halo.lines * plan.halo.positions / 32.0 * static_cast<double>(p.in_channels);
   const double staged = plan.halo.step[0] * plane;
   const double bytes =
-      element * (staged * 32 + phases * voxels * static_cast<double>(p.out_channels) * plan.axis[2].parts);
+      element * (staged * 32 + phases * voxels * static_cast<double>(p.out_channels) * plan.axis[2].phases);
   const int resident = resident_blocks(plan.shared_bytes, plan.blocks);
   plan.cycles = slide(p, plan, p.multiprocessors, resident, plan.axis[0].count,
                       plane_clocks(multiplying * kSmallChannelConsumers / 32 + staged * 9, bytes, resident),
@@ -146,10 +146,10 @@ bool finish(const ConvProblem& p, SmallChannelPlan& plan) {
 
 }  // namespace
 
-std::vector<int> read_along(const AxisParts& axis) {
+std::vector<int> read_along(const AxisPhases& axis) {
   std::set<int> read;
-  for (int i = 0; i < axis.parts; ++i)
-    for (int tap = 0; tap < axis.part[i].taps; ++tap) read.insert(axis.part[i].start + tap * axis.part[i].step);
+  for (int i = 0; i < axis.phases; ++i)
+    for (int tap = 0; tap < axis.phase[i].taps; ++tap) read.insert(axis.phase[i].start + tap * axis.phase[i].step);
   return {read.begin(), read.end()};
 }
 
@@ -158,7 +158,7 @@ namespace {
 /// Whether packed/fprop_dgrad.cuh will be quicker than so many clocks: its model knows products better than what
 /// strided results and small tiles cost beside (measured: 1.2 to 2 times what it says).
 bool is_better_packed(const ConvProblem& p, double clocks) {
-  if (p.choice.narrow) return false;
+  if (p.choice.small_channel) return false;
   const auto plan = plan_implicit_gemm(p);
   if (!plan || !plan->wgmma) return false;
   const double packing = 2.0 * static_cast<double>(p.batch * input_bytes(p)) / 2350;  // bytes; a clock
@@ -168,7 +168,7 @@ bool is_better_packed(const ConvProblem& p, double clocks) {
 }  // namespace
 
 std::optional<SmallChannelPlan> plan_small_channel_fprop_dgrad(const ConvProblem& p) {
-  const bool transposed = p.direction == ConvDirection::transposed;
+  const bool transposed = p.pass == ConvPass::dgrad;
   if (!few_channels(p) || !has_dense_lines(p.in_size, p.in_stride) || !has_dense_lines(p.out_size, p.out_stride))
     return std::nullopt;
   if (p.out_stride[1] != p.out_size[2] && p.out_size[1] > 1) return std::nullopt;  // consecutive lines of results
@@ -177,10 +177,10 @@ std::optional<SmallChannelPlan> plan_small_channel_fprop_dgrad(const ConvProblem
     const ConvGeometry& g = p.geometry;
     const auto axis =
         transposed
-            ? transposed_parts(p.in_size[a], p.out_size[a], p.kernel[a], g.stride[a], g.padding[a], g.dilation[a])
-            : forward_parts(p.in_size[a], p.out_size[a], p.kernel[a], g.stride[a], g.padding[a], g.dilation[a], true);
-    if (!axis || !axis->complete || axis->parts == 0 || p.out_size[a] < 1 || p.in_size[a] < 1) return std::nullopt;
-    if (axis->out_step > kMaxParts) return std::nullopt;
+            ? dgrad_phases(p.in_size[a], p.out_size[a], p.kernel[a], g.stride[a], g.padding[a], g.dilation[a])
+            : fprop_phases(p.in_size[a], p.out_size[a], p.kernel[a], g.stride[a], g.padding[a], g.dilation[a], true);
+    if (!axis || !axis->complete || axis->phases == 0 || p.out_size[a] < 1 || p.in_size[a] < 1) return std::nullopt;
+    if (axis->out_step > kMaxAxisPhases) return std::nullopt;
     plan.axis[a] = *axis;
   }
   const auto halo = halo_of(plan.axis);
@@ -193,7 +193,7 @@ std::optional<SmallChannelPlan> plan_small_channel_fprop_dgrad(const ConvProblem
   plan.quads = static_cast<int>(divide_up(p.in_channels, 4));
   const auto read = static_cast<int64_t>(read_along(plan.axis[2]).size());
   int64_t pairs = 0;
-  for (int h = 0; h < plan.axis[1].parts; ++h) pairs += divide_up(plan.axis[1].part[h].taps * read * plan.quads, 2);
+  for (int h = 0; h < plan.axis[1].phases; ++h) pairs += divide_up(plan.axis[1].phase[h].taps * read * plan.quads, 2);
   if (pairs > kSmallChannelPairs || p.kernel[0] > 4096 || plan.axis[2].count > kSmallChannelConsumers)
     return std::nullopt;
   plan.pairs = static_cast<int>(pairs);
@@ -256,7 +256,7 @@ std::optional<SmallChannelWgradPlan> plan_small_channel_wgrad(const ConvProblem&
   for (int a = 0; a < 3; ++a) {
     const ConvGeometry& g = p.geometry;
     const auto axis =
-        forward_parts(p.in_size[a], p.out_size[a], p.kernel[a], g.stride[a], g.padding[a], g.dilation[a], true);
+        fprop_phases(p.in_size[a], p.out_size[a], p.kernel[a], g.stride[a], g.padding[a], g.dilation[a], true);
     if (!axis || p.out_size[a] < 1 || p.in_size[a] < 1) return std::nullopt;
     plan.axis[a] = *axis;
     taps *= p.kernel[a];

@@ -41,7 +41,7 @@ struct SmallChannelHalo {
 };
 
 struct SmallChannelPlan {
-  AxisParts axis[3];  // forward: with all residues folded, so that there is one part
+  AxisPhases axis[3];  // forward: with all residues folded, so that there is one part
   SmallChannelHalo halo;
   int tile[3], tiles[3];   // results of a part: of a block, the whole width of them; blocks
   int row_tiles, columns;  // 16 rows of each warp; columns of a product
@@ -52,13 +52,13 @@ struct SmallChannelPlan {
   double cycles;
 };
 /// What results of some phase of the axis read, from the one that they are counted by; ascending.
-std::vector<int> read_along(const AxisParts& axis);
+std::vector<int> read_along(const AxisPhases& axis);
 /// Nothing if the other kernels have to take it.
 std::optional<SmallChannelPlan> plan_small_channel_fprop_dgrad(const ConvProblem& problem);
 
 /// A unit is a tap of 8 channels of x.
 struct SmallChannelWgradPlan {
-  AxisParts axis[3];                   // of x
+  AxisPhases axis[3];                  // of x
   SmallChannelHalo x, y;               // y: a line is filled up to a multiple of 8 words
   int tile[3], tiles[3];               // of y
   int columns, octets, units, splits;  // of 8 channels of x; warps that share the units

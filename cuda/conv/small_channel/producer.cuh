@@ -227,7 +227,7 @@ struct SmallChannelProducer {
   __device__ void produce(int thread) {
     const bool inside = static_cast<unsigned>(depth) < static_cast<unsigned>(in.size[0]);
     if (kPrefetches && thread < in.channels) prefetch_channel(thread);
-    if (stage.round > 0) await_round(barriers.free(stage.stage), stage.round - 1);
+    if (stage.round > 0) wait_barrier(barriers.free(stage.stage), stage.round - 1);
     stage_plane<Element, kRounds, kProducers>(in, channels + (inside ? depth : 0) * in.stride[2], !inside, table,
                                               ring + stage.stage * in.halo.plane() * 4, (thread + turn) % kProducers);
     turn = (turn + kProducers - (in.halo.pieces(in.channels) + 31) / 32 * 32 % kProducers) % kProducers;

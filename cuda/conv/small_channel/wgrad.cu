@@ -44,7 +44,7 @@ void list_units(SmallChannelWgradParams& p, const SmallChannelWgradPlan& plan, c
 
 bool small_channel_wgrad(const View& w, const View& x, const View& y, const ConvGeometry& geometry,
                          const Launch& launch) {
-  ConvProblem problem = conv_problem(ConvDirection::weight, x, y, w, geometry);
+  ConvProblem problem = conv_problem(ConvPass::wgrad, x, y, w, geometry);
   describe_device(problem, launch);
   const auto plan = remembered<plan_small_channel_wgrad>(problem);
   if (!plan || !is_in_reach(x, problem.in_channels) || !is_in_reach(y, problem.out_channels)) return false;

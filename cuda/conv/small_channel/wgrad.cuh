@@ -50,7 +50,7 @@ __device__ void consume_planes(const SmallChannelWgradParams& p, const SlidingTi
   constexpr int kN8 = Tile::kN8, kUnits = Tile::kUnits;
   const SmallChannelHalo &x = p.x.halo, &y = p.y.halo;
   const int lane = static_cast<int>(threadIdx.x) % 32, g = lane / 4, t = lane % 4;
-  const int warp = of_warp(static_cast<int>(threadIdx.x) / 32);
+  const int warp = warp_uniform(static_cast<int>(threadIdx.x) / 32);
   const int first_unit = warp % p.splits * kUnits, first_oct = warp / p.splits, oct_step = Tile::kWarps / p.splits;
   const uint32_t my_x = x_ring + (g * x.pitch + t) * 4, my_y = y_ring + (g * y.pitch + t) * 4;
 
@@ -58,10 +58,10 @@ __device__ void consume_planes(const SmallChannelWgradParams& p, const SlidingTi
   int first = 0, waited = 0;
   for (int step = 0; step < place.depths; ++step) {
     for (; waited < step * x.step[0] + x.span[0]; ++waited) {
-      await_round(of_x.full(x_arrived.stage), x_arrived.round);
+      wait_barrier(of_x.full(x_arrived.stage), x_arrived.round);
       x_arrived.next(x.stages);
     }
-    await_round(of_y.full(y_arrived.stage), y_arrived.round);
+    wait_barrier(of_y.full(y_arrived.stage), y_arrived.round);
     const uint32_t y_plane = y_arrived.stage * y.plane() * 4;
     uint32_t at[kUnits];
 #pragma unroll
@@ -70,8 +70,8 @@ __device__ void consume_planes(const SmallChannelWgradParams& p, const SlidingTi
     for (int oct = first_oct; oct < p.octs; oct += oct_step) {
       int line = oct;
       const int along = p.line_octs.take(line);
-      const uint32_t x_at = of_warp((line * x.step[1] * x.line + along * 8) * 4);
-      const uint32_t y_at = of_warp(y_plane + (line * y.line + along * 8) * 4) + my_y;
+      const uint32_t x_at = warp_uniform((line * x.step[1] * x.line + along * 8) * 4);
+      const uint32_t y_at = warp_uniform(y_plane + (line * y.line + along * 8) * 4) + my_y;
       uint32_t b[kN8][2];
 #pragma unroll
       for (int n = 0; n < kN8; ++n)
@@ -140,16 +140,16 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   extern __shared__ uint4 dynamic_shared[];
   __shared__ uint64_t barrier[2 * StageBarriers::kCount];
   const SmallChannelHalo &x = p.x.halo, &y = p.y.halo;
-  const uint32_t x_ring = of_warp(shared_address(dynamic_shared));
+  const uint32_t x_ring = warp_uniform(shared_address(dynamic_shared));
   const uint32_t y_ring = x_ring + x.stages * x.plane() * 4, table = y_ring + y.stages * y.plane() * 4;
   const uint32_t x_voxels = table + kSmallChannelStages * p.units * 4, y_voxels = x_voxels + x.table_bytes();
-  const StageBarriers of_x{of_warp(shared_address(barrier))}, of_y{of_x.shared + StageBarriers::kCount * 8};
+  const StageBarriers of_x{warp_uniform(shared_address(barrier))}, of_y{of_x.shared + StageBarriers::kCount * 8};
   const SlidingTileCoord place = p.tiles.place(blockIdx.x);
   if (threadIdx.x == 0) {
     of_x.init(Tile::kProducers, kSmallChannelWgradConsumers);
     of_y.init(Tile::kProducers, kSmallChannelWgradConsumers);
   }
-  publish_barriers();
+  fence_barrier_init();
   for (int i = static_cast<int>(threadIdx.x); i < (table - x_ring) / 4; i += Tile::kThreads)
     store_shared(x_ring + i * 4, 0);  // channels that are not there
   for (int i = static_cast<int>(threadIdx.x); i < x.stages * p.units; i += Tile::kThreads) {
@@ -159,7 +159,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   list_voxels(p.x, place.q, x_voxels, static_cast<int>(threadIdx.x), Tile::kThreads);
   list_voxels(p.y, place.q, y_voxels, static_cast<int>(threadIdx.x), Tile::kThreads);
   __syncthreads();
-  if (of_warp(static_cast<int>(threadIdx.x) / 32) < Tile::kWarps) {
+  if (warp_uniform(static_cast<int>(threadIdx.x) / 32) < Tile::kWarps) {
     SmallChannelSums<Tile> sum = {};
     consume_planes<Tile>(p, place, sum, table, x_ring, y_ring, of_x, of_y);
     sync_consumers<Tile>();  // planes become sums
@@ -180,7 +180,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
 template <class Tile>
 void launch_wgrad_small_channel(const SmallChannelWgradParams& p, int64_t blocks, int shared_bytes,
                                 cudaStream_t stream) {
-  ++small_channel_instance<Tile, true>.launches;
+  ++small_channel_instance<Tile, ConvPass::wgrad>.launches;
   launch_with_shared(wgrad_small_channel<Tile>, static_cast<unsigned>(blocks), Tile::kThreads, shared_bytes, stream, p);
 }
 

@@ -1,4 +1,4 @@
-// How the axes of CUDA convolutions fall into parts: plain C++, tested everywhere.
+// How the axes of CUDA convolutions fall into phases: plain C++, tested everywhere.
 #include "cuda/conv/axis_phases.h"
 
 #include <map>
@@ -17,12 +17,12 @@ int64_t floor_div(int64_t a, int64_t b) { return a / b - (a % b < 0 ? 1 : 0); }
 
 using Meetings = std::map<std::pair<int64_t, int64_t>, int64_t>;  // (result, tap) -> what is read
 
-/// Of the parts, and what each part says about itself.
-Meetings by_parts(const AxisParts& axis, int64_t out_size) {
+/// Of the phases, and what each says about itself.
+Meetings by_phases(const AxisPhases& axis, int64_t out_size) {
   Meetings found;
   int count = 0, span = 0, taps = 0;
-  for (int i = 0; i < axis.parts; ++i) {
-    const AxisPart& part = axis.part[i];
+  for (int i = 0; i < axis.phases; ++i) {
+    const AxisPhase& part = axis.phase[i];
     count = std::max(count, part.count), span = std::max(span, part.span), taps = std::max(taps, part.taps);
     for (int64_t q = 0; q < part.count; ++q)
       for (int64_t t = 0; t < part.taps; ++t) {
@@ -46,9 +46,9 @@ void check_axis(int64_t size, int64_t kernel, int64_t stride, int64_t padding, i
     for (int64_t o = 0; o < y; ++o)
       for (int64_t k = 0; k < kernel; ++k) expected[{o, k}] = o * stride + k * dilation - padding;
     for (const bool fold : {false, true}) {
-      const auto axis = forward_parts(size, y, kernel, stride, padding, dilation, fold);
+      const auto axis = fprop_phases(size, y, kernel, stride, padding, dilation, fold);
       ASSERT_TRUE(axis && axis->complete);
-      EXPECT_EQ(by_parts(*axis, y), expected) << "fold " << fold;
+      EXPECT_EQ(by_phases(*axis, y), expected) << "fold " << fold;
     }
   }
   for (const int64_t more : {int64_t{0}, stride - 1}) {  // output padding
@@ -62,14 +62,14 @@ void check_axis(int64_t size, int64_t kernel, int64_t stride, int64_t padding, i
           expected[{i, k}] = (i + padding - k * dilation) / stride;
           reached.insert(i);
         }
-    const auto axis = transposed_parts(size, x, kernel, stride, padding, dilation);
+    const auto axis = dgrad_phases(size, x, kernel, stride, padding, dilation);
     ASSERT_TRUE(axis);
-    EXPECT_EQ(by_parts(*axis, x), expected) << "transposed";
+    EXPECT_EQ(by_phases(*axis, x), expected) << "transposed";
     EXPECT_EQ(axis->complete, static_cast<int64_t>(reached.size()) == x);
   }
 }
 
-TEST(ConvParts, CoverEachPairOnce) {
+TEST(ConvAxisPhases, CoverEachPairOnce) {
   for (int64_t stride = 1; stride <= 8; ++stride)
     for (int64_t dilation = 1; dilation <= 5; ++dilation)
       for (const int64_t kernel : {1, 2, 3, 4, 7})
@@ -80,15 +80,15 @@ TEST(ConvParts, CoverEachPairOnce) {
           }
 }
 
-TEST(ConvParts, RefuseWhatTheKernelsCannotHold) {
-  EXPECT_TRUE(transposed_parts(9, 100, 8, 9, 0, 1));
-  EXPECT_FALSE(transposed_parts(9, 100, 9, 9, 0, 1));  // nine phases
-  EXPECT_FALSE(forward_parts(100, 9, 9, 9, 0, 1, false));
-  EXPECT_TRUE(forward_parts(100, 9, 9, 9, 0, 1, true));
+TEST(ConvAxisPhases, RefuseWhatTheKernelsCannotHold) {
+  EXPECT_TRUE(dgrad_phases(9, 100, 8, 9, 0, 1));
+  EXPECT_FALSE(dgrad_phases(9, 100, 9, 9, 0, 1));  // nine phases
+  EXPECT_FALSE(fprop_phases(100, 9, 9, 9, 0, 1, false));
+  EXPECT_TRUE(fprop_phases(100, 9, 9, 9, 0, 1, true));
   constexpr int64_t kLarge = int64_t{1} << 40;
-  EXPECT_FALSE(forward_parts(kLarge, kLarge, 3, 1, 1, 1, true));
-  EXPECT_FALSE(transposed_parts(8, 8, 3, 1, kLarge, 1));
-  EXPECT_FALSE(transposed_parts(8, 8, 3, 1, 1, kLarge));
+  EXPECT_FALSE(fprop_phases(kLarge, kLarge, 3, 1, 1, 1, true));
+  EXPECT_FALSE(dgrad_phases(8, 8, 3, 1, kLarge, 1));
+  EXPECT_FALSE(dgrad_phases(8, 8, 3, 1, 1, kLarge));
 }
 
 }  // namespace
