@@ -17,8 +17,6 @@ namespace voxgrad::cuda {
 /// Words of input channels of a k-block.
 inline constexpr int kKWords = 8;
 inline constexpr int kMaxTaps = 1024, kMaxClasses = 64;
-/// The offset of a voxel that is not there.
-inline constexpr uint32_t kOutside = UINT32_MAX;
 
 /// A class is a phase of the results on each axis (dgrad, where a CTA tile has one class, or `tile_phases` of them), or
 /// a residue of the inputs (fprop, where it has them all).
@@ -77,42 +75,6 @@ __device__ inline TileCoord tile_coord(const ImplicitGemmParams& p, unsigned num
 
 __device__ inline void class_phases(const ImplicitGemmParams& p, int number, int (&part)[3]) {
   for (int a = 0; a < 3; ++a) part[a] = p.class_phase[number][a];
-}
-
-/// The least position on each axis that a tile of a class reads.
-__device__ inline void halo_first(const ImplicitGemmParams& p, const TileCoord& place, int number, int (&first)[3]) {
-  int part[3];
-  class_phases(p, number, part);
-  for (int a = 0; a < 3; ++a) {
-    const AxisPhase& at = p.axis[a].phase[part[a]];
-    first[a] = (place.q[a] + at.low) * p.axis[a].fold * p.axis[a].in_step + at.residue;
-  }
-}
-/// In elements from the first of the sample.
-__device__ inline int64_t halo_corner(const ImplicitGemmParams& p, const TileCoord& place, int number) {
-  int first[3];
-  halo_first(p, place, number, first);
-  int64_t corner = 0;
-  for (int a = 0; a < 3; ++a) corner += first[a] * p.in_stride[a + 2];
-  return corner;
-}
-/// Where the voxels of the halo are: bytes from its corner, or kOutside, of voxel v in offsets[v * kPitch]. By thread
-/// `thread` of `threads`.
-template <int kPitch>
-__device__ void locate_halo(const ImplicitGemmParams& p, const TileCoord& place, int number, uint32_t* offsets,
-                            int item_size, int thread, int threads) {
-  int first[3];
-  halo_first(p, place, number, first);
-  for (int v = thread; v < p.staged_voxels; v += threads) {
-    int index = v, offset = 0;
-    bool inside = v < p.halo_voxels;
-    for (int a = 2; a >= 0; --a) {
-      const int step = p.extent[a].take(index) * p.axis[a].in_step;
-      inside &= static_cast<unsigned>(first[a] + step) < static_cast<unsigned>(p.axis[a].in_size);
-      offset += step * static_cast<int>(p.in_stride[a + 2]);
-    }
-    offsets[v * kPitch] = inside ? static_cast<uint32_t>(offset) * item_size : kOutside;
-  }
 }
 
 /// Whether a tile has results: another phase may have more of them.

@@ -34,6 +34,44 @@ struct MmaSyncTile {
   }
 };
 
+/// The offset of a voxel that is not there.
+inline constexpr uint32_t kOutside = UINT32_MAX;
+
+/// The least position on each axis that a tile of a class reads.
+__device__ inline void halo_first(const ImplicitGemmParams& p, const TileCoord& place, int number, int (&first)[3]) {
+  int part[3];
+  class_phases(p, number, part);
+  for (int a = 0; a < 3; ++a) {
+    const AxisPhase& at = p.axis[a].phase[part[a]];
+    first[a] = (place.q[a] + at.low) * p.axis[a].fold * p.axis[a].in_step + at.residue;
+  }
+}
+/// In elements from the first of the sample.
+__device__ inline int64_t halo_corner(const ImplicitGemmParams& p, const TileCoord& place, int number) {
+  int first[3];
+  halo_first(p, place, number, first);
+  int64_t corner = 0;
+  for (int a = 0; a < 3; ++a) corner += first[a] * p.in_stride[a + 2];
+  return corner;
+}
+/// Where the voxels of the halo are: bytes from its corner, or kOutside.
+template <class Element>
+__device__ void locate_halo(const ImplicitGemmParams& p, const TileCoord& place, int number, uint32_t* offsets,
+                            int thread, int threads) {
+  int first[3];
+  halo_first(p, place, number, first);
+  for (int v = thread; v < p.staged_voxels; v += threads) {
+    int index = v, offset = 0;
+    bool inside = v < p.halo_voxels;
+    for (int a = 2; a >= 0; --a) {
+      const int step = p.extent[a].take(index) * p.axis[a].in_step;
+      inside &= static_cast<unsigned>(first[a] + step) < static_cast<unsigned>(p.axis[a].in_size);
+      offset += step * static_cast<int>(p.in_stride[a + 2]);
+    }
+    offsets[v] = inside ? static_cast<uint32_t>(offset) * sizeof(Element) : kOutside;
+  }
+}
+
 /// Input elements of one voxel on their way to shared memory.
 template <class Arithmetic>
 struct StagedVoxel {
@@ -183,7 +221,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     int64_t corner;
   } stage{place.phase, 0, 0};
   const auto locate = [&] {
-    locate_halo<1>(p, place, stage.number, offsets, sizeof(Element), thread, kThreads);
+    locate_halo<Element>(p, place, stage.number, offsets, thread, kThreads);
     stage.corner = halo_corner(p, place, stage.number);
   };
   locate();

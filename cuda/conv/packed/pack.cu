@@ -31,7 +31,7 @@ __global__ void pack_weights_kernel(const __grid_constant__ PackWeights p, uint3
     };
     const int product = p.columns * p.slide, lane = digit(32), block = digit(product / 8);
     int of_tile =
-        digit(p.k_blocks * p.taps);  // (classes, step of `stage_k_blocks` k-blocks, class, k-block, tap of the class)
+        digit(p.k_blocks * p.taps);  // (classes, stage of `stage_k_blocks` k-blocks, class, k-block, tap of the class)
     const int tile = digit(p.column_tiles);
     int part[3];
     const auto taps_of = [&](int number) {  // and the class's parts

@@ -9,12 +9,12 @@ namespace voxgrad::cuda {
 namespace {
 
 constexpr int kMostColumnOctets = 16, kMostLines = 1024, kMostTaps = 1024;  // lines: of a plane of x; taps: of an axis
-constexpr int kStatic = 2048;                            // bytes of shared memory: barriers, what the block sums
+constexpr int kStatic = 2048;                            // bytes of shared memory: barriers, what the CTA sums
 constexpr double kReach = 1 << 28, kBytesAClock = 2000;  // positions of an axis; bytes of memory
 constexpr double kFromL2 = 40;                           // bytes a clock, of a multiprocessor
 constexpr int kMostLineWords = 4 * kCopyThreads - 3;     // each thread copies 4, that begin at a multiple of 4
 
-/// The axis for a block with so many taps of it.
+/// The axis for a CTA with so many taps of it.
 SlidingAxis sliding_axis(const ConvProblem& p, int a, int taps) {
   const int stride = static_cast<int>(p.geometry.stride[a]), dilation = static_cast<int>(p.geometry.dilation[a]);
   SlidingAxis axis{};
@@ -31,7 +31,7 @@ SlidingAxis sliding_axis(const ConvProblem& p, int a, int taps) {
   return axis;
 }
 
-/// Numbers of taps of a block that are worth a look: all, or near-equal pieces of them.
+/// Numbers of taps of a CTA that are worth a look: all, or near-equal pieces of them.
 std::vector<int> tap_counts(int64_t kernel) {
   std::vector<int> result;
   for (int pieces = 1; pieces <= 4 && pieces <= kernel; ++pieces) {
@@ -87,12 +87,12 @@ int64_t tiles_of(const ConvProblem& p, const PackedWgradPlan& plan) {
   return p.groups * plan.x_shift_tiles * plan.row_tiles * plan.column_tiles * plan.depth.pieces * plan.height.pieces;
 }
 
-/// Clocks of a block's tensor cores for the products of a k-block.
+/// Clocks of a CTA's tensor cores for the products of a k-block.
 double tensor_clocks(const ConvProblem& p, const PackedWgradPlan& plan) {
   return 1.08 * plan.products * (plan.by_k_blocks ? 1 : 2) * (three_products(p) ? 3 : 1) * plan.columns / 2;
 }
 
-/// The least clocks of a range and of all, for so many sliding tiles of `sliding_tile` clocks, by ranges whose blocks
+/// The least clocks of a range and of all, for so many sliding tiles of `sliding_tile` clocks, by ranges whose CTAs
 /// fill the GPU.
 void choose_ranges(const ConvProblem& p, PackedWgradPlan& plan, double sliding_tile) {
   const int64_t tiles = tiles_of(p, plan);
@@ -197,10 +197,10 @@ bool complete(const ConvProblem& p, PackedWgradPlan& plan) {
   return true;
 }
 
-/// Words of a line that a block reads for all its x shifts, at most.
+/// Words of a line that a CTA reads for all its x shifts, at most.
 int line_words(const ConvProblem& p, const PackedWgradPlan& plan) {
   const int kernel = static_cast<int>(p.kernel[2]);
-  int most = 0, tile = 0, first = 0, last = 0;  // taps of a block
+  int most = 0, tile = 0, first = 0, last = 0;  // taps of a CTA
   for (int residue = 0; residue < std::min(plan.tap_step, kernel); ++residue)
     for (int tap = residue; tap < kernel; tap += plan.y_shifts * plan.tap_step, ++tile) {
       first = tile % plan.x_shifts == 0 ? tap : std::min(first, tap);
@@ -245,7 +245,7 @@ double least_cycles(const ConvProblem& p, const PackedWgradPlan& plan) {
   return k_blocks * tensor_clocks(p, plan) * blocks / kMultiprocessors;
 }
 
-/// Looks at all products for a block with these taps and channels.
+/// Looks at all products for a CTA with these taps and channels.
 void look_at_products(const ConvProblem& p, PackedWgradPlan plan, std::optional<PackedWgradPlan>& best) {
   const auto widths = wgrad_widths(arithmetic_of(p), true);
   const auto asked = asked_width(p, widths);

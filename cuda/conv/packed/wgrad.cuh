@@ -209,7 +209,7 @@ struct WgradMainloop {
   }
 };
 
-/// Multiplies all planes of the block's sliding tiles and writes the sums.
+/// Multiplies all planes of the CTA's sliding tiles and writes the sums.
 template <class Tile>
 __device__ void consume_planes(const PackedWgradParams& p, const WgradCoord& place, uint32_t shared,
                                WgradBarriers barriers, int group) {

@@ -53,17 +53,16 @@ struct PackedWgradParams {
   int kernel[3], padding, dilation;  // padding, dilation: along the width
   int x_octets;
   int groups, x_shift_tiles, row_tiles, column_tiles;
-  int x_shifts;  // of y shift tiles, in a block
+  int x_shifts;  // of y shift tiles, in a CTA
   int tap_step, shift, y_shifts, row_octets, column_octets;
   int pairs, width_tiles;
   int k_blocks, plane_products;
   bool by_k_blocks, late;
-  int samples, sliding_tiles,
-      ranges;  // sliding tiles: every `ranges`th is one block's, so that neighbours share what is in L2
+  int samples, sliding_tiles, ranges;  // every `ranges`th sliding tile is one CTA's: neighbours share what is in L2
   int x_k_block_at[kMostKBlocks], y_k_block_at[kMostKBlocks];  // 16 bytes: from a stage to the words of a k-block
 };
 
-/// What a block sums.
+/// What a CTA sums.
 struct WgradCoord {
   int group, row_tile, first_row, first_column;  // channels of y and x, of the group
   int tap[kMostXShifts];                         // along the width, the first of each x shift; kernel[2]: none
@@ -137,10 +136,10 @@ struct WgradBarriers {
   }
 };
 
-/// Calls with_x(its stage, depth) for each plane of x of the block's sliding tiles, and with_y(its stage, sliding_tile,
-/// depth) for each of y, in the order in which they are multiplied. begin(sliding_tile) before. A plane of y comes
-/// before those of x with which it is multiplied, to be on its way while they are staged (by whom stages both: of
-/// halves). With two stages it would wait for the last but one, and they with it: then it comes behind them.
+/// Calls with_x(its stage, depth) for each plane of x of the CTA's sliding tiles, and with_y(its stage, tile, depth)
+/// for each of y, in the order in which they are multiplied. begin(tile) before. A plane of y comes before those of x
+/// with which it is multiplied, to be on its way while they are staged (by whom stages both: of halves). With two
+/// stages it would wait for the last but one, and they with it: then it comes behind them.
 template <class Tile, class Begin, class X, class Y>
 __device__ void for_each_plane(const PackedWgradParams& p, const WgradCoord& place, Begin begin, X with_x, Y with_y) {
   PipelineState of_x, of_y;

@@ -8,7 +8,7 @@
 
 namespace voxgrad::cuda {
 
-/// Where a block's x shifts stand in a raw line, which holds all of their words, and those between them.
+/// Where a CTA's x shifts stand in a raw line, which holds all of their words, and those between them.
 struct XShifts {
   int count, first;          // that exist; position of a line's first word, from that of the tile on
   int offset[kMostXShifts];  // words, of an x shift's first one
@@ -29,7 +29,7 @@ struct XShifts {
   }
 };
 
-/// A line of x in a sliding_tile, at depth 0, and its first word, `first` behind the tile's.
+/// A line of x in a sliding tile, at depth 0, and its first word, `first` behind the tile's.
 struct RawLine {
   const char* from;
   int at, word;  // positions along height and width
