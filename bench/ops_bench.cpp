@@ -198,9 +198,9 @@ Case convolution(const Convolution& c, bool transposed, vg::Device device, const
 
 void add_convolutions(vg::Device device, bool transposed, std::span<const Convolution> shapes) {
   const std::string function = transposed ? "conv_transpose3d/" : "conv3d/";
-  const Pass as_forward{"/forward", vg::ConvPass::forward, forward},
-      as_gradient{"/data_gradient", vg::ConvPass::backward_data, data_gradient},
-      of_weight{"/weight_gradient", vg::ConvPass::backward_weight, weight_gradient};
+  const Pass as_forward{"/forward", vg::ConvPass::fprop, forward},
+      as_gradient{"/data_gradient", vg::ConvPass::dgrad, data_gradient},
+      of_weight{"/weight_gradient", vg::ConvPass::wgrad, weight_gradient};
   Pass passes[] = {as_forward, as_gradient, of_weight};
   if (transposed) {
     passes[0] = {as_forward.name, as_gradient.kernel, as_gradient.run};

@@ -301,10 +301,10 @@ std::string explain(const Request& r, const Shape& input, const Shape& weight, c
   text << r.op << ' ' << options.dtype << " on " << options.device << ": " << call.x.shape() << ", weight "
        << call.weight.shape() << " -> " << result << "; each kernel " << quantity(flop, "FLOP") << ", "
        << quantity(bytes, "B") << '\n';
-  const ConvPass forward = r.transposed ? ConvPass::backward_data : ConvPass::forward;
-  const ConvPass input_gradient = r.transposed ? ConvPass::forward : ConvPass::backward_data;
+  const ConvPass forward = r.transposed ? ConvPass::dgrad : ConvPass::fprop;
+  const ConvPass input_gradient = r.transposed ? ConvPass::fprop : ConvPass::dgrad;
   for (const auto& [name, pass] : {std::pair("forward", forward), std::pair("input gradient", input_gradient),
-                                   std::pair("weight gradient", ConvPass::backward_weight)}) {
+                                   std::pair("weight gradient", ConvPass::wgrad)}) {
     const ConvExplanation e = kernels(options.device).explain_conv(pass, x, w, y, g);
     text << "  " << name << ": " << e.plan << floor_text(flop, bytes, e) << '\n';
   }

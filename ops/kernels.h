@@ -37,7 +37,8 @@ struct ConvGeometry {
   friend bool operator==(const ConvGeometry&, const ConvGeometry&) = default;
 };
 
-enum class ConvPass : uint8_t { forward, backward_data, backward_weight };
+/// Forward, gradient by the input (which is the transposed convolution), gradient by the weight.
+enum class ConvPass : uint8_t { fprop, dgrad, wgrad };
 
 /// What a device would do with a convolution.
 struct ConvExplanation {

@@ -2,7 +2,7 @@
 #include <cstdio>
 
 #include "core/error.h"
-#include "cuda/conv/plan_narrow.h"
+#include "cuda/conv/small_channel/plan.h"
 #include "cuda/kernels.h"
 
 namespace voxgrad::cuda {
@@ -20,66 +20,66 @@ std::string in_mib(int64_t bytes) {
   return text;
 }
 
-std::string describe(const ConvProblem& p, const GatherPlan& plan) {
-  int64_t blocks = p.batch * p.groups * plan.column_tiles;
-  for (const int tiles : plan.tiles) blocks *= tiles;
-  if (p.direction == ConvDirection::transposed) blocks *= plan.classes / plan.slots;
-  return concat(
-      "tensor cores, ", name(arithmetic_of(p)), plan.wgmma ? " by wgmma" : " by mma.sync", ": tile of ",
-      volume(plan.box), " results x ", plan.slots > 1 ? "2 phases x " : "", plan.columns, " channels, input of ",
-      volume(plan.extent), plan.slide > 1 ? concat(", sliding along ", plan.range, " planes") : "", ", ", plan.classes,
-      p.direction == ConvDirection::transposed ? " phases" : " residues", ", ", plan.chunks, " chunks of channels, ",
-      blocks, plan.wgmma ? " boxes" : " blocks", ", workspace ", in_mib(workspace_bytes(p, plan)));
+std::string describe(const ConvProblem& p, const ImplicitGemmPlan& plan) {
+  int64_t tiles = p.batch * p.groups * plan.column_tiles;
+  for (const int along : plan.tiles) tiles *= along;
+  if (p.pass == ConvPass::dgrad) tiles *= plan.classes / plan.tile_phases;
+  return concat("tensor cores, ", name(arithmetic_of(p)), plan.wgmma ? " by wgmma" : " by mma.sync", ": CTA tile of ",
+                volume(plan.tile), " results x ", plan.tile_phases > 1 ? "2 phases x " : "", plan.columns,
+                " channels, halo of ", volume(plan.extent),
+                plan.slide > 1 ? concat(", sliding along ", plan.range, " planes") : "", ", ", plan.classes,
+                p.pass == ConvPass::dgrad ? " phases" : " residues", ", ", plan.k_blocks, " k-blocks, ", tiles,
+                plan.wgmma ? " tiles" : " CTAs", ", workspace ", in_mib(workspace_bytes(p, plan)));
 }
 
-std::string describe(const ConvProblem& p, const WeightPlan& plan) {
-  const int64_t blocks = plan.ranges * p.groups * plan.row_tiles * plan.column_tiles;
-  return concat("tensor cores, ", name(arithmetic_of(p)), " by mma.sync: tile of ", plan.rows, " channels x ",
-                plan.column_tiles, " pieces of ", plan.columns * 8, " (channel, tap), boxes of ", volume(plan.box),
-                ", ", plan.ranges, " ranges of ", plan.range, " boxes, ", blocks, " blocks, workspace ",
-                in_mib(workspace_bytes(p, plan)));
+std::string describe(const ConvProblem& p, const MmaSyncWgradPlan& plan) {
+  const int64_t ctas = plan.ranges * p.groups * plan.row_tiles * plan.column_tiles;
+  return concat("tensor cores, ", name(arithmetic_of(p)), " by mma.sync: CTA tile of ", plan.rows, " channels x ",
+                plan.column_tiles, " pieces of ", plan.columns * 8, " (channel, tap), k-blocks of ",
+                volume(plan.k_tile), " voxels, split-K of ", plan.ranges, " ranges of ", plan.range, ", ", ctas,
+                " CTAs, workspace ", in_mib(workspace_bytes(p, plan)));
 }
 
-std::string describe(const ConvProblem& p, const WeightWgmmaPlan& plan) {
-  return concat("tensor cores, ", name(arithmetic_of(p)), " by wgmma: ", plan.versions, " taps x ", plan.row_octets * 8,
-                " channels by ", plan.depth.taps, " x ", plan.height.taps, " x ", plan.sets, " taps x ",
-                plan.column_octets * 8, " channels, ", plan.heights, " products of ", plan.columns,
-                plan.by_steps ? " columns, of half the steps" : " columns", " a warpgroup, pillars of ", plan.depth.box,
-                " x ", plan.height.box, " x ", plan.pairs * 8 * (p.dtype == DType::f32 ? 1 : 2), ", ", plan.x_slots,
-                " planes, ", plan.ranges, " ranges of ", plan.range, " pillars, ", blocks_of(p, plan),
-                " blocks, workspace ", in_mib(workspace_bytes(p, plan)));
+std::string describe(const ConvProblem& p, const PackedWgradPlan& plan) {
+  return concat("tensor cores, ", name(arithmetic_of(p)), " by wgmma: ", plan.y_shifts, " taps x ", plan.row_octets * 8,
+                " channels by ", plan.depth.taps, " x ", plan.height.taps, " x ", plan.x_shifts, " taps x ",
+                plan.column_octets * 8, " channels, ", plan.products, " products of ", plan.columns,
+                plan.by_k_blocks ? " columns, of half the k-blocks" : " columns", " a warpgroup, sliding tiles of ",
+                plan.depth.tile, " x ", plan.height.tile, " x ", plan.pairs * 8 * (p.dtype == DType::f32 ? 1 : 2), ", ",
+                plan.x_stages, " stages, split-K of ", plan.ranges, " ranges of ", plan.range, ", ", blocks_of(p, plan),
+                " CTAs, workspace ", in_mib(workspace_bytes(p, plan)));
 }
 
-std::string describe(const ConvProblem& p, const NarrowGatherPlan& plan) {
-  return concat("tensor cores, ", name(arithmetic_of(p)), ", few channels: pillars of ", volume(plan.box),
-                " results, input planes of ", plan.halo.lines, " x ", plan.halo.positions, ", ", plan.halo.slots,
-                " planes, ", plan.axis[0].parts * plan.axis[1].parts * plan.axis[2].parts, " phases, ",
-                plan.tiles[0] * plan.tiles[1] * p.batch * p.groups, " blocks, no workspace");
+std::string describe(const ConvProblem& p, const SmallChannelPlan& plan) {
+  return concat("tensor cores, ", name(arithmetic_of(p)), ", small channels: sliding tiles of ", volume(plan.tile),
+                " results, input planes of ", plan.halo.lines, " x ", plan.halo.positions, ", ", plan.halo.stages,
+                " stages, ", plan.axis[0].phases * plan.axis[1].phases * plan.axis[2].phases, " phases, ",
+                plan.tiles[0] * plan.tiles[1] * p.batch * p.groups, " CTAs, no workspace");
 }
 
-std::string describe(const ConvProblem& p, const NarrowWeightPlan& plan) {
-  return concat("tensor cores, ", name(arithmetic_of(p)), ", few channels: pillars of ", volume(plan.box), ", ",
-                plan.units, " taps of 8 channels by ", plan.columns, " channels, input planes of ", plan.x.lines, " x ",
-                plan.x.positions, ", ", plan.x.slots, " planes, ", plan.ranges * p.groups, " blocks, workspace ",
+std::string describe(const ConvProblem& p, const SmallChannelWgradPlan& plan) {
+  return concat("tensor cores, ", name(arithmetic_of(p)), ", small channels: sliding tiles of ", volume(plan.tile),
+                ", ", plan.units, " taps of 8 channels by ", plan.columns, " channels, input planes of ", plan.x.lines,
+                " x ", plan.x.positions, ", ", plan.x.stages, " stages, ", plan.ranges * p.groups, " CTAs, workspace ",
                 in_mib(workspace_bytes(p, plan)));
 }
 
 std::string describe(const ConvProblem& p) {
-  if (p.direction == ConvDirection::weight) {
-    if (const auto plan = plan_weight_narrow(p)) return describe(p, *plan);
-    if (const auto plan = plan_weight_wgmma(p)) return describe(p, *plan);
-    if (const auto plan = plan_weight(p)) return describe(p, *plan);
+  if (p.pass == ConvPass::wgrad) {
+    if (const auto plan = plan_small_channel_wgrad(p)) return describe(p, *plan);
+    if (const auto plan = plan_packed_wgrad(p)) return describe(p, *plan);
+    if (const auto plan = plan_mma_sync_wgrad(p)) return describe(p, *plan);
   } else {
-    if (const auto plan = plan_gather_narrow(p)) return describe(p, *plan);
-    if (const auto plan = plan_gather(p)) return describe(p, *plan);
+    if (const auto plan = plan_small_channel_fprop_dgrad(p)) return describe(p, *plan);
+    if (const auto plan = plan_implicit_gemm(p)) return describe(p, *plan);
   }
   if (p.dtype == DType::bf16 || p.dtype == DType::f16) {
     ConvProblem wide = p;
     wide.dtype = DType::f32;
     return "float32 copies, then " + describe(wide);
   }
-  return p.direction == ConvDirection::weight ? "plain kernel, workspace at most 16 MiB or the weight's size"
-                                              : "plain kernel, no workspace";
+  return p.pass == ConvPass::wgrad ? "plain kernel, workspace at most 16 MiB or the weight's size"
+                                   : "plain kernel, no workspace";
 }
 
 double flop_rate(const ConvProblem& p) {
@@ -101,14 +101,8 @@ ConvExplanation explain(const ConvProblem& problem) { return {describe(problem),
 namespace kernel {
 
 ConvExplanation explain_conv(ConvPass pass, const View& x, const View& w, const View& y, const ConvGeometry& geometry) {
-  switch (pass) {
-    case ConvPass::forward:
-      return explain(conv_problem(ConvDirection::forward, x, y, w, geometry));
-    case ConvPass::backward_data:
-      return explain(conv_problem(ConvDirection::transposed, y, x, w, geometry));
-    default:
-      return explain(conv_problem(ConvDirection::weight, x, y, w, geometry));
-  }
+  const bool dgrad = pass == ConvPass::dgrad;
+  return explain(conv_problem(pass, dgrad ? y : x, dgrad ? x : y, w, geometry));
 }
 
 }  // namespace kernel

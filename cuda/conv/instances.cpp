@@ -10,14 +10,9 @@ std::vector<ConvInstance*>& list() {
 
 }  // namespace
 
-ConvInstance::ConvInstance(bool weight_gradient, ConvKernel which, ConvArithmetic of, int tile_width, int tile_rows,
+ConvInstance::ConvInstance(ConvPass of_pass, ConvKernel which, ConvArithmetic of, int tile_width, int tile_rows,
                            int of_multiprocessor)
-    : weight(weight_gradient),
-      kernel(which),
-      arithmetic(of),
-      width(tile_width),
-      rows(tile_rows),
-      blocks(of_multiprocessor) {
+    : pass(of_pass), kernel(which), arithmetic(of), width(tile_width), rows(tile_rows), blocks(of_multiprocessor) {
   list().push_back(this);
 }
 

@@ -13,10 +13,10 @@ namespace voxgrad::cuda {
 
 struct ConvInstance {
   /// Joins the list; for objects that are never destroyed.
-  ConvInstance(bool weight_gradient, ConvKernel which, ConvArithmetic of, int tile_width, int tile_rows,
+  ConvInstance(ConvPass of_pass, ConvKernel which, ConvArithmetic of, int tile_width, int tile_rows,
                int of_multiprocessor);
 
-  bool weight;  // the weight gradient, else the gather
+  ConvPass pass;  // fprop: of dgrad, too
   ConvKernel kernel;
   ConvArithmetic arithmetic;
   int width, rows, blocks;  // rows, and blocks of a multiprocessor (or bytes of a row): of kernels that name them
@@ -30,16 +30,16 @@ constexpr ConvArithmetic arithmetic_kind() {
 }
 
 /// The instance of a tile: whoever compiles a launch of it makes it exist, from the program's start.
-template <class Tile, bool kWeight, int kWidth>
-inline ConvInstance conv_instance{kWeight,
+template <class Tile, ConvPass kPass, int kWidth>
+inline ConvInstance conv_instance{kPass,
                                   Tile::kWgmma ? ConvKernel::wgmma : ConvKernel::mma_sync,
                                   arithmetic_kind<typename Tile::Arithmetic>(),
                                   kWidth,
                                   0,
                                   0};
-template <class Tile, bool kWeight>
-inline ConvInstance narrow_instance{kWeight,        ConvKernel::narrow, Tile::kArithmetic,
-                                    Tile::kColumns, Tile::kRows,        Tile::kBlocks};
+template <class Tile, ConvPass kPass>
+inline ConvInstance small_channel_instance{
+    kPass, ConvKernel::small_channel, Tile::kArithmetic, Tile::kColumns, Tile::kRows, Tile::kBlocks};
 
 /// All that this program holds.
 const std::vector<ConvInstance*>& conv_instances();

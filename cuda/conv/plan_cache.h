@@ -1,4 +1,4 @@
-// Plans that were made before: to look at all boxes takes longer than a small convolution.
+// Plans that were made before: to look at all tiles takes longer than a small convolution.
 #pragma once
 
 #include <mutex>

@@ -1,4 +1,4 @@
-// Tensors as Hopper's copy engine is told of them (copy_box() of bulk_copy.cuh).
+// Tensors as TMA maps (tma_load() of common/tma.cuh).
 #pragma once
 
 #include <cuda.h>
@@ -12,8 +12,8 @@
 
 namespace voxgrad::cuda {
 
-/// Packed voxels of 16 bytes: axes from the innermost, of voxels on end, to the outermost; boxes of so many of them, of
-/// each axis every step-th.
+/// Packed voxels of 16 bytes: axes from the innermost, of consecutive voxels, to the outermost; boxes of so many of
+/// them, of each axis every step-th.
 struct PackedTensor {
   void* data;
   int64_t size[4];

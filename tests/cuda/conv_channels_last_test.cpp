@@ -71,14 +71,15 @@ const Problem kProblems[] = {
 
 TEST_P(CudaConvChannelsLast, IsExactWithEveryTile) {
   const Mode& mode = GetParam();
-  std::vector<cuda::ConvChoice> choices{{}, {.slots = 1}};
+  std::vector<cuda::ConvChoice> choices{{}, {.tile_phases = 1}};
   for (const cuda::FpropDgradTile& tile : cuda::fprop_dgrad_tiles())
     for (const int8_t row : {1, 2, 4})
-      choices.push_back(
-          {.depth = row, .heights = static_cast<int8_t>(tile.row_tiles), .width = static_cast<int16_t>(tile.columns)});
+      choices.push_back({.k_blocks = row,
+                         .m_tiles = static_cast<int8_t>(tile.row_tiles),
+                         .width = static_cast<int16_t>(tile.columns)});
   for (const cuda::WgradTile& tile : cuda::wgrad_tiles())
-    choices.push_back({.depth = static_cast<int8_t>(tile.chunk),
-                       .heights = static_cast<int8_t>(tile.slots),
+    choices.push_back({.k_blocks = static_cast<int8_t>(tile.chunk),
+                       .m_tiles = static_cast<int8_t>(tile.slots),
                        .width = static_cast<int16_t>(tile.columns)});
   std::vector<int64_t> before;
   for (const cuda::ConvInstance* instance : cuda::conv_instances()) before.push_back(instance->launches);
@@ -86,8 +87,8 @@ TEST_P(CudaConvChannelsLast, IsExactWithEveryTile) {
   for (const Problem& problem : kProblems) {
     Operands operands(problem, mode.dtype, random);
     for (const cuda::ConvChoice& choice : choices) {
-      SCOPED_TRACE(concat(mode, ", ", int{choice.width}, " columns, ", int{choice.heights}, " row tiles, depth ",
-                          int{choice.depth}, ": ", problem));
+      SCOPED_TRACE(concat(mode, ", ", int{choice.width}, " columns, ", int{choice.m_tiles}, " row tiles, depth ",
+                          int{choice.k_blocks}, ": ", problem));
       const Setting setting(mode.precision, choice);
       operands.check();
       if (HasFailure()) return;

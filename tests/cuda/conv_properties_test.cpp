@@ -86,12 +86,11 @@ TEST_F(CudaConv, RunsOnTwoThreadsAtOnce) {
       w = randn({64, 64, 3, 3, 3}, options);
       y = randn({1, 64, 10, 10, width - 2}, options);
     }
-    /// Columns and heights of the kernel's tile, and its shared memory.
+    /// Columns and products of the kernel's tile, and its shared memory.
     std::array<int, 3> plan() const {
-      const auto problem =
-          cuda::conv_problem(cuda::ConvDirection::weight, x.view_in(), y.view_in(), w.view_in(), ConvGeometry());
-      const auto chosen = cuda::plan_weight_wgmma(problem).value();
-      return {chosen.columns, chosen.heights, cuda::memory_of(problem, chosen).total};
+      const auto problem = cuda::conv_problem(ConvPass::wgrad, x.view_in(), y.view_in(), w.view_in(), ConvGeometry());
+      const auto chosen = cuda::plan_packed_wgrad(problem).value();
+      return {chosen.columns, chosen.products, cuda::memory_of(problem, chosen).total};
     }
     bool same() const {
       NoGradGuard no_grad;

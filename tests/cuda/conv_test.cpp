@@ -110,7 +110,7 @@ class Launches {
       if (instance.kernel != cuda::ConvKernel::mma_sync && !cuda::has_wgmma(0)) continue;
       ++compiled;
       EXPECT_GT(instance.launches, before_[i])
-          << "never run: " << (instance.weight ? "weight gradient" : "gather") << ", kernel "
+          << "never run: " << (instance.pass == ConvPass::wgrad ? "wgrad" : "fprop, dgrad") << ", kernel "
           << static_cast<int>(instance.kernel) << ", width " << instance.width << ", rows " << instance.rows
           << ", blocks " << instance.blocks;
     }
@@ -144,36 +144,37 @@ TEST_P(CudaConvModes, IsExactWithEveryTile) {
                                         {.samples = 1, .width = 24},
                                         {.samples = 2, .width = 32},
                                         {.samples = 1},
-                                        {.depth = 2},
-                                        {.depth = 3},
-                                        {.slots = 1, .depth = 6},
-                                        {.slots = 2, .depth = 2},
-                                        {.slots = 2, .depth = 3},
+                                        {.k_blocks = 2},
+                                        {.k_blocks = 3},
+                                        {.tile_phases = 1, .k_blocks = 6},
+                                        {.tile_phases = 2, .k_blocks = 2},
+                                        {.tile_phases = 2, .k_blocks = 3},
                                         {.pairs = 1},
                                         {.pairs = 2},
                                         {.pairs = 4}};
   if (mode.dtype == DType::f32)
-    for (const uint8_t sets : {1, 2, 3}) choices.push_back({.sets = sets});
+    for (const uint8_t shifts : {1, 2, 3}) choices.push_back({.x_shifts = shifts});
   for (const int16_t width : {16, 24, 32}) choices.push_back({.slide = 2, .width = width});
   for (const bool mma_sync : {true, false}) {
-    for (const int width : cuda::gather_widths(mode.arithmetic(), !mma_sync))
+    for (const int width : cuda::implicit_gemm_widths(mode.arithmetic(), !mma_sync))
       for (const int8_t slots : {1, 2})
         if (!mma_sync || slots == 1)
-          choices.push_back({.mma_sync = mma_sync, .slots = slots, .width = static_cast<int16_t>(width)});
-    for (const int width : cuda::weight_widths(mode.arithmetic(), !mma_sync)) {
+          choices.push_back({.mma_sync = mma_sync, .tile_phases = slots, .width = static_cast<int16_t>(width)});
+    for (const int width : cuda::wgrad_widths(mode.arithmetic(), !mma_sync)) {
       choices.push_back({.mma_sync = mma_sync, .width = static_cast<int16_t>(width)});
-      for (int heights = 1; !mma_sync && heights <= cuda::most_heights(mode.arithmetic(), width); ++heights)
-        choices.push_back({.heights = static_cast<int8_t>(heights), .width = static_cast<int16_t>(width)});
+      for (int heights = 1; !mma_sync && heights <= cuda::most_products(mode.arithmetic(), width); ++heights)
+        choices.push_back({.m_tiles = static_cast<int8_t>(heights), .width = static_cast<int16_t>(width)});
     }
   }
   Random random(kFirstSeed);
   for (const Problem& problem : problems) {
     Comparison comparison(problem, mode.dtype, random);
     for (const cuda::ConvChoice& choice : choices) {
-      SCOPED_TRACE(concat(mode, ", width ", choice.width, ", slots ", int{choice.slots}, ", depth ", int{choice.depth},
-                          ", slide ", int{choice.slide}, ", samples ", int{choice.samples}, ", heights ",
-                          int{choice.heights}, ", pairs ", int{choice.pairs}, ", sets ", int{choice.sets},
-                          choice.plain ? ", plain" : "", choice.mma_sync ? ", mma.sync: " : ": ", problem));
+      SCOPED_TRACE(concat(mode, ", width ", choice.width, ", slots ", int{choice.tile_phases}, ", depth ",
+                          int{choice.k_blocks}, ", slide ", int{choice.slide}, ", samples ", int{choice.samples},
+                          ", heights ", int{choice.m_tiles}, ", pairs ", int{choice.pairs}, ", x shifts ",
+                          int{choice.x_shifts}, choice.plain ? ", plain" : "", choice.mma_sync ? ", mma.sync: " : ": ",
+                          problem));
       const Setting setting(mode.precision, choice);
       comparison.check();
       if (HasFailure()) return;
@@ -207,12 +208,12 @@ TEST_P(CudaConvModes, IsExactWithFewChannels) {
       Comparison comparison(problem, mode.dtype, random, layout);
       for (const int16_t rows : {128, 256, 0}) {
         SCOPED_TRACE(concat(mode, ", ", rows, " rows: ", problem));
-        const Setting setting(mode.precision, {.narrow = rows > 0, .width = rows});
+        const Setting setting(mode.precision, {.small_channel = rows > 0, .width = rows});
         comparison.check();
         if (HasFailure()) return;
       }
     }
-  launches.expect_all({cuda::ConvKernel::narrow});
+  launches.expect_all({cuda::ConvKernel::small_channel});
 }
 
 TEST_P(CudaConvModes, IsExactInCornerCases) {
@@ -254,9 +255,9 @@ TEST_P(CudaConvModes, IsExactWithManyBoxes) {
   }
 }
 
-/// Boxes that slide along depth, of all and of few planes, of which the first and the last read what is not there, in
-/// phases and residues.
-TEST_P(CudaConvModes, IsExactWithSlidingBoxes) {
+/// CTA tiles that slide along depth, of all and of few planes, of which the first and the last read what is not there,
+/// in phases and residues.
+TEST_P(CudaConvModes, IsExactWithSlidingTiles) {
   std::vector<Problem> problems{
       {2, 17, 24, {11, 20, 13}, {3, 4, 3}, {{1, 2, 3}, {1, 1, 2}, {1, 2, 1}, 1}},
       {1, 40, 9, {30, 9, 70}, {3, 1, 2}, {{1, 1, 2}, {0, 0, 0}, {1, 1, 1}, 2}},

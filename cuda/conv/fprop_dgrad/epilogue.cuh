@@ -2,8 +2,8 @@
 // partial sums (split-K).
 #pragma once
 
+#include "cuda/conv/common/wgmma.cuh"
 #include "cuda/conv/fprop_dgrad/scheduler.cuh"
-#include "cuda/conv/wgmma.cuh"
 #include "cuda/vector.cuh"
 
 namespace voxgrad::cuda::implicit_gemm {
@@ -43,13 +43,6 @@ __device__ inline void transpose_quad(uint32_t (&v)[4]) {
     v[other] = upper ? second : v[other];
     v[3] = upper ? v[3] : second;
   }
-}
-
-/// NaN if one is.
-__device__ inline float max_or_nan(float a, float b) {
-  float result;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
-  return result;
 }
 
 /// Where a < b. The comparison is not kept for the next row.

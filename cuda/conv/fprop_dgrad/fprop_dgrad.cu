@@ -1,11 +1,11 @@
 // Host side of kernel.cuh: tensor maps, the table of taps, launches, and the second kernel of split-K.
 #include <optional>
 
-#include "cuda/conv/arithmetic.cuh"
+#include "cuda/conv/common/arithmetic.cuh"
 #include "cuda/conv/fprop_dgrad/epilogue.cuh"
 #include "cuda/conv/fprop_dgrad/launch.h"
 #include "cuda/conv/fprop_dgrad/plan.h"
-#include "cuda/conv/gather.h"
+#include "cuda/conv/dispatch.h"
 #include "cuda/conv/plan_cache.h"
 #include "cuda/conv/plan_common.h"
 #include "cuda/conv/tensor_map.h"
@@ -50,19 +50,19 @@ __global__ void __launch_bounds__(kBlock) reduce_splits(const __grid_constant__ 
 /// Where the taps are that lie in one box, and which box.
 void list_taps(Params& p, const FpropDgradPlan& plan, bool transposed) {
   const int stage = stage_taps(plan.cta.columns);
-  const AxisParts* axis = plan.axis;
+  const AxisPhases* axis = plan.axis;
   int loads = 0, taps = 0;
-  const int parts[] = {axis[0].parts, axis[1].parts, axis[2].parts};
+  const int parts[] = {axis[0].phases, axis[1].phases, axis[2].phases};
   const int pitch[] = {plan.box[2] * plan.box[3], plan.box[3], 1};
   const int kernel[] = {axis[0].kernel, axis[1].kernel, axis[2].kernel};
   for (int c = 0; c < parts[0] * parts[1] * parts[2]; ++c) {
     const int which[] = {c / (parts[1] * parts[2]), c / parts[2] % parts[1], c % parts[2]};
     Phase& phase = p.phase_of[transposed ? c : 0];
     if (transposed || c == 0) phase.first_load = static_cast<uint16_t>(loads);
-    const AxisPart* part[3];
+    const AxisPhase* part[3];
     int outer = 1, inner = 1, count[2][3];  // taps with a box of their own; in a box
     for (int a = 0; a < 3; ++a) {
-      part[a] = &axis[a].part[which[a]];
+      part[a] = &axis[a].phase[which[a]];
       phase.first[a] = part[a]->first;
       phase.count[a] = part[a]->count;
       outer *= count[0][a] = plan.halo[a] ? 1 : part[a]->taps;
@@ -97,7 +97,7 @@ void list_taps(Params& p, const FpropDgradPlan& plan, bool transposed) {
 Params make_params(const View& out, const View& in, const ConvEpilogue& epilogue, const ConvProblem& problem,
                    const FpropDgradPlan& plan) {
   Params p{};
-  const bool transposed = problem.direction == ConvDirection::transposed;
+  const bool transposed = problem.pass == ConvPass::dgrad;
   p.bias = epilogue.bias ? epilogue.bias->data : nullptr;
   p.bias_stride = epilogue.bias ? epilogue.bias->stride[0] : 0;
   p.relu = epilogue.relu;
@@ -229,13 +229,14 @@ void reduce(const View& out, const ConvEpilogue& epilogue, const Params& p, cons
 }  // namespace
 
 bool fprop_dgrad(const View& out, const View& in, const View& w, const ConvEpilogue& epilogue,
-                 const ConvGeometry& geometry, bool transposed, const Launch& launch) {
+                 const ConvGeometry& geometry, ConvPass pass, const Launch& launch) {
+  const bool transposed = pass == ConvPass::dgrad;
   ConvProblem problem =
-      conv_problem(transposed ? ConvDirection::transposed : ConvDirection::forward, in, out, w, geometry);
+      conv_problem(pass, in, out, w, geometry);
   describe_device(problem, launch);
   const auto plan = remembered<plan_fprop_dgrad>(problem);
   if (!plan) return false;
-  if (!std::all_of(plan->axis, plan->axis + 3, [](const AxisParts& axis) { return axis.complete; }))
+  if (!std::all_of(plan->axis, plan->axis + 3, [](const AxisPhases& axis) { return axis.complete; }))
     fill_bias(out, epilogue, launch);
   const TmaTensor input(in, launch);
   Params p = make_params(out, input.view(), epilogue, problem, *plan);

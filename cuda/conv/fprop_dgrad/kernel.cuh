@@ -46,7 +46,7 @@ __device__ void produce_inputs(const Params& p, uint32_t stages, Pipeline pipeli
       for (int a = 0; a < 3; ++a) at[a] = unit.at[a + 1] * p.in_step[a] + box.offset[a];
       pipeline.acquire();
       pipeline.commit(p.box_rows * Tile::kRowBytes);
-      copy_box(stages + pipeline.stage() * p.input_bytes, p.input,
+      tma_load(stages + pipeline.stage() * p.input_bytes, p.input,
                unit.group * p.in_channels + k.chunk * p.chunk_channels, at[2], at[1], at[0], unit.at[0],
                pipeline.barrier());
       pipeline.next();
@@ -72,9 +72,9 @@ __device__ void produce_weights(const Params& p, uint32_t stages, Pipeline pipel
           const int tap = p.tap[box.first_tap + begin + i].weight;
           for (int j = 0; j < Tile::kN; j += Tile::kNBlock) {
             if constexpr (Tile::kNMajor)
-              copy_box(to, p.weight, n + j, k, tap, pipeline.barrier());
+              tma_load(to, p.weight, n + j, k, tap, pipeline.barrier());
             else
-              copy_box(to, p.weight, k, n, tap, pipeline.barrier());
+              tma_load(to, p.weight, k, n, tap, pipeline.barrier());
             to += Tile::kNBlock * Tile::kRowBytes;
           }
         }
@@ -99,15 +99,17 @@ struct Mainloop {
   const Params& p;
   const uint32_t input_stages, weight_stages;
   Pipeline inputs, weights;
-  int base[kTiles];  // of the warpgroup's m64 tiles, in 16 bytes
-  int held = 0;      // resident stages
-  const bool first_warp = of_warp(static_cast<int>(threadIdx.x) / 32 % 4) == 0;
+  int base[kTiles];     // of the warpgroup's m64 tiles, in 16 bytes
+  int held = 0;         // resident stages
+  const uint32_t turn;  // barrier whose rounds are GEMMs: ends when the last stage of one has been waited for
+  int gemm = 0;
+  const bool first_warp = warp_uniform(static_cast<int>(threadIdx.x) / 32 % 4) == 0;
 
   __device__ Mainloop(const Params& params, uint32_t input_at, uint32_t weight_at, const Pipeline& input,
-                      const Pipeline& weight)
-      : p(params), input_stages(input_at), weight_stages(weight_at), inputs(input), weights(weight) {
+                      const Pipeline& weight, uint32_t turns)
+      : p(params), input_stages(input_at), weight_stages(weight_at), inputs(input), weights(weight), turn(turns) {
 #pragma unroll
-    for (int i = 0; i < kTiles; ++i) base[i] = of_warp(max(p.base[i], 0) * Tile::kRowBytes / 16);
+    for (int i = 0; i < kTiles; ++i) base[i] = warp_uniform(max(p.base[i], 0) * Tile::kRowBytes / 16);
   }
 
   /// The boxes of the next unit, which all its phases read, take the place of the last one's.
@@ -127,6 +129,7 @@ struct Mainloop {
       for (KBlocks k(p, unit, phase); k.left > 0; k.next(), ++boxes)
         stages += (k.box(p).taps + Tile::kStageTaps - 1) / Tile::kStageTaps;
     }
+    ++gemm;
     weights.skip(stages);
     if (!p.resident) inputs.skip(boxes);
   }
@@ -136,7 +139,12 @@ struct Mainloop {
     bool fresh = true;
     int last_weights = -1, last_inputs = -1;
     Pipeline input = inputs;
-    for (KBlocks k(p, unit, phase); k.left > 0; k.next()) {
+    // A barrier tells one round from the next, no more: only then is none of this GEMM's stages further ahead.
+    if (gemm > 0) wait_barrier(turn, gemm - 1);
+    ++gemm;
+    KBlocks k(p, unit, phase);
+    if (releases && k.left == 0) arrive(turn);
+    for (; k.left > 0; k.next()) {
       const Load& box = k.box(p);
       input.wait();
       const uint64_t a = swizzled_operand(input_stages + input.stage() * p.input_bytes, Tile::kRowBytes,
@@ -144,6 +152,7 @@ struct Mainloop {
       for (int begin = 0; begin < box.taps; begin += Tile::kStageTaps) {
         const int taps = min(box.taps - begin, Tile::kStageTaps);
         weights.wait();
+        if (releases && k.left == 1 && taps == box.taps - begin) arrive(turn);
         const uint32_t b = weight_stages + weights.stage() * (Tile::kStageTaps * Tile::kWeightBytes);
         int i = 0;
         do {
@@ -151,8 +160,8 @@ struct Mainloop {
           multiply_tap(sum, advance_slab(a, shift), operand_b(b + i * Tile::kWeightBytes), fresh);
           fresh = false;
         } while (++i < taps);
-        commit_products();
-        await_products<1>();  // those of the stage before
+        warpgroup_commit();
+        warpgroup_wait<1>();  // those of the stage before
         if (releases && last_weights >= 0) weights.release(last_weights);
         if (releases && last_inputs >= 0) inputs.release(last_inputs);
         last_inputs = -1;
@@ -162,7 +171,7 @@ struct Mainloop {
       if (!p.resident) last_inputs = input.stage();
       input.next();
     }
-    await_products<0>();
+    warpgroup_wait<0>();
     if (releases && last_weights >= 0) weights.release(last_weights);
     if (releases && last_inputs >= 0) inputs.release(last_inputs);
     if (!p.resident) inputs = input;
@@ -187,7 +196,7 @@ struct Mainloop {
   /// Without a loop: wgmma wants its accumulators in registers that nothing else moves.
   __device__ void multiply_tap(Accumulator (&sum)[kTiles][Tile::kN8], uint64_t a, uint64_t b, bool fresh) const {
     constexpr int kStepA = 2, kStepB = Tile::kNMajor ? 2 * Tile::kNBlock : 2;  // of 32 bytes of K, in 16 bytes
-    begin_products();
+    warpgroup_arrive();
 #pragma unroll
     for (int k = 0; k < Tile::kRowBytes / 32; ++k)
 #pragma unroll
@@ -201,35 +210,36 @@ template <class Tile>
 __global__ void __launch_bounds__(Tile::kThreads, 1) fprop_dgrad_kernel(const __grid_constant__ Params p) {
 #if VOXGRAD_HAS_WGMMA
   extern __shared__ uint4 dynamic_shared[];
-  __shared__ uint64_t barriers[2 * 2 * kMaxStages];
+  __shared__ uint64_t barriers[2 * 2 * kMaxStages + 1];
   __shared__ ResultRows<Tile> rows;
-  const uint32_t input_stages = (of_warp(shared_address(dynamic_shared)) + 1023) & ~1023u;
+  const uint32_t input_stages = (warp_uniform(shared_address(dynamic_shared)) + 1023) & ~1023u;
   const uint32_t weight_stages = input_stages + p.input_stages * p.input_bytes;
-  const uint32_t barrier = of_warp(shared_address(barriers));
+  const uint32_t barrier = warp_uniform(shared_address(barriers));
   const Pipeline inputs(barrier, p.input_stages);
   const Pipeline weights(barrier + kMaxStages * Pipeline::kBarrierBytes, p.weight_stages);
+  const uint32_t turn = barrier + 2 * kMaxStages * Pipeline::kBarrierBytes;
   if (threadIdx.x == 0) {
     inputs.init(p.resident ? Tile::kConsumers : 1);
     weights.init(1);
+    init_barrier(turn, 1);
   }
-  publish_barriers();
+  fence_barrier_init();
   rows.list(p);
   __syncthreads();
-  const int warpgroup = of_warp(static_cast<int>(threadIdx.x) / 128);
+  const int warpgroup = warp_uniform(static_cast<int>(threadIdx.x) / 128);
   if (warpgroup < Tile::kConsumers) {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Tile::kRegisters));
-    Mainloop<Tile> mainloop(p, input_stages, weight_stages, inputs, weights);
-    int turn = 0;
+    Mainloop<Tile> mainloop(p, input_stages, weight_stages, inputs, weights, turn);
     for_each_gemm(p, [&](const WorkUnit& unit, const Phase& phase, bool first) {
       if (p.resident && first) mainloop.next_resident();
-      if (turn++ % Tile::kConsumers != warpgroup) return mainloop.skip(unit, phase);
+      if (mainloop.gemm % Tile::kConsumers != warpgroup) return mainloop.skip(unit, phase);
       Accumulator sum[Tile::kTiles][Tile::kN8];
       mainloop.multiply(unit, phase, sum);
       store_results<Tile>(p, unit, phase, rows, sum);
     });
   } else {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Tile::kProducerRegisters));
-    const int warp = of_warp(static_cast<int>(threadIdx.x) / 32 % 4);
+    const int warp = warp_uniform(static_cast<int>(threadIdx.x) / 32 % 4);
     if (warp == 0 && is_leader()) produce_inputs<Tile>(p, input_stages, inputs);
     if (warp == 1 && is_leader()) produce_weights<Tile>(p, weight_stages, weights);
   }

@@ -1,7 +1,7 @@
 // A ring of stages in shared memory between a warp that has TMA fill them and the warpgroups that multiply.
 #pragma once
 
-#include "cuda/conv/bulk_copy.cuh"
+#include "cuda/conv/common/tma.cuh"
 
 namespace voxgrad::cuda {
 
@@ -29,14 +29,14 @@ class Pipeline {
 
   /// Until the stage is free.
   __device__ void acquire() const {
-    if (round_ > 0) await_round(empty(stage_), round_ - 1);
+    if (round_ > 0) wait_barrier(empty(stage_), round_ - 1);
   }
   /// The stage is full when so many bytes have come to barrier().
   __device__ void commit(uint32_t bytes) const { expect_bytes(full(stage_), bytes); }
   __device__ uint32_t barrier() const { return full(stage_); }
 
   /// Until the stage is full.
-  __device__ void wait() const { await_round(full(stage_), round_); }
+  __device__ void wait() const { wait_barrier(full(stage_), round_); }
   /// By one thread of each consumer.
   __device__ void release(int stage) const { arrive(empty(stage)); }
 

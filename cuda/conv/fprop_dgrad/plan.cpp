@@ -61,17 +61,17 @@ std::optional<Cover> best_cover(const int (&tile)[4], const int (&box)[4], int m
 }
 
 bool choose_axes(const ConvProblem& p, FpropDgradPlan& plan) {
-  const bool transposed = p.direction == ConvDirection::transposed;
+  const bool transposed = p.pass == ConvPass::dgrad;
   int taps = 1, parts = 1;
   for (int a = 0; a < 3; ++a) {
     const ConvGeometry& g = p.geometry;
     const auto axis =
         transposed
-            ? transposed_parts(p.in_size[a], p.out_size[a], p.kernel[a], g.stride[a], g.padding[a], g.dilation[a])
-            : forward_parts(p.in_size[a], p.out_size[a], p.kernel[a], g.stride[a], g.padding[a], g.dilation[a], false);
+            ? dgrad_phases(p.in_size[a], p.out_size[a], p.kernel[a], g.stride[a], g.padding[a], g.dilation[a])
+            : fprop_phases(p.in_size[a], p.out_size[a], p.kernel[a], g.stride[a], g.padding[a], g.dilation[a], false);
     if (!axis || axis->in_step > kMostStep || axis->kernel > kMostTaps) return false;
     taps *= axis->kernel;
-    parts *= axis->parts;
+    parts *= axis->phases;
     if (taps > kMostTaps || parts > kMostPhases) return false;
     plan.axis[a] = *axis;
   }
@@ -84,17 +84,17 @@ class Search {
  public:
   Search(const ConvProblem& problem, const FpropDgradPlan& axes) : p_(problem), axes_(axes) {
     taps_ = 1;
-    for (const AxisParts& axis : axes.axis) taps_ *= axis.kernel;
+    for (const AxisPhases& axis : axes.axis) taps_ *= axis.kernel;
   }
 
   std::optional<FpropDgradPlan> best() {
     for (const FpropDgradTile& cta : kTiles) {
       if (p_.choice.width > 0 && p_.choice.width != cta.columns) continue;
-      if (p_.choice.heights > 0 && p_.choice.heights != cta.row_tiles) continue;
+      if (p_.choice.m_tiles > 0 && p_.choice.m_tiles != cta.row_tiles) continue;
       for (const int row_bytes : {128, 64, 32})
         for (const bool depth : {false, true})
           for (const bool plane : {false, true}) {
-            if (p_.choice.depth > 0 && row_bytes != 32 * p_.choice.depth) continue;
+            if (p_.choice.k_blocks > 0 && row_bytes != 32 * p_.choice.k_blocks) continue;
             FpropDgradPlan plan = axes_;
             plan.cta = cta;
             plan.halo[0] = depth;
@@ -118,7 +118,7 @@ class Search {
     if (!plan.resident && plan.phases > 1 && plan.halo[0] && plan.chunks < kMostStages) {
       FpropDgradPlan resident = plan;
       resident.resident = true;
-      for (AxisParts& axis : resident.axis) merge_halos(axis);
+      for (AxisPhases& axis : resident.axis) merge_halos(axis);
       try_tiles(resident);
     }
     for (const int w : sides(plan.axis[2].count, rows))
@@ -186,14 +186,14 @@ class Search {
       plan.units = units * splits;
       plan.cycles = cycles(plan);
       if (plan.units < INT32_MAX && (!best_ || plan.cycles < best_->cycles)) best_ = plan;
-      const bool complete = std::all_of(plan.axis, plan.axis + 3, [](const AxisParts& axis) { return axis.complete; });
-      if (!complete || units >= kMultiprocessors || plan.resident || p_.choice.slots == 1) break;
+      const bool complete = std::all_of(plan.axis, plan.axis + 3, [](const AxisPhases& axis) { return axis.complete; });
+      if (!complete || units >= kMultiprocessors || plan.resident || p_.choice.tile_phases == 1) break;
     }
   }
   /// Boxes of a chunk, of the mean phase, not below 1.
   int k_loads(const FpropDgradPlan& plan) const {
     int loads = 1;
-    for (int a = 0; a < 3; ++a) loads *= plan.halo[a] ? plan.axis[a].parts : plan.axis[a].kernel;
+    for (int a = 0; a < 3; ++a) loads *= plan.halo[a] ? plan.axis[a].phases : plan.axis[a].kernel;
     return std::max(loads / plan.phases, 1);
   }
 
@@ -230,7 +230,8 @@ class Search {
 std::span<const FpropDgradTile> fprop_dgrad_tiles() { return kTiles; }
 
 std::optional<FpropDgradPlan> plan_fprop_dgrad(const ConvProblem& p) {
-  if (!p.channels_last || is_narrow(p) || !may_use_wgmma(p) || p.choice.plain || p.choice.packed || p.choice.narrow)
+  if (!p.channels_last || is_narrow(p) || !may_use_wgmma(p) || p.choice.plain || p.choice.packed ||
+      p.choice.small_channel)
     return std::nullopt;
   if (p.dtype == DType::f64 || arithmetic_of(p) == ConvArithmetic::tf32x3) return std::nullopt;
   FpropDgradPlan axes;

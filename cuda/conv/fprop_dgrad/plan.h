@@ -15,7 +15,7 @@ struct FpropDgradTile {
 std::span<const FpropDgradTile> fprop_dgrad_tiles();
 
 struct FpropDgradPlan {
-  AxisParts axis[3];
+  AxisPhases axis[3];
   FpropDgradTile cta{};
   int row_bytes = 0, chunk_channels = 0, chunks = 0;  // of a voxel in shared memory; of K, and how many make all of it
   bool halo[3] = {};                  // axes whose taps read one box; of the others each tap has its own

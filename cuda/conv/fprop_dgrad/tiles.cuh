@@ -8,7 +8,7 @@
 namespace voxgrad::cuda::implicit_gemm {
 
 template <class Tile>
-inline ConvInstance instance{false,
+inline ConvInstance instance{ConvPass::fprop,
                              ConvKernel::fprop_dgrad,
                              sizeof(typename Tile::Element) == 4                ? ConvArithmetic::tf32
                              : std::is_same_v<typename Tile::Element, BFloat16> ? ConvArithmetic::bf16

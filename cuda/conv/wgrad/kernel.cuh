@@ -57,11 +57,11 @@ __device__ void produce(const Params& p, uint32_t stages, Pipeline pipeline) {
       const uint32_t to = stages + pipeline.stage() * p.stage_bytes;
       for (int i = 0; i < set.boxes; ++i) {
         const Box& box = p.box[set.first_box + i];
-        copy_box(to + i * p.box_bytes, p.x, x_channel + box.chunk * Tile::kChunk, at[2] * p.in_step[2] + box.offset[2],
+        tma_load(to + i * p.box_bytes, p.x, x_channel + box.chunk * Tile::kChunk, at[2] * p.in_step[2] + box.offset[2],
                  at[1] * p.in_step[1] + box.offset[1], at[0] * p.in_step[0] + box.offset[0], sample,
                  pipeline.barrier());
       }
-      copy_box(to + p.boxes_bytes, p.y, y_channel, at[2], at[1], at[0], sample, pipeline.barrier());
+      tma_load(to + p.boxes_bytes, p.y, y_channel, at[2], at[1], at[0], sample, pipeline.barrier());
       pipeline.next();
     }
   }
@@ -80,7 +80,7 @@ struct Mainloop {
   const Params& p;
   const uint32_t stages;
   Pipeline pipeline;
-  const bool first_warp = of_warp(static_cast<int>(threadIdx.x) / 32 % 4) == 0;
+  const bool first_warp = warp_uniform(static_cast<int>(threadIdx.x) / 32 % 4) == 0;
 
   __device__ Mainloop(const Params& params, uint32_t at, const Pipeline& ring)
       : p(params), stages(at), pipeline(ring) {}
@@ -92,8 +92,8 @@ struct Mainloop {
 #pragma unroll
     for (int s = 0; s < kSlots; ++s) {
       const Slot& of = set.slot[warpgroup][s];
-      slot[s] = advance_slab(voxel_rows(stages, Tile::kChunk, p.x_pitch, of_warp(static_cast<int>(of.apart))),
-                             of_warp(of.start));
+      slot[s] = advance_slab(voxel_rows(stages, Tile::kChunk, p.x_pitch, warp_uniform(static_cast<int>(of.apart))),
+                             warp_uniform(of.start));
     }
     const bool releases = first_warp && is_leader();
     int last = -1;
@@ -105,22 +105,22 @@ struct Mainloop {
       int step = 0;
       do {
         const int at = stage / 16 + p.step_at[step];
-        begin_products();
+        warpgroup_arrive();
 #pragma unroll
         for (int s = 0; s < kSlots; ++s)
           multiply_async<typename Tile::Element, true>(sum[s], advance_slab(slot[s], at), b, !fresh);
         fresh = false;
         b = advance_slab(b, 16 * 2 * Tile::kN / 16);
         if (step > 0) continue;
-        commit_products();
-        await_products<1>();  // those of the tile before: its stage is filled anew while this one is multiplied
+        warpgroup_commit();
+        warpgroup_wait<1>();  // those of the tile before: its stage is filled anew while this one is multiplied
         if (releases && last >= 0) pipeline.release(last);
       } while (++step < p.steps);
-      commit_products();
+      warpgroup_commit();
       last = pipeline.stage();
       pipeline.next();
     }
-    await_products<0>();
+    warpgroup_wait<0>();
     if (releases && last >= 0) pipeline.release(last);
   }
 };
@@ -160,12 +160,12 @@ __global__ void __launch_bounds__(Tile::kThreads, 1) wgrad_kernel(const __grid_c
 #if VOXGRAD_HAS_WGMMA
   extern __shared__ uint4 dynamic_shared[];
   __shared__ uint64_t barriers[2 * kMaxStages];
-  const uint32_t stages = (of_warp(shared_address(dynamic_shared)) + 1023) & ~1023u;
-  const Pipeline pipeline(of_warp(shared_address(barriers)), p.stages);
+  const uint32_t stages = (warp_uniform(shared_address(dynamic_shared)) + 1023) & ~1023u;
+  const Pipeline pipeline(warp_uniform(shared_address(barriers)), p.stages);
   if (threadIdx.x == 0) pipeline.init(Tile::kConsumers);
-  publish_barriers();
+  fence_barrier_init();
   __syncthreads();
-  const int warpgroup = of_warp(static_cast<int>(threadIdx.x) / 128);
+  const int warpgroup = warp_uniform(static_cast<int>(threadIdx.x) / 128);
   if (warpgroup < Tile::kConsumers) {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Tile::kRegisters));
     Mainloop<Tile> mainloop(p, stages, pipeline);
@@ -177,7 +177,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1) wgrad_kernel(const __grid_c
     }
   } else {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Tile::kProducerRegisters));
-    if (of_warp(static_cast<int>(threadIdx.x) / 32 % 4) == 0 && is_leader()) produce<Tile>(p, stages, pipeline);
+    if (warp_uniform(static_cast<int>(threadIdx.x) / 32 % 4) == 0 && is_leader()) produce<Tile>(p, stages, pipeline);
   }
 #endif
 }

@@ -21,7 +21,7 @@ bool choose_axes(const ConvProblem& p, WgradPlan& plan) {
   for (int a = 0; a < 3; ++a) {
     const ConvGeometry& g = p.geometry;
     const auto axis =
-        forward_parts(p.in_size[a], p.out_size[a], p.kernel[a], g.stride[a], g.padding[a], g.dilation[a], false);
+        fprop_phases(p.in_size[a], p.out_size[a], p.kernel[a], g.stride[a], g.padding[a], g.dilation[a], false);
     if (!axis || axis->in_step > kMostStep) return false;
     plan.axis[a] = *axis;
     taps *= axis->kernel;
@@ -37,7 +37,7 @@ class Search {
   std::optional<WgradPlan> best() {
     for (const WgradTile& cta : kTiles) {
       if (p_.choice.width > 0 &&
-          (p_.choice.width != cta.columns || p_.choice.depth != cta.chunk || p_.choice.heights != cta.slots))
+          (p_.choice.width != cta.columns || p_.choice.k_blocks != cta.chunk || p_.choice.m_tiles != cta.slots))
         continue;
       const int chunks = static_cast<int>(divide_up(p_.in_channels, cta.chunk));
       for (const int most_taps : {2 * cta.slots * (64 / cta.chunk), cta.slots * (64 / cta.chunk), 1}) {
@@ -58,10 +58,10 @@ class Search {
   void list_sets(WgradPlan& plan, int most_taps, int chunks) const {
     std::vector<WgradBox> boxes;
     int all = 0;
-    const AxisParts* axis = plan.axis;
-    for (int d = 0; d < axis[0].parts; ++d)
-      for (int h = 0; h < axis[1].parts; ++h)
-        for (int w = 0; w < axis[2].parts; ++w) add_boxes(plan, {d, h, w}, most_taps, boxes);
+    const AxisPhases* axis = plan.axis;
+    for (int d = 0; d < axis[0].phases; ++d)
+      for (int h = 0; h < axis[1].phases; ++h)
+        for (int w = 0; w < axis[2].phases; ++w) add_boxes(plan, {d, h, w}, most_taps, boxes);
     for (const WgradBox& box : boxes) all += slots_of(plan.cta, box.taps());
     const int room = 2 * plan.cta.slots;
     plan.chunks = std::clamp(room / all, 1, chunks);
@@ -81,7 +81,7 @@ class Search {
   static void add_boxes(const WgradPlan& plan, const int (&part)[3], int most, std::vector<WgradBox>& boxes) {
     int taps[3], piece[3];
     for (int a = 2; a >= 0; --a) {
-      taps[a] = plan.axis[a].part[part[a]].taps;
+      taps[a] = plan.axis[a].phase[part[a]].taps;
       piece[a] = divide_up(taps[a], divide_up(taps[a], std::max(most, 1)));
       most /= piece[a];
     }
@@ -100,7 +100,7 @@ class Search {
     for (const auto& set : plan.sets)
       for (const WgradBox& box : set)
         for (int a = 0; a < 3; ++a)
-          span[a] = std::max(span[a], (box.count[a] - 1) * plan.axis[a].part[box.part[a]].step + 1);
+          span[a] = std::max(span[a], (box.count[a] - 1) * plan.axis[a].phase[box.part[a]].step + 1);
     for (const int w : {8, 16, 32})
       for (const int h : {1, 2, 4, 8, 16})
         for (const int d : {1, 2, 4, 8})
@@ -177,7 +177,8 @@ int WgradPlan::most_boxes() const {
 std::span<const WgradTile> wgrad_tiles() { return kTiles; }
 
 std::optional<WgradPlan> plan_wgrad(const ConvProblem& p) {
-  if (!p.channels_last || is_narrow(p) || !may_use_wgmma(p) || p.choice.plain || p.choice.packed || p.choice.narrow)
+  if (!p.channels_last || is_narrow(p) || !may_use_wgmma(p) || p.choice.plain || p.choice.packed ||
+      p.choice.small_channel)
     return std::nullopt;
   if (elements_of(p) != 2 || p.dtype == DType::f64 || p.batch == 0) return std::nullopt;
   // A group's channels begin at a multiple of 16 bytes, as a TMA box does.

@@ -24,7 +24,7 @@ struct WgradBox {
 };
 
 struct WgradPlan {
-  AxisParts axis[3];
+  AxisPhases axis[3];
   WgradTile cta{};
   std::vector<std::vector<WgradBox>> sets;  // of each work unit
   int chunks = 1, channel_tiles = 1;        // chunks of a CTA; CTAs along input channels

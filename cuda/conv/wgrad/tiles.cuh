@@ -10,7 +10,7 @@ namespace voxgrad::cuda::implicit_wgrad {
 
 template <class Tile>
 inline ConvInstance instance{
-    true,
+    ConvPass::wgrad,
     ConvKernel::wgrad,
     std::is_same_v<typename Tile::Element, BFloat16> ? ConvArithmetic::bf16 : ConvArithmetic::f16,
     Tile::kN,

@@ -1,5 +1,5 @@
 // Host side of kernel.cuh: tensor maps, the table of taps, launches, and the kernel that adds up the splits.
-#include "cuda/conv/gather.h"
+#include "cuda/conv/dispatch.h"
 #include "cuda/conv/plan_cache.h"
 #include "cuda/conv/plan_common.h"
 #include "cuda/conv/tensor_map.h"
@@ -69,7 +69,7 @@ void list_sets(Params& p, const WgradPlan& plan) {
       Box& box = p.box[boxes++];
       box.chunk = static_cast<uint16_t>(of.chunk);
       for (int a = 0; a < 3; ++a) {
-        const AxisPart& part = plan.axis[a].part[of.part[a]];
+        const AxisPhase& part = plan.axis[a].phase[of.part[a]];
         box.offset[a] =
             static_cast<int16_t>((part.start + of.first[a] * part.step) * plan.axis[a].in_step + part.residue);
       }
@@ -78,7 +78,7 @@ void list_sets(Params& p, const WgradPlan& plan) {
         const int at[] = {t / (of.count[1] * of.count[2]), t / of.count[2] % of.count[1], t % of.count[2]};
         int tap = 0, rows = 0;
         for (int a = 0; a < 3; ++a) {
-          const AxisPart& part = plan.axis[a].part[of.part[a]];
+          const AxisPhase& part = plan.axis[a].phase[of.part[a]];
           tap = tap * *kernel[a] + part.tap_first + (of.first[a] + at[a]) * part.tap_step;
           rows += at[a] * part.step * pitch[a];
         }
@@ -191,7 +191,7 @@ void reduce(const View& w, const Params& p, int splits, cudaStream_t stream) {
 }  // namespace
 
 bool wgrad(const View& w, const View& x, const View& y, const ConvGeometry& geometry, const Launch& launch) {
-  ConvProblem problem = conv_problem(ConvDirection::weight, x, y, w, geometry);
+  ConvProblem problem = conv_problem(ConvPass::wgrad, x, y, w, geometry);
   describe_device(problem, launch);
   const auto plan = remembered<plan_wgrad>(problem);
   if (!plan) return false;

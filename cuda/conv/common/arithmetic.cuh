@@ -1,0 +1,45 @@
+// From the arithmetic and the width that a planner names to the types that kernels are made of.
+#pragma once
+
+#include "cuda/conv/common/mma.cuh"
+#include "cuda/conv/plan.h"
+
+namespace voxgrad::cuda {
+
+/// body.operator()<Tf32>() or its like.
+template <class Body>
+void with_arithmetic(ConvArithmetic arithmetic, const Body& body) {
+  switch (arithmetic) {
+    case ConvArithmetic::tf32:
+      return body.template operator()<Tf32>();
+    case ConvArithmetic::tf32x3:
+      return body.template operator()<Tf32x3>();
+    case ConvArithmetic::bf16:
+      return body.template operator()<Bf16>();
+    case ConvArithmetic::f16:
+      return body.template operator()<F16>();
+  }
+}
+
+/// For kernels that multiply halves in TF32, too: body.operator()<Tf32, BFloat16, ConvArithmetic::bf16>() or its like.
+template <class Body>
+void with_float_arithmetic(ConvArithmetic arithmetic, const Body& body) {
+  switch (arithmetic) {
+    case ConvArithmetic::tf32:
+      return body.template operator()<Tf32, float, ConvArithmetic::tf32>();
+    case ConvArithmetic::tf32x3:
+      return body.template operator()<Tf32x3, float, ConvArithmetic::tf32x3>();
+    case ConvArithmetic::bf16:
+      return body.template operator()<Tf32, BFloat16, ConvArithmetic::bf16>();
+    case ConvArithmetic::f16:
+      return body.template operator()<Tf32, Float16, ConvArithmetic::f16>();
+  }
+}
+
+/// body.operator()<width>() if that is one of kWidths.
+template <int... kWidths, class Body>
+void with_width(int width, const Body& body) {
+  static_cast<void>(((width == kWidths && (body.template operator()<kWidths>(), true)) || ...));
+}
+
+}  // namespace voxgrad::cuda

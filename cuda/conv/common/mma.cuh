@@ -1,0 +1,226 @@
+// Tensor-core products of one warp (mma.sync, sm_80 and newer), in four arithmetics with one interface.
+//
+// All of them multiply words: a word holds what lies next to each other along k, one float or two halves. Seen in
+// words, the fragments of m16n8k8 (TF32) and of m16n8k16 (halves) are the same: with g = lane / 4 and t = lane % 4
+//
+//   A (16 x 8 words): (g, t) (g + 8, t) (g, t + 4) (g + 8, t + 4)
+//   B (8 words x 8):  (t, g) (t + 4, g)
+//   C (16 x 8):       (g, 2t) (g, 2t + 1) (g + 8, 2t) (g + 8, 2t + 1)
+//
+// so that a kernel stages words and needs to know no more. An Arithmetic says what a word is made from
+// (kElements elements of type Element), how it is rounded while it is staged, and how fragments are multiplied.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+#include "core/half.h"
+
+namespace voxgrad::cuda {
+
+using Accumulator = float[4];
+
+/// The larger one; NaN if one is.
+__device__ inline float max_or_nan(float a, float b) {
+  float result;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
+
+/// Nearest TF32 value (ties away from zero), as the bits of a float. Without it the hardware truncates.
+__device__ inline uint32_t round_tf32(float value) {
+  uint32_t bits;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));
+  return bits;
+}
+
+/// The same for tensor cores, which do not look at the other 13 bits, in two instructions. (Of NaN, too, which must not
+/// have its only bits there. No arithmetic makes such.)
+__device__ inline uint32_t round_for_tensor_cores(float value) {
+  const uint32_t bits = __float_as_uint(value);
+  return fabsf(value) < INFINITY ? bits + 0x1000u : bits;
+}
+
+__device__ inline void mma_tf32(Accumulator& c, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+__device__ inline void mma_bf16(Accumulator& c, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+__device__ inline void mma_f16(Accumulator& c, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/// Each arithmetic's multiply() takes A as staged and B as packed (split()), multiply_words() both as staged.
+/// c[m][n] += a[m] * b[n].
+template <auto kMma, int kM, int kN>
+__device__ void multiply_each(Accumulator (&c)[kM][kN], const uint32_t (&a)[kM][4], const uint32_t (&b)[kN][2]) {
+#pragma unroll
+  for (int m = 0; m < kM; ++m)
+#pragma unroll
+    for (int n = 0; n < kN; ++n) kMma(c[m][n], a[m], b[n][0], b[n][1]);
+}
+
+/// float32 tensors rounded to TF32 (10 bits after the point). NaN and infinities stay what they are.
+struct Tf32 {
+  static constexpr bool kRounds = true;  // what is staged has to be rounded
+  using Element = float;
+  static constexpr int kElements = 1, kParts = 1;
+  __device__ static uint32_t word(const float (&x)[1]) { return round_tf32(x[0]); }
+  __device__ static void split(const float (&x)[1], uint32_t (&parts)[1]) { parts[0] = round_tf32(x[0]); }
+  /// From words as staged to consumers() takes.
+  template <int kN>
+  __device__ static void split_words(uint32_t (&parts)[kN][2], const uint32_t (&b)[kN][2]) {
+#pragma unroll
+    for (int n = 0; n < kN; ++n)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) parts[n][i] = b[n][i];
+  }
+  template <int kM, int kN>
+  __device__ static void multiply(Accumulator (&c)[kM][kN], const uint32_t (&a)[kM][4], const uint32_t (&b)[kN][2]) {
+    multiply_each<mma_tf32>(c, a, b);
+  }
+  template <int kM, int kN>
+  __device__ static void multiply_words(Accumulator (&c)[kM][kN], const uint32_t (&a)[kM][4],
+                                        const uint32_t (&b)[kN][2]) {
+    multiply_each<mma_tf32>(c, a, b);
+  }
+};
+
+/// float32 accuracy: x = high + low in TF32, and three of the four products. Tensor cores truncate what they add to
+/// an accumulator, which would spoil it within a few hundred additions, so that each step starts from zero and is
+/// added in float32. (The method: Ootomo and Yokota, "Recovering single precision accuracy from Tensor Cores while
+/// surpassing the FP32 theoretical peak performance", 2022.) An infinite input gives NaN.
+struct Tf32x3 {
+  static constexpr bool kRounds = false;
+  using Element = float;
+  static constexpr int kElements = 1, kParts = 2;
+  __device__ static uint32_t word(const float (&x)[1]) { return __float_as_uint(x[0]); }
+  __device__ static void split(uint32_t bits, uint32_t& high, uint32_t& low) {
+    high = (bits + 0x1000u) & 0xffffe000u;
+    low = __float_as_uint(__uint_as_float(bits) - __uint_as_float(high));
+  }
+  __device__ static void split(const float (&x)[1], uint32_t (&parts)[2]) {
+    split(__float_as_uint(x[0]), parts[0], parts[1]);
+  }
+  /// b: high, high, low, low.
+  template <int kM, int kN>
+  __device__ static void multiply(Accumulator (&c)[kM][kN], const uint32_t (&a)[kM][4], const uint32_t (&b)[kN][4]) {
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+      uint32_t high[4], low[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) split(a[m][i], high[i], low[i]);
+      Accumulator step[kN] = {};
+#pragma unroll
+      for (int n = 0; n < kN; ++n) mma_tf32(step[n], low, b[n][0], b[n][1]);
+#pragma unroll
+      for (int n = 0; n < kN; ++n) mma_tf32(step[n], high, b[n][2], b[n][3]);
+#pragma unroll
+      for (int n = 0; n < kN; ++n) mma_tf32(step[n], high, b[n][0], b[n][1]);
+#pragma unroll
+      for (int n = 0; n < kN; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) c[m][n][i] += step[n][i];
+    }
+  }
+  template <int kN>
+  __device__ static void split_words(uint32_t (&parts)[kN][4], const uint32_t (&b)[kN][2]) {
+#pragma unroll
+    for (int n = 0; n < kN; ++n)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) split(b[n][i], parts[n][i], parts[n][i + 2]);
+  }
+  template <int kM, int kN>
+  __device__ static void multiply_words(Accumulator (&c)[kM][kN], const uint32_t (&a)[kM][4],
+                                        const uint32_t (&b)[kN][2]) {
+    uint32_t parts[kN][4];
+    split_words(parts, b);
+    multiply(c, a, parts);
+  }
+};
+
+/// bf16 and f16 tensors, two elements a word.
+template <class T, auto kMma>
+struct Halves {
+  static constexpr bool kRounds = false;
+  using Element = T;
+  static constexpr int kElements = 2, kParts = 1;
+  __device__ static uint32_t word(const T (&x)[2]) { return x[0].bits | uint32_t{x[1].bits} << 16; }
+  __device__ static void split(const T (&x)[2], uint32_t (&parts)[1]) { parts[0] = word(x); }
+  template <int kM, int kN>
+  __device__ static void multiply(Accumulator (&c)[kM][kN], const uint32_t (&a)[kM][4], const uint32_t (&b)[kN][2]) {
+    multiply_each<kMma>(c, a, b);
+  }
+  template <int kM, int kN>
+  __device__ static void multiply_words(Accumulator (&c)[kM][kN], const uint32_t (&a)[kM][4],
+                                        const uint32_t (&b)[kN][2]) {
+    multiply_each<kMma>(c, a, b);
+  }
+};
+using Bf16 = Halves<BFloat16, mma_bf16>;
+using F16 = Halves<Float16, mma_f16>;
+
+__device__ inline uint32_t shared_address(const void* shared) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+}
+
+/// A word, by an address that costs one addition: nvcc spends more on pointers.
+__device__ inline uint32_t load_shared(uint32_t address) {
+  uint32_t word;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(address));
+  return word;
+}
+
+/// Two or four words, at a multiple of their size.
+__device__ inline void load_shared(uint32_t address, uint32_t (&word)[2]) {
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(word[0]), "=r"(word[1]) : "r"(address));
+}
+__device__ inline void load_shared(uint32_t address, uint32_t (&word)[4]) {
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
+               : "r"(address));
+}
+
+__device__ inline void store_shared(uint32_t address, uint32_t word) {
+  asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(word) : "memory");
+}
+
+__device__ inline void store_shared(uint32_t address, const uint32_t (&word)[4]) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(word[0]), "r"(word[1]), "r"(word[2]),
+               "r"(word[3])
+               : "memory");
+}
+
+/// 16 bytes from global to shared memory, in the background.
+__device__ inline void cp_async(void* shared, const void* global) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(shared)), "l"(global) : "memory");
+}
+/// The same, or zero.
+__device__ inline void cp_async(uint32_t shared, const void* global, bool really) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(really ? 16 : 0)
+               : "memory");
+}
+/// 4 bytes, or zero.
+__device__ inline void cp_async_word(uint32_t shared, const void* global, bool really) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared), "l"(global), "r"(really ? 4 : 0)
+               : "memory");
+}
+__device__ inline void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+/// Until at most kPending of the groups that this thread committed are still on their way.
+template <int kPending>
+__device__ void cp_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+}  // namespace voxgrad::cuda

@@ -1,0 +1,136 @@
+// Asynchronous copies between global and shared memory by Hopper's TMA, the mbarriers that count their bytes or
+// threads, and the state of one side of a pipeline of stages. What TMA copies is seen by wgmma without a fence.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "cuda/conv/common/wgmma.cuh"
+#include "cuda/divisor.h"
+
+namespace voxgrad::cuda {
+
+/// A producer's or consumer's place in a pipeline: its stage, and how often it went round all of them.
+struct PipelineState {
+  int stage = 0, round = 0;
+  __device__ void next(int stages) {
+    if (++stage == stages) stage = 0, ++round;
+  }
+  __device__ void skip(int count, const Divisor& stages) {
+    int rounds = stage + count;
+    stage = stages.take(rounds);
+    round += rounds;
+  }
+  template <int kStages>
+  __device__ void skip(int count) {
+    stage += count;
+    round += stage / kStages;
+    stage %= kStages;
+  }
+};
+
+#if VOXGRAD_HAS_WGMMA
+/// For so many threads that arrive each round. Others see it after fence_barrier_init() and __syncthreads().
+__device__ inline void init_barrier(uint32_t barrier, int threads) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+__device__ inline void arrive(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+/// Arrives when all copies (cp_async() and the like) that this thread has queued have come.
+__device__ inline void arrive_with_copies(uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+__device__ inline void fence_barrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+/// Lets the barrier's round end when so many bytes have come.
+__device__ inline void expect_bytes(uint32_t barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+/// Copies `bytes` bytes, all multiples and addresses being of 16, and lets the barrier's round end when they are there.
+__device__ inline void bulk_load(uint32_t shared, const void* global, uint32_t bytes, uint32_t barrier) {
+  expect_bytes(barrier, bytes);
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
+               "l"(global), "r"(bytes), "r"(barrier)
+               : "memory");
+}
+
+/// Copies the box of a tensor of 4 axes that begins at these coordinates, the innermost first, to a multiple of 128
+/// bytes; what is outside of the tensor is zero.
+__device__ inline void tma_load(uint32_t shared, const CUtensorMap& tensor, int x, int y, int z, int plane,
+                                uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], "
+      "[%6];" ::"r"(shared),
+      "l"(&tensor), "r"(x), "r"(y), "r"(z), "r"(plane), "r"(barrier)
+      : "memory");
+}
+
+/// The same of 5 axes, and of 3.
+__device__ inline void tma_load(uint32_t shared, const CUtensorMap& tensor, int c, int x, int y, int z, int n,
+                                uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5, "
+      "%6}], [%7];" ::"r"(shared),
+      "l"(&tensor), "r"(c), "r"(x), "r"(y), "r"(z), "r"(n), "r"(barrier)
+      : "memory");
+}
+__device__ inline void tma_load(uint32_t shared, const CUtensorMap& tensor, int x, int y, int z, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], "
+      "[%5];" ::"r"(shared),
+      "l"(&tensor), "r"(x), "r"(y), "r"(z), "r"(barrier)
+      : "memory");
+}
+
+/// Asks L2 for the 16-byte pieces that so many bytes lie in.
+__device__ inline void prefetch_bulk(const void* global, uint32_t bytes) {
+  const auto first = reinterpret_cast<uintptr_t>(global), begin = first & ~uintptr_t{15};
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(begin),
+               "r"(static_cast<uint32_t>((first + bytes + 15 - begin) & ~uintptr_t{15})));
+}
+
+/// Copies from shared to global memory, all multiples and addresses being of 16 bytes, in the background. What was
+/// written before has to be published (fence_async_proxy()) and a barrier passed.
+__device__ inline void bulk_store(void* global, uint32_t shared, uint32_t bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global), "r"(shared), "r"(bytes)
+               : "memory");
+}
+__device__ inline void bulk_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+/// Until at most kPending of the groups that this thread committed are still being read from shared memory.
+template <int kPending>
+__device__ void bulk_store_wait() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
+}
+
+/// Until round `round` (0, 1, ...) has ended; no more than one round may be ahead.
+__device__ inline void wait_barrier(uint32_t barrier, int round) {
+  uint32_t done;
+  do {
+    asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
+                 : "=r"(done)
+                 : "r"(barrier), "r"(round & 1)
+                 : "memory");
+  } while (!done);
+}
+#else
+__device__ inline void init_barrier(uint32_t, int) {}
+__device__ inline void arrive(uint32_t) {}
+__device__ inline void arrive_with_copies(uint32_t) {}
+__device__ inline void fence_barrier_init() {}
+__device__ inline void bulk_load(uint32_t, const void*, uint32_t, uint32_t) {}
+__device__ inline void expect_bytes(uint32_t, uint32_t) {}
+__device__ inline void tma_load(uint32_t, const CUtensorMap&, int, int, int, int, uint32_t) {}
+__device__ inline void tma_load(uint32_t, const CUtensorMap&, int, int, int, int, int, uint32_t) {}
+__device__ inline void tma_load(uint32_t, const CUtensorMap&, int, int, int, uint32_t) {}
+__device__ inline void prefetch_bulk(const void*, uint32_t) {}
+__device__ inline void bulk_store(void*, uint32_t, uint32_t) {}
+__device__ inline void bulk_store_commit() {}
+template <int kPending>
+__device__ void bulk_store_wait() {}
+__device__ inline void wait_barrier(uint32_t, int) {}
+#endif
+
+}  // namespace voxgrad::cuda

@@ -1,0 +1,169 @@
+// Tensor-core products of a warpgroup (wgmma, sm_90a): 64 rows x 8 * kN8 columns x 8 words, both operands in shared
+// memory. The accumulators of each of the four warps are those of its m16n8 products in mma.cuh: a warp holds 16 rows.
+//
+// An operand, 8 words of 64 rows or of kN8 * 8 columns, is a slab in one of some forms: swizzled, with
+//
+//   word k of column n at  n * 8 + (k / 4 ^ n % 8 / 4) * 4 + k % 4,
+//
+// or made of core matrices, 4 words of 8 columns (n * 4 + k) each, at any multiple of 16 bytes; of halves also of 8
+// halves k of 8 columns (k * 8 + n) each ((M- or N-major)). All are read at the same rate, of 128 bytes a clock; each
+// product reads A and B anew. The products run by themselves: until warpgroup_wait() says that they are done, nobody
+// may touch their registers or the slabs. Words come to a slab by ordinary stores or copies: then the threads that
+// wrote call fence_async_proxy() before the barrier that ends their writing; or by TMA (tma.cuh), which needs nothing.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "cuda/conv/common/mma.cuh"
+
+// Only there: on other architectures the kernels that use it are compiled to nothing, and never launched.
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define VOXGRAD_HAS_WGMMA 1
+#endif
+
+namespace voxgrad::cuda {
+
+/// Registers that a block of so many threads may have at its launch, if it is alone on a multiprocessor. setmaxnreg
+/// passes them on, no more: asked for more, it waits for ever.
+constexpr int launch_registers(int threads) { return 65536 / threads / 8 * 8 * threads; }
+
+/// What is the same in all lanes of a warp: told so, the compiler keeps it, and what follows from it, in uniform
+/// registers, of which the products take their operands.
+template <class T>
+__device__ T warp_uniform(T value) {
+  return __shfl_sync(0xffffffff, value, 0);
+}
+
+/// Whether this is a warp's first lane. To be asked before products are queued: a look at threadIdx waits behind them.
+__device__ inline bool is_leader() {
+  int lane;
+  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+  return lane == 0;
+}
+
+/// What the instruction is told of a swizzled slab in shared memory, at a multiple of 256 bytes.
+__device__ inline uint64_t slab_descriptor(uint32_t shared) {
+  constexpr uint64_t kAlongColumns = 256 >> 4, kSwizzle32 = 3;  // bytes from 8 columns to the next, in 16s
+  return (shared & 0x3ffff) >> 4 | uint64_t{1} << 16 | kAlongColumns << 32 | kSwizzle32 << 62;
+}
+/// Of a slab of core matrices, which lie so many bytes apart, multiples of 16.
+__device__ inline uint64_t slab_descriptor(uint32_t shared, int along_k, int along_columns) {
+  return (shared & 0x3ffff) >> 4 | static_cast<uint64_t>(along_k >> 4) << 16 |
+         static_cast<uint64_t>(along_columns >> 4) << 32;
+}
+
+/// The same slab, `offset` times 16 bytes further on. In the lower word alone, which is all that changes.
+__device__ inline uint64_t advance_slab(uint64_t descriptor, int offset) {
+  return (descriptor & 0xffffffff00000000) | (static_cast<uint32_t>(descriptor) + static_cast<uint32_t>(offset));
+}
+
+#if VOXGRAD_HAS_WGMMA
+/// Registers written since are seen by the products that follow.
+__device__ inline void warpgroup_arrive() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ inline void warpgroup_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+/// Until at most kPending of the groups that were committed are under way.
+template <int kPending>
+__device__ void warpgroup_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+__device__ inline void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// The operands of an instruction with N / 2 accumulators a thread.
+#define VG_C4(i) "+f"(c[i][0]), "+f"(c[i][1]), "+f"(c[i][2]), "+f"(c[i][3])
+#define VG_C8(i) VG_C4(i), VG_C4(i + 1)
+#define VG_C16(i) VG_C8(i), VG_C8(i + 2)
+#define VG_C32(i) VG_C16(i), VG_C16(i + 4)
+#define VG_D4 "%0, %1, %2, %3"
+#define VG_D8 VG_D4 ", %4, %5, %6, %7"
+#define VG_D12 VG_D8 ", %8, %9, %10, %11"
+#define VG_D16 VG_D12 ", %12, %13, %14, %15"
+#define VG_D24 VG_D16 ", %16, %17, %18, %19, %20, %21, %22, %23"
+#define VG_D32 VG_D24 ", %24, %25, %26, %27, %28, %29, %30, %31"
+#define VG_D36 VG_D32 ", %32, %33, %34, %35"
+#define VG_D40 VG_D36 ", %36, %37, %38, %39"
+#define VG_D48 VG_D40 ", %40, %41, %42, %43, %44, %45, %46, %47"
+#define VG_D64                                                                         \
+  VG_D32                                                                               \
+  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+
+// The widths, each with the numbers of the operands that follow its accumulators.
+#define VG_EACH_WIDTH(form, type, k, tail)                                                         \
+  form(type, k, tail, 8, VG_D4, "%4", "%5", "%6", "%7", "%8", "%9", VG_C4(0));                     \
+  form(type, k, tail, 16, VG_D8, "%8", "%9", "%10", "%11", "%12", "%13", VG_C8(0));                \
+  form(type, k, tail, 24, VG_D12, "%12", "%13", "%14", "%15", "%16", "%17", VG_C8(0), VG_C4(2));   \
+  form(type, k, tail, 32, VG_D16, "%16", "%17", "%18", "%19", "%20", "%21", VG_C16(0));            \
+  form(type, k, tail, 48, VG_D24, "%24", "%25", "%26", "%27", "%28", "%29", VG_C16(0), VG_C8(4));  \
+  form(type, k, tail, 64, VG_D32, "%32", "%33", "%34", "%35", "%36", "%37", VG_C32(0));            \
+  form(type, k, tail, 72, VG_D36, "%36", "%37", "%38", "%39", "%40", "%41", VG_C32(0), VG_C4(8));  \
+  form(type, k, tail, 80, VG_D40, "%40", "%41", "%42", "%43", "%44", "%45", VG_C32(0), VG_C8(8));  \
+  form(type, k, tail, 96, VG_D48, "%48", "%49", "%50", "%51", "%52", "%53", VG_C32(0), VG_C16(8)); \
+  form(type, k, tail, 128, VG_D64, "%64", "%65", "%66", "%67", "%68", "%69", VG_C32(0), VG_C32(8));
+#define VG_EACH_TYPE(form, halves_tail)                     \
+  if constexpr (std::is_same_v<Element, float>) {           \
+    VG_EACH_WIDTH(form, "tf32", "8", "")                    \
+  } else if constexpr (std::is_same_v<Element, BFloat16>) { \
+    VG_EACH_WIDTH(form, "bf16", "16", halves_tail)          \
+  } else {                                                  \
+    VG_EACH_WIDTH(form, "f16", "16", halves_tail)           \
+  }
+
+#define VG_WGMMA(type, k, tail, columns, D, A, b, adds)                                                               \
+  "{.reg .pred p; setp.ne.b32 p, " adds ", 0; wgmma.mma_async.sync.aligned.m64n" #columns "k" k ".f32." type "." type \
+  " {" D "}, " A ", " b ", p, 1, 1" tail ";}"
+#define VG_A_SHARED(type, k, tail, columns, D, o0, o1, o2, o3, o4, o5, ...) \
+  if constexpr (kN8 * 8 == columns)                                         \
+  asm volatile(VG_WGMMA(type, k, tail, columns, D, o0, o1, o2)              \
+               : __VA_ARGS__                                                \
+               : "l"(a), "l"(b), "r"(static_cast<int>(adds)))
+
+/// Whether there is an instruction for kN8 blocks of 8 columns.
+constexpr bool is_wgmma_width(int n8) {
+  return (n8 >= 1 && n8 <= 6 && n8 != 5) || (n8 >= 8 && n8 <= 10) || n8 == 12 || n8 == 16;
+}
+
+/// Queues c += A * B, A a slab of 64 rows, B one of kN8 blocks of 8 columns; c = A * B unless `adds`. To be rounded
+/// before: the hardware truncates to TF32. kMMajorA, kNMajorB: halves in core matrices whose 16 bytes are 8 rows, or
+/// columns, of one k, of which 8 follow each other.
+template <class Element, bool kMMajorA = false, bool kNMajorB = kMMajorA, int kN8>
+__device__ void multiply_async(Accumulator (&c)[kN8], uint64_t a, uint64_t b, bool adds = true) {
+  static_assert(is_wgmma_width(kN8) && (!kNMajorB || sizeof(Element) == 2) && (!kMMajorA || kNMajorB));
+  if constexpr (!kMMajorA && kNMajorB) {
+    VG_EACH_TYPE(VG_A_SHARED, ", 0, 1")
+  } else if constexpr (kMMajorA) {
+    VG_EACH_TYPE(VG_A_SHARED, ", 1, 1")
+  } else {
+    VG_EACH_TYPE(VG_A_SHARED, ", 0, 0")
+  }
+}
+#undef VG_A_SHARED
+#undef VG_EACH_TYPE
+#undef VG_EACH_WIDTH
+#undef VG_WGMMA
+#undef VG_C4
+#undef VG_C8
+#undef VG_C16
+#undef VG_C32
+#undef VG_D4
+#undef VG_D8
+#undef VG_D12
+#undef VG_D16
+#undef VG_D24
+#undef VG_D32
+#undef VG_D36
+#undef VG_D40
+#undef VG_D48
+#undef VG_D64
+
+#else
+__device__ inline void warpgroup_arrive() {}
+__device__ inline void warpgroup_commit() {}
+template <int kPending>
+__device__ void warpgroup_wait() {}
+__device__ inline void fence_async_proxy() {}
+template <class Element, bool kMMajorA = false, bool kNMajorB = kMMajorA, int kN8>
+__device__ void multiply_async(Accumulator (&)[kN8], uint64_t, uint64_t, bool = true) {}
+#endif
+
+}  // namespace voxgrad::cuda

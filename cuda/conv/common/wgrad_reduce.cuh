@@ -1,0 +1,42 @@
+// Second kernel of split-K: adds up the ranges of a weight gradient.
+#pragma once
+
+#include "cuda/launch.h"
+
+namespace voxgrad::cuda {
+
+inline constexpr int kSumColumns = 32, kSumSlices = 8;
+
+/// Adds up the ranges in their order, in double: 8 slices, then the slices. Target: partial, weight, rows of sums and
+/// where they belong: offset(element of a range), negative for padding.
+template <class T, class Target>
+__global__ void __launch_bounds__(kSumColumns* kSumSlices) wgrad_reduce(const __grid_constant__ Target p) {
+  __shared__ double sums[kSumSlices][kSumColumns];
+  const int lane = static_cast<int>(threadIdx.x) % kSumColumns, slice = static_cast<int>(threadIdx.x) / kSumColumns;
+  for (int64_t first = int64_t{blockIdx.x} * kSumColumns; first < p.elements;
+       first += int64_t{gridDim.x} * kSumColumns) {
+    const int64_t element = first + lane;
+    const int64_t begin = p.ranges * slice / kSumSlices, end = p.ranges * (slice + 1) / kSumSlices;
+    double sum = 0;
+    if (element < p.elements) {
+#pragma unroll 8
+      for (int64_t r = begin; r < end; ++r) sum += static_cast<double>(p.partial[r * p.elements + element]);
+    }
+    __syncthreads();
+    sums[slice][lane] = sum;
+    __syncthreads();
+    if (slice > 0 || element >= p.elements) continue;
+    const int64_t offset = p.offset(element);
+    if (offset < 0) continue;
+    for (int i = 1; i < kSumSlices; ++i) sum += sums[i][lane];
+    static_cast<T*>(p.weight)[offset] = T(static_cast<float>(sum));
+  }
+}
+
+template <class T, class Target>
+void reduce_ranges(const Target& target, cudaStream_t stream) {
+  wgrad_reduce<T><<<grid_size(target.elements, kSumColumns), kSumColumns * kSumSlices, 0, stream>>>(target);
+  check_launch("conv weight gradient: sum");
+}
+
+}  // namespace voxgrad::cuda

@@ -1,0 +1,381 @@
+// Fprop and dgrad on mma.sync, for every geometry that axis_phases.h can describe: a multistage implicit GEMM, a CTA
+// tile a CTA,
+//
+//   A: 256 results (a tile of three axes, of one sample and one phase) x 8 words of input channels (a k-block),
+//   B: a k-block x kColumns output channels, for each tap.
+//
+// Why so: the peers read the input anew for each tap. Here a CTA stages the halo of its tile, what all taps of a
+// k-block need, once, in shared memory; a tap is nothing but an offset in it, the same for every thread. Words t and t
+// + 4 of a voxel lie together, since a lane always wants both, and t lies 8 banks from t + 1, so that neighbouring
+// lanes read neighbouring voxels without bank conflicts. The next halo travels through registers, where it is rounded
+// and halves are paired, while this one is multiplied; the weights, packed in the order in which CTAs and lanes want
+// them (pack.cu), follow in three stages. Residues of strided inputs and phases of strided results are apart
+// (axis_phases.h), so that no tap is multiplied for nothing.
+#pragma once
+
+#include "cuda/conv/common/implicit_gemm.cuh"
+
+namespace voxgrad::cuda {
+
+template <class Arithmetic_, int kN8_>
+struct MmaSyncTile {
+  using Arithmetic = Arithmetic_;
+  static constexpr bool kWgmma = false;
+  static constexpr int kM16 = 4, kN8 = kN8_, kWarps = 4, kThreads = 32 * kWarps, kProducers = kThreads;
+  static constexpr int kRows = 16 * kM16 * kWarps, kColumns = 8 * kN8;
+  static constexpr int kSlab = kColumns * kKWords * Arithmetic::kParts;  // words of one tap of B
+  static constexpr int kStageTaps = kSlab > 256 ? 4 : 8, kStages = 3;
+  static constexpr int kAccumulators = 4 * kM16 * kN8;
+  static constexpr int kBlocks = kAccumulators * Arithmetic::kParts > 64 ? 2 : 3;  // a multiprocessor: bounds registers
+  static constexpr int kRing = kStages * kStageTaps * kSlab;                       // words
+
+  static size_t shared_bytes(const ImplicitGemmParams& p) {
+    return sizeof(uint32_t) * (kRing + p.input_stages * kKWords * p.pitch + 2 * p.rounds * kThreads);
+  }
+};
+
+/// The offset of a voxel that is not there.
+inline constexpr uint32_t kOutside = UINT32_MAX;
+
+/// The least position on each axis that a tile of a class reads.
+__device__ inline void halo_first(const ImplicitGemmParams& p, const TileCoord& place, int number, int (&first)[3]) {
+  int part[3];
+  class_phases(p, number, part);
+  for (int a = 0; a < 3; ++a) {
+    const AxisPhase& at = p.axis[a].phase[part[a]];
+    first[a] = (place.q[a] + at.low) * p.axis[a].fold * p.axis[a].in_step + at.residue;
+  }
+}
+/// In elements from the first of the sample.
+__device__ inline int64_t halo_corner(const ImplicitGemmParams& p, const TileCoord& place, int number) {
+  int first[3];
+  halo_first(p, place, number, first);
+  int64_t corner = 0;
+  for (int a = 0; a < 3; ++a) corner += first[a] * p.in_stride[a + 2];
+  return corner;
+}
+/// Where the voxels of the halo are: bytes from its corner, or kOutside.
+template <class Element>
+__device__ void locate_halo(const ImplicitGemmParams& p, const TileCoord& place, int number, uint32_t* offsets,
+                            int thread, int threads) {
+  int first[3];
+  halo_first(p, place, number, first);
+  for (int v = thread; v < p.staged_voxels; v += threads) {
+    int index = v, offset = 0;
+    bool inside = v < p.halo_voxels;
+    for (int a = 2; a >= 0; --a) {
+      const int step = p.extent[a].take(index) * p.axis[a].in_step;
+      inside &= static_cast<unsigned>(first[a] + step) < static_cast<unsigned>(p.axis[a].in_size);
+      offset += step * static_cast<int>(p.in_stride[a + 2]);
+    }
+    offsets[v] = inside ? static_cast<uint32_t>(offset) * sizeof(Element) : kOutside;
+  }
+}
+
+/// Input elements of one voxel on their way to shared memory.
+template <class Arithmetic>
+struct StagedVoxel {
+  using Element = typename Arithmetic::Element;
+  static constexpr int kChannels = kKWords * Arithmetic::kElements;
+  Element value[kChannels];
+
+  /// `channels` of them are there, `stride` bytes apart.
+  __device__ void load(const char* at, int64_t stride, int channels) {
+#pragma unroll
+    for (int c = 0; c < kChannels; ++c, at += stride) value[c] = load_element(at, c < channels);
+  }
+  /// Zero unless `inside`. In order, so that no more than one address has to be held.
+  __device__ static Element load_element(const char* at, bool inside) {
+    if constexpr (sizeof(Element) == 4) {
+      float x;
+      asm volatile("{.reg .pred p; setp.ne.u32 p, %2, 0; mov.f32 %0, 0f00000000; @p ld.global.nc.f32 %0, [%1];}"
+                   : "=f"(x)
+                   : "l"(at), "r"(static_cast<unsigned>(inside)));
+      return x;
+    } else {
+      uint16_t x;
+      asm volatile("{.reg .pred p; setp.ne.u32 p, %2, 0; mov.u16 %0, 0; @p ld.global.nc.u16 %0, [%1];}"
+                   : "=h"(x)
+                   : "l"(at), "r"(static_cast<unsigned>(inside)));
+      Element element;
+      element.bits = x;
+      return element;
+    }
+  }
+  __device__ void store(uint32_t shared, uint32_t pitch) const {
+#pragma unroll
+    for (int w = 0; w < kKWords; ++w, shared += pitch) {
+      Element x[Arithmetic::kElements];
+#pragma unroll
+      for (int e = 0; e < Arithmetic::kElements; ++e) x[e] = value[w * Arithmetic::kElements + e];
+      store_shared(shared, Arithmetic::word(x));
+    }
+  }
+};
+
+/// Fills the table of where the voxels that a thread stages go: bytes from the staged corner.
+template <int kThreads>
+__device__ void place_words(const ImplicitGemmParams& p, int* targets, int thread) {
+  const int fold = p.axis[2].fold;
+  for (int v = thread; v < p.rounds * kThreads; v += kThreads) {
+    int lines = v;
+    const int w = p.extent[2].take(lines);  // residues apart, so that neighbouring results read neighbouring words
+    const int target = lines * p.line + w % fold * (p.extent[2].value / fold) + w / fold;
+    targets[v] = (v < p.halo_voxels ? target : p.pitch - 1) * static_cast<int>(sizeof(uint32_t));  // read by nobody
+  }
+}
+
+/// Where in the tile row `i` of a lane's 2 * kM16 lies.
+template <class Tile>
+__device__ int row_of_tile(int i) {
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  return i / 2 * (16 * Tile::kWarps) + warp * 16 + i % 2 * 8 + lane / 4;
+}
+
+/// nvcc moves none of these before another, which would take registers for addresses and values.
+template <class Element>
+__device__ void store_in_order(Element* at, Element value, bool really) {
+  if constexpr (sizeof(Element) == 4)
+    asm volatile("{.reg .pred p; setp.ne.u32 p, %2, 0; @p st.global.f32 [%0], %1;}" ::"l"(at), "f"(value),
+                 "r"(static_cast<unsigned>(really))
+                 : "memory");
+  else
+    asm volatile("{.reg .pred p; setp.ne.u32 p, %2, 0; @p st.global.u16 [%0], %1;}" ::"l"(at), "h"(value.bits),
+                 "r"(static_cast<unsigned>(really))
+                 : "memory");
+}
+
+/// out = sum + bias of a tile, of class `number`.
+template <class Tile>
+__device__ void store_results(const ImplicitGemmParams& p, const TileCoord& place, int number,
+                              const Accumulator (&sum)[Tile::kM16][Tile::kN8]) {
+  using Element = typename Tile::Arithmetic::Element;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int64_t channel = int64_t{place.group} * p.out_channels + place.column_tile * Tile::kColumns + lane % 4 * 2;
+  const int columns = p.out_channels - place.column_tile * Tile::kColumns - lane % 4 * 2;
+  const float floor = p.relu ? 0.0f : -INFINITY;
+  int phase[3] = {};
+  if (p.transposed) class_phases(p, number, phase);
+  Element* rows[2 * Tile::kM16];
+  unsigned inside = 0;  // a bit a row
+#pragma unroll
+  for (int i = 0; i < 2 * Tile::kM16; ++i) {
+    int m = row_of_tile<Tile>(i);
+    bool valid = m < p.tile_voxels;
+    int64_t offset = place.sample * p.out_stride[0] + channel * p.out_stride[1];
+#pragma unroll
+    for (int a = 2; a >= 0; --a) {
+      const AxisPhase& at = p.axis[a].phase[phase[a]];
+      const int q = place.q[a] + (a > 0 ? p.tile[a].take(m) : m);
+      valid &= q < at.count;
+      offset += (at.first + int64_t{q} * p.axis[a].out_step) * p.out_stride[a + 2];
+    }
+    rows[i] = static_cast<Element*>(p.out) + offset;
+    inside |= static_cast<unsigned>(valid) << i;
+  }
+#pragma unroll
+  for (int n = 0; n < Tile::kN8; ++n)
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      if (n * 8 + j >= columns) continue;
+      const int64_t step = (n * 8 + j) * p.out_stride[1];
+      const float shift =
+          p.bias ? static_cast<float>(static_cast<const Element*>(p.bias)[(channel + n * 8 + j) * p.bias_stride])
+                 : 0.0f;
+#pragma unroll
+      for (int i = 0; i < 2 * Tile::kM16; ++i) {
+        const float value = sum[i / 2][n][i % 2 * 2 + j] + shift;
+        store_in_order(rows[i] + step, Element(value < floor ? floor : value), inside >> i & 1);  // NaN stays
+      }
+    }
+}
+
+template <class Tile>
+__global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
+    fprop_dgrad_mma_sync(const __grid_constant__ ImplicitGemmParams p) {
+  using Arithmetic = typename Tile::Arithmetic;
+  using Element = typename Arithmetic::Element;
+  constexpr int kM16 = Tile::kM16, kN8 = Tile::kN8, kParts = Arithmetic::kParts, kThreads = Tile::kThreads;
+  constexpr int kStageWords = Tile::kStageTaps * Tile::kSlab, kStageTaps = Tile::kStageTaps;
+  constexpr int kVoxelTaps = 4;                // taps that are multiplied while a voxel is on its way
+  constexpr int kAhead = kParts == 1 ? 1 : 0;  // taps whose fragments are loaded early; three products take longer
+  extern __shared__ uint4 dynamic_shared[];
+  uint32_t* const b_ring = reinterpret_cast<uint32_t*>(dynamic_shared);
+  uint32_t* const a_words = b_ring + Tile::kRing;
+  const int a_stage_words = kKWords * p.pitch;
+  uint32_t* const offsets = a_words + p.input_stages * a_stage_words;
+  int* const targets = reinterpret_cast<int*>(offsets + p.rounds * kThreads);
+
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, t = lane % 4;
+  TileCoord place = tile_coord(p, blockIdx.x);
+  if (!p.merged && !has_results<1>(p, place)) return;
+  const int last_class = p.transposed && !p.merged ? place.phase + 1 : p.classes;
+
+  // ---- A on its way
+  const char* const in =
+      reinterpret_cast<const char*>(static_cast<const Element*>(p.in) + place.sample * p.in_stride[0] +
+                                    place.group * int64_t{p.in_channels} * p.in_stride[1]);
+  const int64_t channel_bytes = p.in_stride[1] * static_cast<int64_t>(sizeof(Element));
+  struct {
+    int number, k_block;  // class, k-block of channels
+    int64_t corner;
+  } stage{place.phase, 0, 0};
+  const auto locate = [&] {
+    locate_halo<Element>(p, place, stage.number, offsets, thread, kThreads);
+    stage.corner = halo_corner(p, place, stage.number);
+  };
+  locate();
+  place_words<kThreads>(p, targets, thread);
+  const auto next_stage = [&] {
+    if (++stage.k_block < p.k_blocks) return;
+    stage.k_block = 0;
+    ++stage.number;
+    locate();
+  };
+  const auto load_voxel = [&](StagedVoxel<Arithmetic>& voxel, int round) {
+    const int first = stage.k_block * StagedVoxel<Arithmetic>::kChannels;
+    const uint32_t offset = offsets[thread + round * kThreads];
+    voxel.load(in + stage.corner * static_cast<int64_t>(sizeof(Element)) + first * channel_bytes + offset,
+               channel_bytes, offset == kOutside ? 0 : p.in_channels - first);
+  };
+  const auto store_voxel = [&](const StagedVoxel<Arithmetic>& voxel, int round, int stage_b) {
+    voxel.store(shared_address(a_words + stage_b * a_stage_words) + targets[thread + round * kThreads], p.pitch * 4);
+  };
+  const auto stage_voxels = [&](int round, int rounds, int stage_b) {  // nothing to hide behind: several at a time
+    constexpr int kMany = Arithmetic::kElements == 1 && kN8 != 4 ? 3 : 2;
+    for (; round < rounds; round += kMany) {
+      StagedVoxel<Arithmetic> voxel[kMany];
+#pragma unroll
+      for (int i = 0; i < kMany; ++i) load_voxel(voxel[i], min(round + i, rounds - 1));
+#pragma unroll
+      for (int i = 0; i < kMany; ++i) store_voxel(voxel[i], min(round + i, rounds - 1), stage_b);
+    }
+  };
+
+  // ---- B on its way
+  const uint4* weights = p.weights + thread +
+                         ((int64_t{place.group} * p.column_tiles + place.column_tile) * p.class_begin[p.classes] +
+                          p.class_begin[place.phase]) *
+                             p.k_blocks * (Tile::kSlab / 4);
+  const int last_tile = p.merged ? p.column_tiles : place.column_tile + 1;
+  int next_tile = place.column_tile, next_class = place.phase, next_k_block = 0, next_tap = 0, next_stage_b = 0;
+  const auto fetch_weights = [&] {
+    if (next_tile < last_tile) {
+      constexpr int kUnits = kStageWords / 4;
+      uint4* const to = reinterpret_cast<uint4*>(b_ring + next_stage_b * kStageWords) + thread;
+      const int left = p.class_begin[next_class + 1] - p.class_begin[next_class] - next_tap;
+      if (left >= kStageTaps) {
+#pragma unroll
+        for (int i = 0; i < kUnits; i += kThreads)
+          if (kUnits % kThreads == 0 || i + thread < kUnits) cp_async(to + i, weights + i);
+        weights += kUnits;
+      } else {
+        for (int i = 0; i + thread < left * (Tile::kSlab / 4); i += kThreads) cp_async(to + i, weights + i);
+        weights += left * (Tile::kSlab / 4);
+      }
+      next_tap += kStageTaps;
+      if (left <= kStageTaps) {
+        next_tap = 0;
+        if (++next_k_block == p.k_blocks) {
+          next_k_block = 0;
+          if (++next_class == last_class) next_class = place.phase, ++next_tile;
+        }
+      }
+      if (++next_stage_b == Tile::kStages) next_stage_b = 0;
+    }
+    cp_async_commit();
+  };
+  fetch_weights();
+  fetch_weights();
+  stage_voxels(0, p.rounds, 0);
+  if (p.merged)
+    for (stage.k_block = 1; stage.k_block < p.k_blocks; ++stage.k_block) stage_voxels(0, p.rounds, stage.k_block);
+
+  const uint32_t upper = 4 * p.pitch * 4;
+  uint32_t rows[2 * kM16];  // of A: shared addresses of this lane's rows and words of channels
+#pragma unroll
+  for (int i = 0; i < 2 * kM16; ++i) {
+    int m = row_of_tile<Tile>(i);
+    const bool inside = m < p.tile_voxels;
+    const int w = p.tile[2].take(m), h = p.tile[1].take(m);
+    rows[i] = shared_address(a_words + t * p.pitch + (inside ? (m * p.extent[1].value + h) * p.line + w : 0));
+  }
+  const uint32_t* const columns = b_ring + lane * 2 * kParts;
+
+  Accumulator sum[kM16][kN8] = {};
+  int stage_b = 0, a_now = 0;
+  for (; place.column_tile < last_tile; ++place.column_tile)
+    for (int step = 0; step < (last_class - place.phase) * p.k_blocks; ++step) {
+      const int number = place.phase + step / p.k_blocks, k_block = step % p.k_blocks;
+      if (p.merged) a_now = k_block;
+      const bool more = !p.merged && (k_block + 1 < p.k_blocks || number + 1 < last_class);
+      if (more) next_stage();
+      const int rounds = more ? p.rounds : 0;
+      int round = 0;
+      const int a_offset = a_now * a_stage_words * 4;
+      const auto multiply_taps = [&]<bool kFull>(int tap, int count) {
+        StagedVoxel<Arithmetic> voxel;
+        uint32_t a_fragment[kAhead + 1][kM16][4], b_fragment[kAhead + 1][kN8][2 * kParts];
+        const auto load_fragments = [&](int j) {
+          const uint32_t* b = columns + stage_b * kStageWords + j * Tile::kSlab;
+          const uint32_t offset = p.tap_offset[tap + j] + a_offset;
+#pragma unroll
+          for (int n = 0; n < kN8; ++n, b += 64 * kParts) {
+            if constexpr (kParts == 1)
+              *reinterpret_cast<uint2*>(b_fragment[j % (kAhead + 1)][n]) = *reinterpret_cast<const uint2*>(b);
+            else
+              *reinterpret_cast<uint4*>(b_fragment[j % (kAhead + 1)][n]) = *reinterpret_cast<const uint4*>(b);
+          }
+#pragma unroll
+          for (int m = 0; m < kM16; ++m)
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+              a_fragment[j % (kAhead + 1)][m][i] = load_shared(rows[2 * m + i] + offset);
+              a_fragment[j % (kAhead + 1)][m][i + 2] = load_shared(rows[2 * m + i] + (offset + upper));
+            }
+        };
+        if (kAhead > 0) load_fragments(0);
+        const auto multiply_tap = [&](int j) {
+          if (j % kVoxelTaps == 0 && round < rounds) load_voxel(voxel, round);
+          if (j + kAhead < kStageTaps && (kFull || j + kAhead < count)) load_fragments(j + kAhead);
+          Arithmetic::multiply(sum, a_fragment[j % (kAhead + 1)], b_fragment[j % (kAhead + 1)]);
+          if ((j % kVoxelTaps == kVoxelTaps - 1 || j + 1 == (kFull ? kStageTaps : count)) && round < rounds)
+            store_voxel(voxel, round++, 1 - a_now);
+        };
+        if constexpr (kAhead > 0) {
+#pragma unroll
+          for (int j = 0; j < kStageTaps; ++j) {
+            if (!kFull && j >= count) break;
+            multiply_tap(j);
+          }
+        } else {
+#pragma unroll 1
+          for (int j = 0; j < count; ++j) multiply_tap(j);
+        }
+      };
+      const int last = p.class_begin[number + 1];
+      for (int tap = p.class_begin[number]; tap < last; tap += kStageTaps) {
+        cp_async_wait<1>();
+        __syncthreads();
+        fetch_weights();
+        if (last - tap >= kStageTaps)
+          multiply_taps.template operator()<true>(tap, kStageTaps);
+        else
+          multiply_taps.template operator()<false>(tap, last - tap);
+        if (++stage_b == Tile::kStages) stage_b = 0;
+      }
+      stage_voxels(round, rounds, 1 - a_now);  // too few taps to hide them all behind
+      if (!p.merged) a_now = 1 - a_now;
+      if (p.merged ? k_block + 1 == p.k_blocks : !more) {
+        store_results<Tile>(p, place, number, sum);
+#pragma unroll
+        for (int m = 0; m < kM16; ++m)
+#pragma unroll
+          for (int n = 0; n < kN8; ++n)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) sum[m][n][i] = 0;
+      }
+    }
+}
+
+}  // namespace voxgrad::cuda

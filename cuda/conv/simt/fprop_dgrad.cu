@@ -1,0 +1,252 @@
+// Fprop and dgrad (which is the transposed convolution) on CUDA cores, for every parameter: a SIMT implicit GEMM, the
+// oracle of the other kernels.
+//
+// An output voxel sums, over the taps that reach it, an input voxel times a weight. Along one axis
+//
+//   fprop: y[o] reads x[o * stride - padding + k * dilation]    for every tap k
+//   dgrad: x[i] reads y[(i + padding - k * dilation) / stride]  for the taps where that is whole
+//
+// With step = stride / gcd(stride, dilation), dgrad falls into `stride` phases (i mod stride), in each of
+// which the taps are k0, k0 + step, ..., and outputs and inputs are evenly spaced again. A Lattice describes a phase of
+// one axis, and with it the two are one kernel: a CTA tile is voxels of one phase (of three axes) by output channels,
+// and walks just the taps of that phase. Phases that no tap reaches write the bias.
+#include <numeric>
+
+#include "cuda/conv/dispatch.h"
+#include "cuda/conv/simt/tile.cuh"
+
+namespace voxgrad::cuda {
+namespace {
+
+/// Voxel j of a phase is written at out_start + j * out_step; with the phase's tap t, which is tap
+/// tap_start + t * tap_step of the weight, it reads in_start + j * in_step + t * in_tap_step.
+struct Lattice {
+  int count, taps;
+  int out_start, out_step;
+  int tap_start, tap_step;
+  int in_start, in_step, in_tap_step;
+};
+
+/// One axis of the geometry.
+struct ConvAxis {
+  int64_t in_size, out_size, kernel, stride, padding, dilation;
+  int64_t phases;     // that have a voxel at all
+  int64_t tap_step;   // within a phase
+  int64_t max_count;  // voxels of a phase at most
+};
+
+__device__ Lattice lattice_of(const ConvAxis& axis, bool transposed, int64_t phase) {
+  Lattice lattice;
+  lattice.out_start = static_cast<int>(phase);
+  if (!transposed) {
+    lattice.out_step = 1;
+    lattice.count = static_cast<int>(axis.out_size);
+    lattice.tap_start = 0;
+    lattice.tap_step = 1;
+    lattice.taps = static_cast<int>(axis.kernel);
+    lattice.in_start = static_cast<int>(-axis.padding);
+    lattice.in_step = static_cast<int>(axis.stride);
+    lattice.in_tap_step = static_cast<int>(axis.dilation);
+    return lattice;
+  }
+  lattice.out_step = static_cast<int>(axis.stride);
+  lattice.count = static_cast<int>((axis.out_size - phase + axis.stride - 1) / axis.stride);
+  int64_t k = 0;  // the first tap that lands on a whole input position
+  while (k < axis.tap_step && k < axis.kernel && (phase + axis.padding - k * axis.dilation) % axis.stride != 0) ++k;
+  const bool reached = k < axis.tap_step && k < axis.kernel;
+  lattice.tap_start = static_cast<int>(k);
+  lattice.tap_step = static_cast<int>(axis.tap_step);
+  lattice.taps = reached ? static_cast<int>((axis.kernel - 1 - k) / axis.tap_step + 1) : 0;
+  lattice.in_start = static_cast<int>((phase + axis.padding - k * axis.dilation) / axis.stride);
+  lattice.in_step = 1;
+  lattice.in_tap_step = static_cast<int>(-axis.dilation * axis.tap_step / axis.stride);
+  return lattice;
+}
+
+template <class T>
+struct FpropDgradParams {
+  const T* in;
+  const T* weight;
+  const T* bias;  // or null
+  T* out;
+  int64_t in_stride[5], out_stride[5];
+  int64_t weight_group, weight_in, weight_out, weight_tap[3], bias_stride;  // strides
+  int64_t batch, groups;
+  int in_channels, out_channels;  // of a group
+  bool transposed, relu;
+  ConvAxis axis[3];
+  int64_t voxel_tiles, channel_tiles, tiles;  // voxel tiles: of one phase
+};
+
+/// What thread 0 works out for all threads of a block: which tile of what.
+struct CtaTile {
+  Lattice lattice[3];
+  int count[3];
+  Voxel first;
+  int64_t group;
+  int channel;
+};
+
+/// Channel tiles vary fastest, then phases, so that blocks that read the same input run at the same time.
+template <class Tile, class T>
+__device__ CtaTile cta_tile(const FpropDgradParams<T>& problem, int64_t index) {
+  CtaTile tile;
+  tile.channel = static_cast<int>(index % problem.channel_tiles) * Tile::kN;
+  index /= problem.channel_tiles;
+  for (int axis = 2; axis >= 0; --axis) {
+    tile.lattice[axis] = lattice_of(problem.axis[axis], problem.transposed, index % problem.axis[axis].phases);
+    tile.count[axis] = tile.lattice[axis].count;
+    index /= problem.axis[axis].phases;
+  }
+  tile.first = voxel_at(index % problem.voxel_tiles * Tile::kM, tile.count);
+  tile.group = index / problem.voxel_tiles;
+  return tile;
+}
+
+template <class Tile, bool kChannelsInnermost, class T = typename Tile::T>
+__global__ void __launch_bounds__(kTileThreads, Tile::kBlocks)
+    simt_fprop_dgrad_kernel(const __grid_constant__ FpropDgradParams<T> problem) {
+  __shared__ TileMemory<Tile> memory;
+  __shared__ CtaTile tile;
+  for (int64_t index = blockIdx.x; index < problem.tiles; index += gridDim.x) {
+    __syncthreads();
+    if (threadIdx.x == 0) tile = cta_tile<Tile>(problem, index);
+    __syncthreads();
+    if (tile.first.sample >= problem.batch) continue;  // this phase has fewer voxels than the largest
+
+    const Lattice(&lattice)[3] = tile.lattice;
+    const int taps = lattice[0].taps * lattice[1].taps * lattice[2].taps;
+    const auto make_site = [&](int m) {
+      const Voxel voxel = advance(tile.first, m, tile.count);
+      if (voxel.sample >= problem.batch) return Site{0, {-kPositionLimit, 0, 0}};
+      Site site{voxel.sample * problem.in_stride[0], {}};
+      for (int axis = 0; axis < 3; ++axis) {
+        site.position[axis] = lattice[axis].in_start + voxel.index[axis] * lattice[axis].in_step;
+        site.offset += site.position[axis] * problem.in_stride[axis + 2];
+      }
+      return site;
+    };
+    // The order of (channel, tap) is that in which the input, and most likely the weight, lies in memory.
+    const auto make_row = [&](int k) {
+      const int channel = kChannelsInnermost ? k % problem.in_channels : k / taps;
+      int tap = kChannelsInnermost ? k / problem.in_channels : k % taps;
+      Row row{channel * problem.in_stride[1], channel * problem.weight_in, {}, 0};
+      for (int axis = 2; axis >= 0; --axis) {
+        const int t = tap % lattice[axis].taps;
+        tap /= lattice[axis].taps;
+        row.position[axis] = t * lattice[axis].in_tap_step;
+        row.a += row.position[axis] * problem.in_stride[axis + 2];
+        row.b += (lattice[axis].tap_start + int64_t{t} * lattice[axis].tap_step) * problem.weight_tap[axis];
+      }
+      return row;
+    };
+
+    const TileOperands<T> operands{
+        problem.in + tile.group * problem.in_channels * problem.in_stride[1],
+        problem.weight + tile.group * problem.weight_group + tile.channel * problem.weight_out,
+        problem.weight_out,
+        {static_cast<int>(problem.axis[0].in_size), static_cast<int>(problem.axis[1].in_size),
+         static_cast<int>(problem.axis[2].in_size)},
+        problem.out_channels - tile.channel,
+        taps * problem.in_channels};
+    T total[Tile::kThreadM][Tile::kThreadN] = {};
+    tile_product<Tile, kChannelsInnermost>(total, memory, operands, make_site, make_row);
+
+#pragma unroll
+    for (int i = 0; i < Tile::kThreadM; ++i) {
+      const Voxel voxel = advance(tile.first, Tile::m_of(i), tile.count);
+      if (voxel.sample >= problem.batch) continue;
+      int64_t offset = voxel.sample * problem.out_stride[0];
+      for (int axis = 0; axis < 3; ++axis)
+        offset += (lattice[axis].out_start + int64_t{voxel.index[axis]} * lattice[axis].out_step) *
+                  problem.out_stride[axis + 2];
+#pragma unroll
+      for (int j = 0; j < Tile::kThreadN; ++j) {
+        const int in_group = tile.channel + Tile::n_of(j);
+        if (in_group >= problem.out_channels) continue;
+        const int64_t channel = tile.group * problem.out_channels + in_group;
+        const T bias = problem.bias ? problem.bias[channel * problem.bias_stride] : T(0);
+        const T result = total[i][j] + bias;
+        problem.out[offset + channel * problem.out_stride[1]] = problem.relu && result < T(0) ? T(0) : result;
+      }
+    }
+  }
+}
+
+template <class Tile, class T = typename Tile::T>
+void launch_tile(FpropDgradParams<T> problem, bool innermost, cudaStream_t stream) {
+  int64_t voxels = problem.batch, phases = 1;
+  for (const ConvAxis& axis : problem.axis) {
+    voxels *= axis.max_count;
+    phases *= axis.phases;
+  }
+  problem.voxel_tiles = (voxels + Tile::kM - 1) / Tile::kM;
+  problem.channel_tiles = (problem.out_channels + Tile::kN - 1) / Tile::kN;
+  problem.tiles = problem.groups * phases * problem.voxel_tiles * problem.channel_tiles;
+  const auto kernel = innermost ? simt_fprop_dgrad_kernel<Tile, true> : simt_fprop_dgrad_kernel<Tile, false>;
+  kernel<<<grid_size(problem.tiles, 1), kTileThreads, 0, stream>>>(problem);
+}
+
+ConvAxis conv_axis(const View& in, const View& out, const View& w, const ConvGeometry& geometry, int axis,
+                   bool transposed) {
+  ConvAxis result{in.size[axis + 2],
+                  out.size[axis + 2],
+                  w.size[axis + 2],
+                  geometry.stride[axis],
+                  geometry.padding[axis],
+                  geometry.dilation[axis],
+                  1,
+                  1,
+                  out.size[axis + 2]};
+  if (transposed) {
+    result.phases = std::min(result.stride, result.out_size);
+    result.tap_step = result.stride / std::gcd(result.stride, result.dilation);
+    result.max_count = (result.out_size + result.stride - 1) / result.stride;
+  }
+  return result;
+}
+
+template <class T>
+void run(const View& out, const View& in, const View& w, const ConvEpilogue& epilogue, const ConvGeometry& geometry,
+         bool transposed, cudaStream_t stream) {
+  const View* bias = epilogue.bias;
+  const int in_axis = transposed ? 0 : 1;  // of the weight
+  const int64_t group_outputs = out.size[1] / geometry.groups;
+  FpropDgradParams<T> problem{};
+  problem.in = in.as<T>();
+  problem.weight = w.as<T>();
+  problem.bias = bias ? bias->as<T>() : nullptr;
+  problem.out = out.as<T>();
+  std::copy_n(in.stride, 5, problem.in_stride);
+  std::copy_n(out.stride, 5, problem.out_stride);
+  std::copy_n(w.stride + 2, 3, problem.weight_tap);
+  problem.weight_in = w.stride[in_axis];
+  problem.weight_out = w.stride[1 - in_axis];
+  problem.weight_group = w.size[0] / geometry.groups * w.stride[0];
+  problem.bias_stride = bias ? bias->stride[0] : 0;
+  problem.batch = in.size[0];
+  problem.groups = geometry.groups;
+  problem.in_channels = static_cast<int>(in.size[1] / geometry.groups);
+  problem.out_channels = static_cast<int>(group_outputs);
+  problem.transposed = transposed;
+  problem.relu = epilogue.relu;
+  for (int axis = 0; axis < 3; ++axis) problem.axis[axis] = conv_axis(in, out, w, geometry, axis, transposed);
+
+  const bool innermost = channels_innermost(in);
+  if constexpr (sizeof(T) == 4) {  // few channels waste less of a narrow tile
+    if (group_outputs > 32) return launch_tile<TileShape<T, 4, 8, 8>>(problem, innermost, stream);  // 128 x 64
+    if (group_outputs <= 8) return launch_tile<TileShape<T, 1, 8, 1>>(problem, innermost, stream);  // 256 x 8
+  }
+  launch_tile<TileShape<T, 4, 4, 8>>(problem, innermost, stream);  // 128 x 32
+}
+
+}  // namespace
+
+void simt_fprop_dgrad(const char* op, const View& out, const View& in, const View& w, const ConvEpilogue& epilogue,
+                      const ConvGeometry& geometry, ConvPass pass, const Launch& launch) {
+  dispatch(WideFloats(), out.dtype, op, "CUDA",
+           [&]<class T>() { run<T>(out, in, w, epilogue, geometry, pass == ConvPass::dgrad, launch.stream); });
+  check_launch(op);
+}
+
+}  // namespace voxgrad::cuda

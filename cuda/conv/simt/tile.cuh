@@ -1,0 +1,233 @@
+// The tile that the three convolution kernels share, an implicit matrix product in shared memory:
+//
+//   C[m][n] = sum over k of A[m][k] * B[k][n],   A[m][k] = a[site(m) + row(k)] inside the volume, 0 outside of it
+//
+// A position in the volume that is read is always a sum of two: one that belongs to m and stays with a thread (a
+// Site), one that belongs to k and stands in a table in shared memory (a Row). For forward and data gradient m is an
+// output voxel and k a (channel, tap); for the weight gradient m is a (channel, tap) and k a voxel. Nothing else
+// differs, so all of them are this product with other sites and rows. Addresses are 64-bit sums, positions 32-bit.
+#pragma once
+
+#include <cstdint>
+
+#include "core/error.h"
+#include "cuda/launch.h"
+#include "ops/kernels.h"
+
+namespace voxgrad::cuda {
+
+/// Threads in a block of a convolution kernel.
+inline constexpr int kTileThreads = 256;
+/// Positions stay below this in magnitude (check_positions() sees to it), so that sums of two fit 32 bits.
+inline constexpr int kPositionLimit = 1 << 30;
+
+/// What `m` adds to the address (elements) and to the position of an element of A.
+struct Site {
+  int64_t offset;
+  int position[3];
+};
+
+/// What `k` adds to them, and the address of B's row. position[0] = -kPositionLimit: no such row.
+struct alignas(16) Row {
+  int64_t a;
+  int64_t b;
+  int position[3];
+  int unused;
+};
+
+/// A voxel by sample and by its place in a lattice of three axes.
+struct Voxel {
+  int64_t sample;
+  int index[3];
+};
+
+/// The voxel number `number` of a lattice of `count` voxels an axis, samples outermost.
+__device__ inline Voxel voxel_at(int64_t number, const int (&count)[3]) {
+  Voxel voxel;
+  for (int axis = 2; axis >= 0; --axis) {
+    const int64_t quotient = number / count[axis];
+    voxel.index[axis] = static_cast<int>(number - quotient * count[axis]);
+    number = quotient;
+  }
+  voxel.sample = number;
+  return voxel;
+}
+
+/// The voxel `steps` (below 2^30) after `voxel`: 32-bit divisions only.
+__device__ inline Voxel advance(Voxel voxel, int steps, const int (&count)[3]) {
+  unsigned carry = static_cast<unsigned>(steps);
+  for (int axis = 2; axis >= 0; --axis) {
+    const unsigned index = static_cast<unsigned>(voxel.index[axis]) + carry;
+    carry = index / static_cast<unsigned>(count[axis]);
+    voxel.index[axis] = static_cast<int>(index - carry * static_cast<unsigned>(count[axis]));
+  }
+  voxel.sample += carry;
+  return voxel;
+}
+
+/// 8 warps share kM x kN results, a warp has 32 * kThreadM of M (lane by lane, so that reads of A and stores are
+/// coalesced) and kThreadN of N (the same for all lanes, so that reads of B are broadcasts).
+template <class Element, int kThreadM_, int kThreadN_, int kWarpsN>
+struct TileShape {
+  using T = Element;
+  static constexpr int kThreadM = kThreadM_, kThreadN = kThreadN_;
+  static constexpr int kM = kThreadM * kTileThreads / kWarpsN, kN = kThreadN * kWarpsN, kK = 8;
+  static constexpr int kRows = 32;                              // of the table that is made at a time
+  static constexpr int kBlocks = sizeof(Element) == 4 ? 2 : 1;  // at a time on a multiprocessor: bounds the registers
+  static_assert(kTileThreads % kM == 0, "a thread stages one site");
+  static_assert(kThreadN * sizeof(T) % 16 == 0, "B is read in 16-byte pieces");
+
+  __device__ static int m_of(int i) {
+    const int warp_m = static_cast<int>(threadIdx.x) / 32 / kWarpsN;
+    return (warp_m * kThreadM + i) * 32 + static_cast<int>(threadIdx.x) % 32;
+  }
+  __device__ static int n_of(int j) { return static_cast<int>(threadIdx.x) / 32 % kWarpsN * kThreadN + j; }
+};
+
+template <class Tile>
+struct alignas(16) TileMemory {
+  // The 4 words of padding spread the columns that one warp stages over the banks.
+  typename Tile::T a[2][Tile::kK][Tile::kM + 4];
+  typename Tile::T b[2][Tile::kK][Tile::kN + 4];
+  Row rows[2][Tile::kRows];
+};
+
+/// What a product reads: `size` is that of the volume around a.
+template <class T>
+struct TileOperands {
+  const T* a;
+  const T* b;
+  int64_t b_stride;  // elements between the columns of B
+  int size[3];
+  int n_count, k_count;
+};
+
+/// sum += the products of one staged k-block.
+template <class Tile, class T = typename Tile::T>
+__device__ void multiply_k_block(T (&sum)[Tile::kThreadM][Tile::kThreadN], const TileMemory<Tile>& memory, int stage) {
+  constexpr int kPack = 16 / sizeof(T);
+  struct alignas(16) Pack {
+    T value[kPack];
+  };
+#pragma unroll
+  for (int k = 0; k < Tile::kK; ++k) {
+    T a[Tile::kThreadM];
+    Pack b[Tile::kThreadN / kPack];
+#pragma unroll
+    for (int i = 0; i < Tile::kThreadM; ++i) a[i] = memory.a[stage][k][Tile::m_of(i)];
+#pragma unroll
+    for (int j = 0; j < Tile::kThreadN; j += kPack)
+      b[j / kPack] = *reinterpret_cast<const Pack*>(&memory.b[stage][k][Tile::n_of(j)]);
+#pragma unroll
+    for (int i = 0; i < Tile::kThreadM; ++i)
+#pragma unroll
+      for (int j = 0; j < Tile::kThreadN; ++j) sum[i][j] += a[i] * b[j / kPack].value[j % kPack];
+  }
+}
+
+/// total[i][j] = C[m_of(i)][n_of(j)]. site(m) and row(k), k below k_count, make Sites and Rows; a site outside of
+/// the problem has position[0] = -kPositionLimit. kRowsAdjacent: neighbouring rows are neighbours in memory rather
+/// than neighbouring sites, so threads are laid along k when A is staged. Sums are added to `total` every 256
+/// products, which keeps the error of long float sums that of short ones. All threads of a block call together.
+template <class Tile, bool kRowsAdjacent, class Total, class T, class MakeSite, class MakeRow>
+__device__ void tile_product(Total (&total)[Tile::kThreadM][Tile::kThreadN], TileMemory<Tile>& memory,
+                             const TileOperands<T>& operands, MakeSite make_site, MakeRow make_row) {
+  constexpr int kK = Tile::kK, kTableKBlocks = Tile::kRows / kK, kFlushKBlocks = 256 / kK;
+  constexpr int kLoadsA = Tile::kM * kK / kTileThreads, kLoadsB = (Tile::kN * kK + kTileThreads - 1) / kTileThreads;
+  constexpr int kSites = kRowsAdjacent ? kLoadsA : 1;
+  const int thread = static_cast<int>(threadIdx.x);
+  const int k_blocks = (operands.k_count + kK - 1) / kK;
+
+  // Where load l of this thread goes in the staged k-block of A.
+  const auto a_row = [&](int l) { return kRowsAdjacent ? thread % kK : (thread + l * kTileThreads) / Tile::kM; };
+  const auto a_site = [&](int l) { return kRowsAdjacent ? (thread + l * kTileThreads) / kK : thread % Tile::kM; };
+  const auto fill_rows = [&](int table) {
+    if (thread >= Tile::kRows) return;
+    const int k = table * Tile::kRows + thread;
+    memory.rows[table & 1][thread] = k < operands.k_count ? make_row(k) : Row{0, 0, {-kPositionLimit, 0, 0}, 0};
+  };
+
+  Site sites[kSites];
+#pragma unroll
+  for (int l = 0; l < kSites; ++l) sites[l] = make_site(a_site(l));
+  T next_a[kLoadsA], next_b[kLoadsB];
+  const auto fetch = [&](int k_block) {
+    const Row* rows = &memory.rows[k_block / kTableKBlocks & 1][k_block % kTableKBlocks * kK];
+#pragma unroll
+    for (int l = 0; l < kLoadsA; ++l) {
+      const Row& row = rows[a_row(l)];
+      const Site& site = sites[kRowsAdjacent ? l : 0];
+      bool inside = true;
+#pragma unroll
+      for (int axis = 0; axis < 3; ++axis)
+        inside &= static_cast<unsigned>(site.position[axis] + row.position[axis]) <
+                  static_cast<unsigned>(operands.size[axis]);
+      next_a[l] = inside ? operands.a[site.offset + row.a] : T(0);
+    }
+    const Row& row = rows[thread % kK];
+#pragma unroll
+    for (int l = 0; l < kLoadsB; ++l) {
+      const int n = (thread + l * kTileThreads) / kK;
+      const bool inside = row.position[0] != -kPositionLimit && n < operands.n_count && n < Tile::kN;
+      next_b[l] = inside ? operands.b[row.b + n * operands.b_stride] : T(0);
+    }
+  };
+  const auto store = [&](int stage) {
+#pragma unroll
+    for (int l = 0; l < kLoadsA; ++l) memory.a[stage][a_row(l)][a_site(l)] = next_a[l];
+#pragma unroll
+    for (int l = 0; l < kLoadsB; ++l) {
+      const int n = (thread + l * kTileThreads) / kK;
+      if (n < Tile::kN) memory.b[stage][thread % kK][n] = next_b[l];
+    }
+  };
+
+  T sum[Tile::kThreadM][Tile::kThreadN] = {};
+  const auto flush = [&] {
+#pragma unroll
+    for (int i = 0; i < Tile::kThreadM; ++i)
+#pragma unroll
+      for (int j = 0; j < Tile::kThreadN; ++j) {
+        total[i][j] += static_cast<Total>(sum[i][j]);
+        sum[i][j] = 0;
+      }
+  };
+
+  if (k_blocks == 0) return;
+  fill_rows(0);
+  __syncthreads();
+  fetch(0);
+  store(0);
+  __syncthreads();
+  for (int k_block = 0; k_block < k_blocks; ++k_block) {  // the next k-block is on its way while this one is multiplied
+    if (k_block % kTableKBlocks == 0) fill_rows(k_block / kTableKBlocks + 1);
+    if (k_block + 1 < k_blocks) fetch(k_block + 1);
+    multiply_k_block<Tile>(sum, memory, k_block & 1);
+    if (k_block + 1 < k_blocks) store((k_block + 1) & 1);
+    if ((k_block + 1) % kFlushKBlocks == 0) flush();
+    __syncthreads();
+  }
+  flush();
+}
+
+/// Throws unless every position that the geometry can name stays below kPositionLimit.
+inline void check_positions(const char* op, const View& x, const View& w, const View& y, const ConvGeometry& geometry) {
+  for (int axis = 0; axis < 3; ++axis) {
+    const auto product = [&](int64_t a, int64_t b) { return static_cast<double>(a) * static_cast<double>(b); };
+    const double reach = product(geometry.stride[axis], std::max<int64_t>(y.size[axis + 2] - 1, 0)) +
+                         product(geometry.dilation[axis], w.size[axis + 2] - 1) +
+                         static_cast<double>(geometry.padding[axis]) + static_cast<double>(x.size[axis + 2]);
+    check(reach < kPositionLimit, op, "the CUDA kernels take axes up to 2^30 voxels with stride, dilation and ",
+          "padding, axis ", axis, " reaches ", reach);
+  }
+}
+
+/// True if the channels of a (N, C, D, H, W) view lie closer together than its voxels.
+inline bool channels_innermost(const View& view) {
+  const auto magnitude = [&](int axis) { return view.stride[axis] < 0 ? -view.stride[axis] : view.stride[axis]; };
+  int inner = 4;
+  while (inner > 2 && view.size[inner] == 1) --inner;
+  return view.size[1] > 1 && magnitude(1) < magnitude(inner);
+}
+
+}  // namespace voxgrad::cuda

@@ -1,0 +1,173 @@
+// Wgrad on CUDA cores, for every parameter: a SIMT implicit GEMM with split-K, the oracle of the other kernels.
+// dw[co][ci][k] = sum over samples and voxels o of y[co][o] * x[ci][o * stride - padding + k * dilation].
+//
+// The sum over voxels is long, so it is cut into ranges whose length follows from the shape alone; a block makes the
+// product of one range for a tile of (channel, tap) by output channels, with float sums of 256 products added up in
+// double. The partial results of all ranges are then summed in a fixed order by the reduction kernel: two runs give
+// the same bits, on any GPU.
+#include "cuda/conv/dispatch.h"
+#include "cuda/conv/simt/tile.cuh"
+#include "cuda/kernels.h"
+
+namespace voxgrad::cuda {
+namespace {
+
+template <class T>
+struct WgradParams {
+  const T* x;
+  const T* y;
+  T* partial;  // (ranges, groups, out_channels, columns), columns as (channel, tap) or (tap, channel)
+  int64_t x_stride[5], y_stride[5];
+  int x_size[3], y_size[3], kernel[3];
+  int stride[3], padding[3], dilation[3];
+  int in_channels, out_channels;  // of a group
+  int columns;                    // (channel, tap) pairs
+  int64_t groups, voxels;         // voxels: of all samples
+  int range;                      // voxels of a block
+  int64_t column_tiles, channel_tiles, tiles;
+};
+
+template <class Tile, bool kChannelsInnermost, class T = typename Tile::T>
+__global__ void __launch_bounds__(kTileThreads, Tile::kBlocks)
+    simt_wgrad_kernel(const __grid_constant__ WgradParams<T> problem) {
+  __shared__ TileMemory<Tile> memory;
+  __shared__ Voxel first;
+  for (int64_t index = blockIdx.x; index < problem.tiles; index += gridDim.x) {
+    const int column0 = static_cast<int>(index % problem.column_tiles) * Tile::kM;
+    int64_t rest = index / problem.column_tiles;
+    const int channel0 = static_cast<int>(rest % problem.channel_tiles) * Tile::kN;
+    rest /= problem.channel_tiles;
+    const int64_t group = rest % problem.groups, begin = rest / problem.groups * problem.range;
+    __syncthreads();
+    if (threadIdx.x == 0) first = voxel_at(begin, problem.y_size);
+    __syncthreads();
+
+    const int taps = problem.kernel[0] * problem.kernel[1] * problem.kernel[2];
+    const auto make_site = [&](int m) {
+      const int column = column0 + m;
+      if (column >= problem.columns) return Site{0, {-kPositionLimit, 0, 0}};
+      const int channel = kChannelsInnermost ? column % problem.in_channels : column / taps;
+      int tap = kChannelsInnermost ? column / problem.in_channels : column % taps;
+      Site site{channel * problem.x_stride[1], {}};
+      for (int axis = 2; axis >= 0; --axis) {
+        site.position[axis] = tap % problem.kernel[axis] * problem.dilation[axis];
+        site.offset += site.position[axis] * problem.x_stride[axis + 2];
+        tap /= problem.kernel[axis];
+      }
+      return site;
+    };
+    const auto make_row = [&](int k) {
+      const Voxel voxel = advance(first, k, problem.y_size);
+      Row row{voxel.sample * problem.x_stride[0], voxel.sample * problem.y_stride[0], {}, 0};
+      for (int axis = 0; axis < 3; ++axis) {
+        row.position[axis] = voxel.index[axis] * problem.stride[axis] - problem.padding[axis];
+        row.a += row.position[axis] * problem.x_stride[axis + 2];
+        row.b += voxel.index[axis] * problem.y_stride[axis + 2];
+      }
+      return row;
+    };
+
+    const TileOperands<T> operands{problem.x + group * problem.in_channels * problem.x_stride[1],
+                                   problem.y + (group * problem.out_channels + channel0) * problem.y_stride[1],
+                                   problem.y_stride[1],
+                                   {problem.x_size[0], problem.x_size[1], problem.x_size[2]},
+                                   problem.out_channels - channel0,
+                                   static_cast<int>(min(static_cast<int64_t>(problem.range), problem.voxels - begin))};
+    double total[Tile::kThreadM][Tile::kThreadN] = {};
+    tile_product<Tile, !kChannelsInnermost>(total, memory, operands, make_site, make_row);
+
+    T* partial = problem.partial + rest * problem.out_channels * problem.columns;  // rest: (range, group)
+#pragma unroll
+    for (int i = 0; i < Tile::kThreadM; ++i)
+#pragma unroll
+      for (int j = 0; j < Tile::kThreadN; ++j) {
+        const int column = column0 + Tile::m_of(i), channel = channel0 + Tile::n_of(j);
+        if (column < problem.columns && channel < problem.out_channels)
+          partial[int64_t{channel} * problem.columns + column] = static_cast<T>(total[i][j]);
+      }
+  }
+}
+
+/// Voxels a range holds: enough ranges for about a thousand blocks, none shorter than 2048 voxels, which also
+/// bounds the partial results to about 16 MB or the weight's own size, whichever is more.
+int range_length(int64_t voxels, int64_t tiles) {
+  constexpr int64_t kBlocks = 1024, kShortest = 2048, kLongest = 1 << 24;
+  const int64_t ranges = std::max<int64_t>(kBlocks / tiles, 1);
+  return static_cast<int>(std::clamp((voxels + ranges - 1) / ranges, kShortest, kLongest));
+}
+
+/// Sums the ranges' partial results into w.
+template <class T>
+void sum_ranges(const View& w, const WgradParams<T>& problem, int64_t ranges, bool innermost) {
+  View in{problem.partial, w.dtype, w.device, 7, {}, {}}, out{w.data, w.dtype, w.device, 7, {}, {}};
+  const int64_t channels = problem.out_channels, columns = problem.columns;
+  const int64_t taps = columns / problem.in_channels;
+  const int64_t size[] = {ranges, problem.groups, channels, problem.in_channels, w.size[2], w.size[3], w.size[4]};
+  const int64_t tap = innermost ? problem.in_channels : 1;
+  const int64_t in_stride[] = {problem.groups * channels * columns, channels * columns, columns, innermost ? 1 : taps,
+                               w.size[3] * w.size[4] * tap,         w.size[4] * tap,    tap};
+  const int64_t out_stride[] = {0,          channels * w.stride[0], w.stride[0], w.stride[1], w.stride[2], w.stride[3],
+                                w.stride[4]};
+  for (int axis = 0; axis < 7; ++axis) {
+    in.size[axis] = size[axis];
+    out.size[axis] = axis == 0 ? 1 : size[axis];
+    in.stride[axis] = in_stride[axis];
+    out.stride[axis] = out_stride[axis];
+  }
+  kernel::reduce(ReduceOp::sum, out, in);
+}
+
+template <class Tile, class T = typename Tile::T>
+void launch_tile(WgradParams<T> problem, const View& w, bool innermost, const Launch& launch) {
+  problem.column_tiles = (problem.columns + Tile::kM - 1) / Tile::kM;
+  problem.channel_tiles = (problem.out_channels + Tile::kN - 1) / Tile::kN;
+  const int64_t tiles = problem.column_tiles * problem.channel_tiles * problem.groups;
+  problem.range = range_length(problem.voxels, tiles);
+  const int64_t ranges = (problem.voxels + problem.range - 1) / problem.range;
+  problem.tiles = tiles * ranges;
+
+  const Workspace partial(launch, static_cast<size_t>(ranges * w.numel()) * sizeof(T));
+  problem.partial = partial.as<T>();
+  if (problem.tiles > 0) {
+    const auto kernel = innermost ? simt_wgrad_kernel<Tile, true> : simt_wgrad_kernel<Tile, false>;
+    kernel<<<grid_size(problem.tiles, 1), kTileThreads, 0, launch.stream>>>(problem);
+    check_launch("conv weight gradient");
+  }
+  sum_ranges(w, problem, ranges, innermost);
+}
+
+template <class T>
+void run(const View& w, const View& x, const View& y, const ConvGeometry& geometry, const Launch& launch) {
+  WgradParams<T> problem{};
+  problem.x = x.as<T>();
+  problem.y = y.as<T>();
+  std::copy_n(x.stride, 5, problem.x_stride);
+  std::copy_n(y.stride, 5, problem.y_stride);
+  for (int axis = 0; axis < 3; ++axis) {
+    problem.x_size[axis] = static_cast<int>(x.size[axis + 2]);
+    problem.y_size[axis] = static_cast<int>(y.size[axis + 2]);
+    problem.kernel[axis] = static_cast<int>(w.size[axis + 2]);
+    problem.stride[axis] = static_cast<int>(geometry.stride[axis]);
+    problem.padding[axis] = static_cast<int>(geometry.padding[axis]);
+    problem.dilation[axis] = static_cast<int>(geometry.dilation[axis]);
+  }
+  problem.in_channels = static_cast<int>(w.size[1]);
+  problem.out_channels = static_cast<int>(w.size[0] / geometry.groups);
+  problem.columns = static_cast<int>(w.size[1] * w.size[2] * w.size[3] * w.size[4]);
+  problem.groups = geometry.groups;
+  problem.voxels = y.size[0] * y.size[2] * y.size[3] * y.size[4];
+
+  const bool innermost = channels_innermost(x);
+  if constexpr (sizeof(T) == 4)
+    if (problem.out_channels <= 8) return launch_tile<TileShape<T, 1, 4, 2>>(problem, w, innermost, launch);  // 128 x 8
+  launch_tile<TileShape<T, 4, 4, 8>>(problem, w, innermost, launch);  // 128 x 32
+}
+
+}  // namespace
+
+void simt_wgrad(const char* op, const View& w, const View& x, const View& y, const ConvGeometry& geometry,
+                const Launch& launch) {
+  dispatch(WideFloats(), w.dtype, op, "CUDA", [&]<class T>() { run<T>(w, x, y, geometry, launch); });
+}
+
+}  // namespace voxgrad::cuda

@@ -1,0 +1,124 @@
+// The plans of the convolutions of few channels, without a GPU: what they take, that it fits, and what it follows from.
+#include <cmath>
+
+#include "core/error.h"
+#include "cuda/conv/small_channel/plan.h"
+#include "tests/cuda/random_view.h"
+
+namespace voxgrad::cudatest {
+namespace {
+
+using namespace cuda;
+
+/// Tensors on end in memory.
+ConvProblem dense(ConvPass pass, int64_t in, int64_t out, Triple in_size, Triple out_size, Triple kernel,
+                  ConvGeometry geometry) {
+  ConvProblem p{.pass = pass,
+                .precision = Float32Precision::high,
+                .batch = 2,
+                .in_channels = in,
+                .out_channels = out,
+                .in_size = in_size,
+                .out_size = out_size,
+                .kernel = kernel,
+                .geometry = geometry};
+  p.in_stride = {in_size[1] * in_size[2], in_size[2], 1};
+  p.out_stride = {out_size[1] * out_size[2], out_size[2], 1};
+  return p;
+}
+const ConvGeometry kHalved{{2}, {1}, {1}, 1};
+ConvProblem upsampling() { return dense(ConvPass::dgrad, 8, 8, {8, 16, 32}, {15, 31, 63}, {3}, kHalved); }
+ConvProblem weights() { return dense(ConvPass::wgrad, 8, 8, {63}, {32}, {3}, kHalved); }
+
+TEST(ConvSmallChannelPlan, TakesFewChannelsOfDenseTensors) {
+  EXPECT_TRUE(plan_small_channel_fprop_dgrad(upsampling()));
+  EXPECT_TRUE(plan_small_channel_wgrad(weights()));
+  for (auto change : {+[](ConvProblem& p) { p.in_channels = 17; }, +[](ConvProblem& p) { p.out_channels = 17; },
+                      +[](ConvProblem& p) { p.dtype = DType::f64; }, +[](ConvProblem& p) { p.wgmma = false; },
+                      +[](ConvProblem& p) { p.choice.mma_sync = true; }, +[](ConvProblem& p) { p.in_stride[2] = 8; },
+                      +[](ConvProblem& p) { p.in_stride[1] = int64_t{1} << 40; }}) {
+    ConvProblem p = upsampling(), w = weights();
+    change(p);
+    change(w);
+    EXPECT_FALSE(plan_small_channel_fprop_dgrad(p));
+    EXPECT_FALSE(plan_small_channel_wgrad(w));
+  }
+  ConvProblem gaps = upsampling();
+  gaps.out_stride[1] = 64;  // between lines of results
+  EXPECT_FALSE(plan_small_channel_fprop_dgrad(gaps));
+}
+
+TEST(ConvSmallChannelPlan, LeavesManyProductsToWgmma) {
+  const ConvProblem p = dense(ConvPass::fprop, 16, 16, {128}, {128}, {3}, {{1}, {1}, {1}, 1});
+  EXPECT_FALSE(plan_small_channel_fprop_dgrad(p));
+  ConvProblem forced = p;
+  forced.choice.small_channel = true;
+  EXPECT_TRUE(plan_small_channel_fprop_dgrad(forced));
+  ConvProblem few = p;
+  few.in_channels = 3;
+  EXPECT_TRUE(plan_small_channel_fprop_dgrad(few));
+}
+
+TEST(ConvSmallChannelPlan, SumsInTheSameOrderOnEveryGpu) {
+  for (const int size : {16, 40, 64}) {
+    ConvProblem p = dense(ConvPass::wgrad, 8, 8, {size}, {size}, {3}, {{1}, {1}, {1}, 1});
+    const auto plan = plan_small_channel_wgrad(p).value();
+    p.multiprocessors = 78;
+    const auto other = plan_small_channel_wgrad(p).value();
+    for (int a = 0; a < 3; ++a) EXPECT_EQ(plan.tile[a], other.tile[a]);
+    EXPECT_EQ(plan.ranges, other.ranges);
+  }
+}
+
+TEST(ConvSmallChannelPlan, AddsNoMoreVoxelsThanTruncationAllows) {
+  for (const auto precision : {Float32Precision::high, Float32Precision::highest}) {
+    ConvProblem p = dense(ConvPass::wgrad, 16, 4, {256}, {256}, {3}, {{1}, {1}, {1}, 1});
+    p.batch = 8;
+    p.precision = precision;
+    const auto plan = plan_small_channel_wgrad(p).value();
+    const int voxels = plan.tile[0] * plan.tile[1] * plan.y.line * plan.splits * 32 / kSmallChannelWgradConsumers;
+    EXPECT_LE(voxels, precision == Float32Precision::high ? 16384 : 8192);
+  }
+}
+
+/// Nothing overflows (a build with -fsanitize=undefined says so), and what is taken fits.
+TEST(ConvSmallChannelPlan, FitsOrIsRefusedWhateverTheSizes) {
+  Random random(1);
+  const auto size = [&] { return std::max<int64_t>(1, std::llround(std::exp2(random.real(0, 27)))); };
+  int taken = 0;
+  for (int i = 0; i < 3000; ++i) {
+    const bool sane = random.chance(0.5);
+    Triple in{1}, out{1}, kernel{1};
+    ConvGeometry g;
+    for (int a = 0; a < 3; ++a) {
+      in[a] = sane ? random.integer(1, 80) : size();
+      out[a] = sane ? random.integer(1, 80) : size();
+      kernel[a] = random.integer(1, 7);
+      g.stride[a] = sane || random.chance(0.5) ? random.integer(1, 4) : size();
+      g.padding[a] = random.integer(0, 6);
+      g.dilation[a] = sane || random.chance(0.8) ? random.integer(1, 3) : size();
+    }
+    const auto pass = static_cast<ConvPass>(random.integer(0, 2));
+    ConvProblem p = dense(pass, random.integer(1, 16), random.integer(1, 16), in, out, kernel, g);
+    p.choice.small_channel = true;
+    SCOPED_TRACE(concat("problem ", i));
+    const auto fits = [&](int bytes, const SmallChannelHalo& halo) {
+      EXPECT_LE(bytes, p.shared_limit);
+      EXPECT_GE(bytes, halo.stages * halo.plane() * 4 + halo.table_bytes());
+      EXPECT_LE(halo.voxels(), halo.pitch);
+      EXPECT_GE(halo.stages, halo.span[0]);
+      EXPECT_LE(halo.stages, kSmallChannelStages);
+      ++taken;
+    };
+    if (pass == ConvPass::wgrad) {
+      if (const auto plan = plan_small_channel_wgrad(p)) fits(plan->shared_bytes, plan->x);
+    } else if (const auto plan = plan_small_channel_fprop_dgrad(p)) {
+      fits(plan->shared_bytes, plan->halo);
+      EXPECT_LE(plan->tile[1] * plan->tile[2], 128 * plan->row_tiles);
+    }
+  }
+  EXPECT_GT(taken, 200);
+}
+
+}  // namespace
+}  // namespace voxgrad::cudatest
