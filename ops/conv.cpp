@@ -248,10 +248,11 @@ Tensor run(const Request& r, const Tensor& given_input, const Tensor& given_weig
 
 // ---- explanations
 
-View shape_view(const Shape& shape, const TensorOptions& options) {
+View shape_view(const Shape& shape, const TensorOptions& options, MemoryFormat format) {
   View view{.dtype = options.dtype, .device = options.device.is_cuda() ? options.device.index : -1, .rank = 5};
   std::copy(shape.begin(), shape.end(), view.size);
-  std::copy_n(contiguous_strides(shape).begin(), 5, view.stride);
+  const bool last = format == MemoryFormat::channels_last;
+  std::copy_n((last ? channels_last_strides(shape) : contiguous_strides(shape)).begin(), 5, view.stride);
   return view;
 }
 
@@ -278,15 +279,16 @@ std::string floor_text(double flop, double bytes, const ConvExplanation& e) {
   return text;
 }
 
-std::string explain(const Request& r, const Shape& input, const Shape& weight, const TensorOptions& options) {
+std::string explain(const Request& r, const Shape& input, const Shape& weight, const TensorOptions& options,
+                    MemoryFormat format) {
   const auto shaped = [&](const Shape& shape) {  // without its memory
     return empty_strided(shape, Strides::filled(shape.size(), 0), {.dtype = options.dtype});
   };
   const Call call = checked(r, shaped(input), shaped(weight), {});
   const Triple& size = call.size;
   const Shape result{call.x.size(0), output_channels(r, call.weight), size[0], size[1], size[2]};
-  const View in = shape_view(call.x.shape(), options), w = shape_view(call.weight.shape(), options),
-             out = shape_view(result, options);
+  const View in = shape_view(call.x.shape(), options, format), w = shape_view(call.weight.shape(), options, format),
+             out = shape_view(result, options, format);
   const View &x = r.transposed ? out : in, &y = r.transposed ? in : out;  // as the maps name them
 
   const ConvGeometry& g = call.geometry;
@@ -392,12 +394,12 @@ Tensor conv_transpose1d(const Tensor& x, const Tensor& weight, const Tensor& bia
 }
 
 std::string explain_conv3d(const Shape& x, const Shape& weight, const ConvOptions<3>& options,
-                           const TensorOptions& kind) {
-  return explain(request("conv3d", options), x, weight, kind);
+                           const TensorOptions& kind, MemoryFormat format) {
+  return explain(request("conv3d", options), x, weight, kind, format);
 }
 std::string explain_conv_transpose3d(const Shape& x, const Shape& weight, const ConvTransposeOptions<3>& options,
-                                     const TensorOptions& kind) {
-  return explain(request("conv_transpose3d", options), x, weight, kind);
+                                     const TensorOptions& kind, MemoryFormat format) {
+  return explain(request("conv_transpose3d", options), x, weight, kind, format);
 }
 
 }  // namespace voxgrad

@@ -66,13 +66,13 @@ Tensor conv_transpose2d(const Tensor& x, const Tensor& weight, const Tensor& bia
 Tensor conv_transpose1d(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
                         const ConvTransposeOptions<1>& options = {});
 
-/// What conv3d and conv_transpose3d would run for contiguous tensors of these shapes and this dtype and device, forward
+/// What conv3d and conv_transpose3d would run for tensors of these shapes, dtype, device and memory format, forward
 /// and for both gradients, in words: the kernels with their arithmetic, tiles and workspace; the FLOP (two for each
 /// product of elements that exist) and bytes (each operand and the result once); on GPUs the least time in which an
 /// H200 could do them. Nothing is run, and no GPU is needed.
 std::string explain_conv3d(const Shape& x, const Shape& weight, const ConvOptions<3>& options = {},
-                           const TensorOptions& kind = {});
+                           const TensorOptions& kind = {}, MemoryFormat format = MemoryFormat::contiguous);
 std::string explain_conv_transpose3d(const Shape& x, const Shape& weight, const ConvTransposeOptions<3>& options = {},
-                                     const TensorOptions& kind = {});
+                                     const TensorOptions& kind = {}, MemoryFormat format = MemoryFormat::contiguous);
 
 }  // namespace voxgrad

@@ -2,7 +2,9 @@
 #include <cstdio>
 
 #include "core/error.h"
+#include "cuda/conv/fprop_dgrad/plan.h"
 #include "cuda/conv/small_channel/plan.h"
+#include "cuda/conv/wgrad/plan.h"
 #include "cuda/kernels.h"
 
 namespace voxgrad::cuda {
@@ -64,12 +66,33 @@ std::string describe(const ConvProblem& p, const SmallChannelWgradPlan& plan) {
                 in_mib(workspace_bytes(p, plan)));
 }
 
+std::string describe(const ConvProblem& p, const FpropDgradPlan& plan) {
+  const bool each_tap = !plan.halo[0] && !plan.halo[1];
+  return concat("tensor cores, ", name(arithmetic_of(p)), " by wgmma, channels-last: CTA tile of ", plan.tile[0], " x ",
+                plan.tile[1], " x ", plan.tile[2], " x ", plan.tile[3], " results x ", plan.cta.columns, " channels, ",
+                each_tap       ? "a box for each tap"
+                : plan.halo[0] ? "halo"
+                               : "halo of each plane",
+                ", k-blocks of ", plan.chunk_channels, " channels, ", plan.phases,
+                plan.phases == 1 ? " phase, " : " phases, ", plan.units, " work units, split-K ", plan.splits,
+                ", workspace ", in_mib(workspace_bytes(p, plan)));
+}
+
+std::string describe(const ConvProblem& p, const WgradPlan& plan) {
+  return concat("tensor cores, ", name(arithmetic_of(p)), " by wgmma, channels-last: ", plan.sets.size(),
+                " sets of taps x ", plan.chunks * plan.cta.chunk, " by ", plan.cta.columns, " channels, CTA tile of ",
+                plan.tile[0], " x ", plan.tile[1], " x ", plan.tile[2], " x ", plan.tile[3], " voxels, ", plan.units,
+                " work units, split-K ", plan.splits, ", workspace ", in_mib(workspace_bytes(p, plan)));
+}
+
 std::string describe(const ConvProblem& p) {
   if (p.pass == ConvPass::wgrad) {
+    if (const auto plan = plan_wgrad(p)) return describe(p, *plan);
     if (const auto plan = plan_small_channel_wgrad(p)) return describe(p, *plan);
     if (const auto plan = plan_packed_wgrad(p)) return describe(p, *plan);
     if (const auto plan = plan_mma_sync_wgrad(p)) return describe(p, *plan);
   } else {
+    if (const auto plan = plan_fprop_dgrad(p)) return describe(p, *plan);
     if (const auto plan = plan_small_channel_fprop_dgrad(p)) return describe(p, *plan);
     if (const auto plan = plan_implicit_gemm(p)) return describe(p, *plan);
   }

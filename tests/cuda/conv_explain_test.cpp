@@ -29,6 +29,9 @@ TEST(ConvExplain, NamesPlanWorkAndFloor) {
   expect_contains(text, "tensor cores, TF32");
   expect_contains(text, "at least 1.1 ms (arithmetic)");
   expect_contains(explained({.dtype = bf16, .device = Device::cuda()}), "tensor cores, bf16");
+  expect_contains(explain_conv3d({2, 64, 64, 64, 64}, {64, 64, 3, 3, 3}, {.padding = 1},
+                                 {.dtype = bf16, .device = Device::cuda()}, MemoryFormat::channels_last),
+                  "channels-last: CTA tile of 1 x ");
   expect_contains(explained({.dtype = f64, .device = Device::cuda()}), "plain kernel");
   force_conv_choice({.plain = true});
   text = explained(gpu);
