@@ -1,10 +1,8 @@
 // Host side of the fprop and dgrad implicit GEMMs on packed weights: plan, packing, table of taps, launch.
 #include "cuda/conv/dispatch.h"
 
-#include "cuda/conv/common/arithmetic.cuh"
+#include "cuda/conv/common/implicit_gemm.cuh"
 #include "cuda/conv/fprop_dgrad/plan.h"
-#include "cuda/conv/mma_sync/fprop_dgrad.cuh"
-#include "cuda/conv/packed/fprop_dgrad.cuh"
 #include "cuda/conv/packed/pack.h"
 #include "cuda/conv/plan_cache.h"
 #include "cuda/conv/small_channel/plan.h"
@@ -191,8 +189,8 @@ bool share_inputs(const ConvProblem& data, const ConvProblem& weight) {
   if (remembered<plan_fprop_dgrad>(data) || remembered<plan_wgrad>(weight) ||
       remembered<plan_small_channel_fprop_dgrad>(data) || remembered<plan_small_channel_wgrad>(weight))
     return false;
-  const auto gather = remembered<plan_implicit_gemm>(data);
-  return gather && gather->wgmma && remembered<plan_packed_wgrad>(weight);
+  const auto gemm = remembered<plan_implicit_gemm>(data);
+  return gemm && gemm->wgmma && remembered<plan_packed_wgrad>(weight);
 }
 
 }  // namespace
@@ -238,8 +236,8 @@ bool implicit_gemm_fprop_dgrad(const View& out, const View& in, const View& w, c
   if (!plan) return false;
   if (!std::all_of(plan->axis, plan->axis + 3, [](const AxisPhases& axis) { return axis.complete; }))
     fill_bias(out, epilogue, launch);
-  ImplicitGemm gather = prepare(out, in, w, epilogue, problem, *plan);
-  with_arithmetic(arithmetic_of(problem), [&]<class Arithmetic>() { run<Arithmetic>(gather, plan->samples, launch); });
+  ImplicitGemm gemm = prepare(out, in, w, epilogue, problem, *plan);
+  with_arithmetic(arithmetic_of(problem), [&]<class Arithmetic>() { run<Arithmetic>(gemm, plan->samples, launch); });
   return true;
 }
 
@@ -252,11 +250,11 @@ bool packed_fprop_and_wgrad(const View& y, const View& dw, const View& x, const 
   describe_device(weight, launch);
   if (!share_inputs(data, weight)) return false;
   // Inputs fall into parts, of which each result has all: there is nothing to fill.
-  ImplicitGemm gather = prepare(y, x, w, {}, data, *remembered<plan_implicit_gemm>(data));
+  ImplicitGemm gemm = prepare(y, x, w, {}, data, *remembered<plan_implicit_gemm>(data));
   const auto both = [&]<class Arithmetic>() {
-    const GemmWorkspace<Arithmetic> memory(gather, launch);
+    const GemmWorkspace<Arithmetic> memory(gemm, launch);
     packed_wgrad(dw, x, dy, geometry, launch,
-                 [&](void* packed, int64_t samples) { run_samples<Arithmetic>(gather, packed, samples, launch); });
+                 [&](void* packed, int64_t samples) { run_samples<Arithmetic>(gemm, packed, samples, launch); });
   };
   data.dtype == DType::bf16 ? both.template operator()<Bf16>() : both.template operator()<F16>();
   return true;

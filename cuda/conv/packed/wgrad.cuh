@@ -33,29 +33,29 @@
 
 namespace voxgrad::cuda {
 
-template <class Arithmetic_, int kColumns_, int kHeights_>
+template <class Arithmetic_, int kColumns_, int kProducts_>
 struct WgradWgmmaTile {
   using Arithmetic = Arithmetic_;
   static constexpr bool kWgmma = true;
-  static constexpr int kColumns = kColumns_, kN8 = kColumns / 8, kProducts = kHeights_;
+  static constexpr int kColumns = kColumns_, kN8 = kColumns / 8, kProducts = kProducts_;
   static constexpr bool kThree = Arithmetic::kParts > 1;
   static constexpr int kKBlocks = 4;  // that are queued together, at most
   static constexpr bool kLate = may_be_late(arithmetic_kind<Arithmetic>());
   static constexpr bool kHalves = Arithmetic::kElements == 2;
   // Threads of consumers; of producers, of which one copies all, of halves.
-  static constexpr int kConsumers = 256, kFeeders = kHalves ? 128 : kCopyThreads + kSplitThreads + 32;
-  static constexpr int kThreads = kConsumers + kFeeders;
+  static constexpr int kConsumers = 256, kProducers = kHalves ? 128 : kCopyThreads + kSplitThreads + 32;
+  static constexpr int kThreads = kConsumers + kProducers;
   static constexpr int kRegisters = kHalves  ? 184
                                     : kThree ? 176
                                              : 160,
-                       kFeederRegisters = kHalves  ? 72
-                                          : kThree ? 40
-                                                   : 48;
-  static_assert(kFeeders % 128 == 0);
-  static_assert(kRegisters * kConsumers + kFeederRegisters * kFeeders <= launch_registers(kThreads));
+                       kProducerRegisters = kHalves  ? 72
+                                            : kThree ? 40
+                                                     : 48;
+  static_assert(kProducers % 128 == 0);
+  static_assert(kRegisters * kConsumers + kProducerRegisters * kProducers <= launch_registers(kThreads));
 };
 
-/// The products of a group of four warps, and what they are of.
+/// The accumulators of a consumer warpgroup, and how a plane is multiplied into them.
 template <class Tile>
 struct WgradMainloop {
   using Arithmetic = typename Tile::Arithmetic;
@@ -65,15 +65,15 @@ struct WgradMainloop {
 
   const PackedWgradParams& p;
   const WgradCoord& place;
-  int group, first, first_k_block, last_k_block;  // first product of the group; k-blocks
-  int first_tap, first_part;                      // along depth, of the first product; its part of that tap's products
+  int consumer, first, first_k_block, last_k_block;  // first product of the consumer; k-blocks
+  int first_tap, first_part;  // along depth, of the first product; its part of that tap's products
 
-  __device__ WgradMainloop(const PackedWgradParams& problem, const WgradCoord& at, int of_group)
-      : p(problem), place(at), group(of_group) {
-    first = p.by_k_blocks ? 0 : group * kProducts;
+  __device__ WgradMainloop(const PackedWgradParams& problem, const WgradCoord& at, int of_consumer)
+      : p(problem), place(at), consumer(of_consumer) {
+    first = p.by_k_blocks ? 0 : consumer * kProducts;
     first_tap = first / p.plane_products;
     first_part = first - first_tap * p.plane_products;
-    first_k_block = p.by_k_blocks ? group * p.k_blocks / 2 : 0;
+    first_k_block = p.by_k_blocks ? consumer * p.k_blocks / 2 : 0;
     last_k_block = p.by_k_blocks ? first_k_block + p.k_blocks / 2 : p.k_blocks;
   }
   /// Whether there is a product i; others are multiplied for nothing.
@@ -138,7 +138,7 @@ struct WgradMainloop {
   }
 
   /// sum += one product in three, of high and low parts. Tensor cores truncate what they add, so that these start from
-  /// zero, and are added in float32. The other group of warps multiplies meanwhile.
+  /// zero, and are added in float32. The other consumer multiplies meanwhile.
   __device__ void multiply_parts(Accumulator (&sum)[kN8], uint64_t x, uint64_t y) const {
     const int x_low = p.of_x.part_bytes >> 4, y_low = p.of_y.part_bytes >> 4;
     Accumulator part[kN8];
@@ -165,7 +165,7 @@ struct WgradMainloop {
 
   __device__ void write(const Sums& sum) const {
     const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
-    const int64_t range = p.by_k_blocks ? int64_t{place.range} * 2 + group : place.range;
+    const int64_t range = p.by_k_blocks ? int64_t{place.range} * 2 + consumer : place.range;
     const int columns = p.x_octets * 8;
     const int64_t of_width_tap = int64_t{p.kernel[0]} * p.kernel[1] * columns;
     float* out[2];       // this lane's rows; null: not there
@@ -212,9 +212,9 @@ struct WgradMainloop {
 /// Multiplies all planes of the CTA's sliding tiles and writes the sums.
 template <class Tile>
 __device__ void consume_planes(const PackedWgradParams& p, const WgradCoord& place, uint32_t shared,
-                               WgradBarriers barriers, int group) {
+                               WgradBarriers barriers, int consumer) {
   using Products = WgradMainloop<Tile>;
-  const Products products(p, place, group);
+  const Products products(p, place, consumer);
   typename Products::Sums sum;
   const uint32_t y_stages = shared + p.of_x.stages * p.of_x.stage_bytes;
   const bool speaks = is_leader();
@@ -280,17 +280,17 @@ __global__ void __launch_bounds__(Tile::kThreads, 1) wgrad_wgmma(const __grid_co
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Tile::kRegisters));
     consume_planes<Tile>(p, shared_place, warp_uniform(shared), {warp_uniform(barriers.first)}, warp / 4);
   } else {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Tile::kFeederRegisters));
-    const int feeder = warp - Tile::kConsumers / 32;
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Tile::kProducerRegisters));
+    const int producer = warp - Tile::kConsumers / 32;
     if constexpr (Tile::kHalves) {
-      if (feeder == 0 && is_leader()) produce_planes<Tile>(p, shared_place, shared, barriers);
+      if (producer == 0 && is_leader()) produce_planes<Tile>(p, shared_place, shared, barriers);
     } else {
       const uint32_t raw = warp_uniform(shared) + p.raw_at;
       const WgradBarriers all{warp_uniform(barriers.first)};
       const int of_role = thread - Tile::kConsumers;
-      if (feeder < kCopyThreads / 32)
+      if (producer < kCopyThreads / 32)
         copy_planes<Tile>(p, shared_place, raw, all, of_role);
-      else if (feeder < (kCopyThreads + kSplitThreads) / 32)
+      else if (producer < (kCopyThreads + kSplitThreads) / 32)
         split_planes<Tile>(p, shared_place, warp_uniform(shared), raw, all, of_role - kCopyThreads);
       else if (is_leader())
         copy_all_y<Tile>(p, shared_place, shared, barriers);
