@@ -6,9 +6,11 @@
 #include <vector>
 
 #include "core/error.h"
+#include "cuda/conv/fprop_dgrad/plan.h"
 #include "cuda/conv/instances.h"
 #include "cuda/conv/plan.h"
 #include "cuda/conv/plan_cache.h"
+#include "cuda/conv/wgrad/plan.h"
 #include "tests/cuda/random_view.h"
 
 namespace voxgrad::cudatest {
@@ -209,6 +211,13 @@ TEST(ConvPlan, KnowsEveryCompiledTile) {
             known.insert({ConvPass::fprop, ConvKernel::small_channel, arithmetic, columns, 128 * row_tiles, blocks});
     for (const int columns : {8, 16})
       known.insert({ConvPass::wgrad, ConvKernel::small_channel, arithmetic, columns, 0, 0});
+    for (const FpropDgradTile& tile : fprop_dgrad_tiles())
+      for (const int row_bytes : {32, 64, 128})
+        if (!three && (row_bytes > 32 || (tile.columns <= 64 && tile.row_tiles == 4)))
+          known.insert({ConvPass::fprop, ConvKernel::fprop_dgrad, arithmetic, tile.columns, tile.row_tiles, row_bytes});
+    for (const WgradTile& tile : wgrad_tiles())
+      if (!three && arithmetic != ConvArithmetic::tf32)
+        known.insert({ConvPass::wgrad, ConvKernel::wgrad, arithmetic, tile.columns, tile.slots, tile.chunk});
   }
   for (const ConvInstance* instance : conv_instances())
     held.insert(
