@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Transposed convolution on the CPU, voxgrad against PyTorch, as a Markdown table.
+"""Convolutions on the CPU, voxgrad against PyTorch, as a Markdown table.
 
     bench/compare_cpu.py [PROGRAM] [--rounds 3] [--python /usr/bin/python3]
 
@@ -114,7 +114,9 @@ def main():
         print(f"| {name} | {pair(row['ours'])} | {pair(row['torch'])} | {pair(row['ratio'])} | {pair(row['gemm'], 0)} |",
               flush=True)
     faster = sum(min(row["ratio"]) > 1 for row in rows)
-    print(f"\nFaster than PyTorch on {faster} of {len(rows)} shapes, forward and forward + backward. "
+    means = [statistics.geometric_mean(row["ratio"][i] for row in rows) for i in (0, 1)]
+    print(f"\nFaster than PyTorch on {faster} of {len(rows)} shapes, forward and forward + backward; geometric means "
+          f"{pair(means, 2)}, least {min(min(row['ratio']) for row in rows):.2f}. "
           f"Eigen's 1024^3 gemm: {median(row['gemm_rate'] for row in rows):.0f} GFLOP/s (median). {torch.versions}; "
           f"{arguments.rounds} rounds; load {os.getloadavg()[0]:.1f}.")
     if wrong:

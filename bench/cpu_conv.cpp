@@ -1,10 +1,11 @@
-// Transposed convolution on the CPU: forward, gradients and a whole forward + backward pass, in GFLOP/s and in
+// Convolutions on the CPU: forward, gradients and a whole forward + backward pass, in GFLOP/s and in
 // percent of the rate of Eigen's 1024^3 float32 gemm, which is measured just before each.
 //
 //   cpu_conv --benchmark_filter=forward
 //
-// FLOP are the useful ones: 2 * N * Cin * Cout / groups * taps * input voxels, for each of the forward pass, the
-// data gradient and the weight gradient. bench/compare_cpu.py runs this program against PyTorch.
+// FLOP: 2 * N * Cin * Cout / groups * taps * voxels (of the input of a transposed convolution, of the output of
+// another), for each of the forward pass, the data gradient and the weight gradient. bench/compare_cpu.py runs this
+// program against PyTorch.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
@@ -39,13 +40,21 @@ struct Problem {
   int64_t batch, in, out;
   vg::Triple size, kernel, stride, padding, output_padding, dilation;
   int64_t groups;
+  bool transposed = true;
 
-  vg::ConvTransposeOptions<3> options() const {
-    return {
-        .stride = stride, .padding = padding, .output_padding = output_padding, .groups = groups, .dilation = dilation};
+  vg::Tensor run(const vg::Tensor& x, const vg::Tensor& w) const {
+    if (!transposed)
+      return vg::conv3d(x, w, {}, {.stride = stride, .padding = padding, .dilation = dilation, .groups = groups});
+    return vg::conv_transpose3d(x, w, {}, {stride, padding, output_padding, groups, dilation});
+  }
+  vg::Shape weight_shape() const {
+    return {transposed ? in : out, (transposed ? out : in) / groups, kernel[0], kernel[1], kernel[2]};
   }
   double gflop() const {
-    const int64_t taps = kernel[0] * kernel[1] * kernel[2], voxels = size[0] * size[1] * size[2];
+    const int64_t taps = kernel[0] * kernel[1] * kernel[2];
+    int64_t voxels = 1;
+    for (int a = 0; a < 3; ++a)
+      voxels *= transposed ? size[a] : (size[a] + 2 * padding[a] - dilation[a] * (kernel[a] - 1) - 1) / stride[a] + 1;
     return 2e-9 * static_cast<double>(batch * in * out / groups * taps * voxels);
   }
   /// All numbers in the order of the members, for the peers' side of the comparison.
@@ -53,7 +62,7 @@ struct Problem {
     std::string text = vg::concat(batch, ' ', in, ' ', out);
     for (const vg::Triple* triple : {&size, &kernel, &stride, &padding, &output_padding, &dilation})
       for (int64_t value : triple->values) text += vg::concat(' ', value);
-    return text + vg::concat(' ', groups);
+    return text + vg::concat(' ', groups, ' ', int{transposed});
   }
 };
 
@@ -67,6 +76,12 @@ const Problem kProblems[] = {
     {"(1,64,128,16^3) k3", 1, 64, 128, 16, 3, 1, 0, 0, 1, 1},
     {"(1,128,64,16^3) k4 s2 p1", 1, 128, 64, 16, 4, 2, 1, 0, 1, 1},
     {"(1,32,16,32^3) k4 s2 p1", 1, 32, 16, 32, 4, 2, 1, 0, 1, 1},
+    {"conv (1,1,32,48^3) k3 p1", 1, 1, 32, 48, 3, 1, 1, 0, 1, 1, false},
+    {"conv (1,32,32,48^3) k3 p1", 1, 32, 32, 48, 3, 1, 1, 0, 1, 1, false},
+    {"conv (1,32,64,48^3) k3 s2 p1", 1, 32, 64, 48, 3, 2, 1, 0, 1, 1, false},
+    {"conv (1,128,128,12^3) k3 p1", 1, 128, 128, 12, 3, 1, 1, 0, 1, 1, false},
+    {"conv (2,320,320,4^3) k3 p1", 2, 320, 320, 4, 3, 1, 1, 0, 1, 1, false},
+    {"conv (1,32,3,48^3) k1", 1, 32, 3, 48, 1, 1, 0, 0, 1, 1, false},
 };
 
 /// Median GFLOP/s of Eigen's gemm on as many threads as the kernels use.
@@ -101,12 +116,12 @@ double checksum(const vg::Tensor& t) {
 }
 
 struct Tensors {
-  vg::Tensor x, w, g;  // g: the gradient of conv_transpose3d(x, w)
+  vg::Tensor x, w, g;  // g: the gradient of the result
 
   explicit Tensors(const Problem& p)
       : x(integers({p.batch, p.in, p.size[0], p.size[1], p.size[2]}, 7, 17)),
-        w(integers({p.in, p.out / p.groups, p.kernel[0], p.kernel[1], p.kernel[2]}, 5, 13)),
-        g(integers(vg::conv_transpose3d(x, w, {}, p.options()).shape(), 3, 11)) {}
+        w(integers(p.weight_shape(), 5, 13)),
+        g(integers(p.run(x, w).shape(), 3, 11)) {}
 };
 
 vg::ConvGeometry geometry(const Problem& p) { return {p.stride, p.padding, p.dilation, p.groups}; }
@@ -116,25 +131,27 @@ using Work = vg::Tensors (*)(const Problem&, const Tensors&);
 
 vg::Tensors forward(const Problem& p, const Tensors& t) {
   const vg::NoGradGuard no_grad;
-  return {vg::conv_transpose3d(t.x, t.w, {}, p.options())};
+  return {p.run(t.x, t.w)};
 }
 
 vg::Tensors data_gradient(const Problem& p, const Tensors& t) {
   vg::Tensor dx = vg::empty(t.x.shape());
-  vg::cpu_kernels().conv_forward(dx.view_out(), t.g.view_in(), t.w.view_in(), nullptr, geometry(p));
+  const auto gradient = p.transposed ? vg::cpu_kernels().conv_forward : vg::cpu_kernels().conv_backward_data;
+  gradient(dx.view_out(), t.g.view_in(), t.w.view_in(), nullptr, geometry(p));
   return {dx};
 }
 
 vg::Tensors weight_gradient(const Problem& p, const Tensors& t) {
   vg::Tensor dw = vg::empty(t.w.shape());
-  vg::cpu_kernels().conv_backward_weight(dw.view_out(), t.g.view_in(), t.x.view_in(), geometry(p));
+  const vg::Tensor &x = p.transposed ? t.g : t.x, &y = p.transposed ? t.x : t.g;
+  vg::cpu_kernels().conv_backward_weight(dw.view_out(), x.view_in(), y.view_in(), geometry(p));
   return {dw};
 }
 
 vg::Tensors forward_backward(const Problem& p, const Tensors& t) {
   t.x.requires_grad_();
   t.w.requires_grad_();
-  return vg::grad({vg::conv_transpose3d(t.x, t.w, {}, p.options())}, {t.x, t.w}, {t.g});
+  return vg::grad({p.run(t.x, t.w)}, {t.x, t.w}, {t.g});
 }
 
 struct Pass {

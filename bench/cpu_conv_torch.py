@@ -2,7 +2,7 @@
 """PyTorch's side of bench/compare_cpu.py.
 
 Reads problems from standard input, one a line: batch, in, out, then size, kernel, stride, padding, output_padding and
-dilation (three numbers each), groups. Answers each with a line of JSON: median seconds of the forward pass and of
+dilation (three numbers each), groups, and 1 for a transposed convolution. Answers each with a line of JSON: median seconds of the forward pass and of
 forward + backward, and checksums of the results.
 """
 
@@ -39,11 +39,13 @@ def median_seconds(work, least=0.3):
 def measure(numbers):
     batch, cin, cout = numbers[:3]
     size, kernel, stride, padding, output_padding, dilation = (tuple(numbers[i : i + 3]) for i in range(3, 21, 3))
-    groups = numbers[21]
+    groups, transposed = numbers[21:]
     x = integers((batch, cin) + size, 7, 17)
-    w = integers((cin, cout // groups) + kernel, 5, 13)
+    w = integers(((cin, cout // groups) if transposed else (cout, cin // groups)) + kernel, 5, 13)
 
     def forward():
+        if not transposed:
+            return F.conv3d(x, w, None, stride, padding, dilation, groups)
         return F.conv_transpose3d(x, w, None, stride, padding, output_padding, groups, dilation)
 
     with torch.no_grad():
