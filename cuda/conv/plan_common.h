@@ -1,6 +1,8 @@
 // What all planners of the convolutions say.
 #pragma once
 
+#include <algorithm>
+#include <cstdlib>
 #include <type_traits>
 
 #include "cuda/conv/plan.h"
@@ -24,6 +26,17 @@ inline int elements_of(const ConvProblem& p) { return p.dtype == DType::f32 ? 1 
 
 /// Few channels on both sides have kernels of their own (plan_narrow.h).
 inline bool is_narrow(const ConvProblem& p) { return p.in_channels <= 8 && p.out_channels <= 8 && p.choice.width == 0; }
+
+/// Whether boxes of inputs are no further from their CTA tile than 16 bits tell (params.h of the channels-last
+/// kernels).
+inline bool has_short_offsets(const AxisPhases& axis) {
+  const auto is_short = [&](int64_t row) { return std::abs(row) * axis.in_step < INT16_MAX - kMostStep; };
+  return std::all_of(axis.phase, axis.phase + axis.phases, [&](const AxisPhase& phase) {
+    return is_short(phase.start) && is_short(phase.start + int64_t{phase.taps - 1} * phase.step);
+  });
+}
+/// Of a persistent kernel, so that a number of one and of a grid add up below 2^31.
+inline constexpr int64_t kMostUnits = int64_t{1} << 30;
 
 /// Of a sample's input and result.
 inline int64_t sample_bytes(const ConvProblem& p) {

@@ -42,6 +42,8 @@ bool is_tma_tensor(const View& view);
 class TmaTensor {
  public:
   TmaTensor(const View& view, const Launch& launch);
+  /// Of the copy.
+  static int64_t copy_bytes(const View& view);
   const View& view() const { return view_; }
 
  private:
@@ -52,5 +54,10 @@ class TmaTensor {
 /// Throws an Error of `op` if the driver has no words for it.
 CUtensorMap describe(const PackedTensor& tensor, const char* op);
 CUtensorMap describe(const SwizzledTensor& tensor, const char* op);
+
+/// Of a view that TMA reads: boxes of `channels` channels by box[] voxels (sample, depth, height, width), each
+/// in_step-th.
+CUtensorMap describe_voxels(const View& view, int channels, const int (&box)[4], const int (&in_step)[3],
+                            const char* op);
 
 }  // namespace voxgrad::cuda

@@ -108,6 +108,15 @@ TEST(ConvChannelsLastPlan, SetsHoldEveryTapOnce) {
   EXPECT_GT(plans, 60);
 }
 
+TEST(ConvChannelsLastPlan, LeavesFarTapsToOtherKernels) {  // offsets of boxes have 16 bits
+  for (const int64_t padding : {30000, 40000}) {
+    const Problem problem(1, 64, 64, {1, 8, 100000}, {1, 1, 3}, {{1}, {0, 0, padding}, {1}, 1});
+    for (const ConvPass pass : {ConvPass::fprop, ConvPass::dgrad})
+      EXPECT_EQ(plan_fprop_dgrad(planned(problem, pass, kModes[2])).has_value(), padding == 30000);
+    EXPECT_EQ(plan_wgrad(planned(problem, ConvPass::wgrad, kModes[2])).has_value(), padding == 30000);
+  }
+}
+
 /// nnU-Net's layers at rates that the model of a plan promises: a change of the planner that loses one is seen here.
 TEST(ConvChannelsLastPlan, TilesFillTheMultiprocessors) {
   const ConvGeometry same{{1}, {1}, {1}, 1};

@@ -13,15 +13,16 @@ struct Operands {
   RandomView x, y, w, x_bias, y_bias, out, dx, dw;
   bool biased;
 
-  Operands(const Problem& problem, DType dtype, Random& random)
+  /// channels_last results begin at any element.
+  Operands(const Problem& problem, DType dtype, Random& random, Layout result = Layout::dense_channels_last)
       : p(problem),
         x(dtype, p.x_shape(), Layout::dense_channels_last, random),
         y(dtype, p.y_shape(), Layout::dense_channels_last, random),
         w(dtype, p.w_shape(), random.chance(0.5) ? Layout::dense_channels_last : Layout::contiguous, random),
         x_bias(dtype, {p.x_shape()[1]}, Layout::spaced, random),
         y_bias(dtype, {p.y_shape()[1]}, Layout::spaced, random),
-        out(dtype, p.y_shape(), Layout::dense_channels_last, random),
-        dx(dtype, p.x_shape(), Layout::dense_channels_last, random),
+        out(dtype, p.y_shape(), result, random),
+        dx(dtype, p.x_shape(), result, random),
         dw(dtype, p.w_shape(), random.chance(0.5) ? Layout::dense_channels_last : any_layout(random, false), random),
         biased(random.chance(0.5)) {
     for (RandomView* input : {&x, &y, &w, &x_bias, &y_bias}) input->fill(random, -8, 8);
@@ -111,7 +112,7 @@ TEST_P(CudaConvChannelsLast, IsExactOnRandomProblems) {
     problem.out = 8 * random.integer(1, 9);
     SCOPED_TRACE(concat("seed ", seed, ", ", mode, ": ", problem));
     const Setting setting(mode.precision);
-    Operands(problem, mode.dtype, random).check();
+    Operands(problem, mode.dtype, random, seed % 2 ? Layout::channels_last : Layout::dense_channels_last).check();
   }
 }
 

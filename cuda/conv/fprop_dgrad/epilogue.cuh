@@ -3,13 +3,11 @@
 #pragma once
 
 #include "cuda/conv/common/wgmma.cuh"
+#include "cuda/conv/fprop_dgrad/plan.h"
 #include "cuda/conv/fprop_dgrad/scheduler.cuh"
 #include "cuda/vector.cuh"
 
 namespace voxgrad::cuda::implicit_gemm {
-
-/// Taps whose weights are one stage.
-constexpr int stage_taps(int columns) { return columns >= 128 ? 1 : columns == 64 ? 2 : 4; }
 
 /// Which result of the CTA tile a row of its m64 tiles is: a byte each of (sample, depth, height, width), or kNone.
 template <class Tile>

@@ -2,10 +2,10 @@
 #include <optional>
 
 #include "cuda/conv/common/arithmetic.cuh"
+#include "cuda/conv/dispatch.h"
 #include "cuda/conv/fprop_dgrad/epilogue.cuh"
 #include "cuda/conv/fprop_dgrad/launch.h"
 #include "cuda/conv/fprop_dgrad/plan.h"
-#include "cuda/conv/dispatch.h"
 #include "cuda/conv/plan_cache.h"
 #include "cuda/conv/plan_common.h"
 #include "cuda/conv/tensor_map.h"
@@ -134,15 +134,7 @@ Params make_params(const View& out, const View& in, const ConvEpilogue& epilogue
   p.weight_stages = plan.weight_stages;
   p.input_bytes = plan.input_bytes();
   list_taps(p, plan, transposed);
-  p.input = describe(SwizzledTensor{.data = in.data,
-                                    .dtype = in.dtype,
-                                    .size = {in.size[1], in.size[4], in.size[3], in.size[2], in.size[0]},
-                                    .stride = {1, in.stride[4], in.stride[3], in.stride[2], in.stride[0]},
-                                    .box = {plan.chunk_channels, plan.box[3], plan.box[2], plan.box[1], plan.box[0]},
-                                    .step = {1, p.in_step[2], p.in_step[1], p.in_step[0], 1},
-                                    .row_bytes = plan.row_bytes,
-                                    .rank = 5},
-                     "conv");
+  p.input = describe_voxels(in, plan.chunk_channels, plan.box, p.in_step, "conv");
   return p;
 }
 
@@ -204,10 +196,11 @@ bool describe_weights(Params& p, const WeightOperand& weights, bool transposed, 
   return n_major;
 }
 
-void reduce(const View& out, const ConvEpilogue& epilogue, const Params& p, const float* partial, int64_t stride,
-            const ConvProblem& problem, cudaStream_t stream) {
+void reduce(const View& out, const ConvEpilogue& epilogue, const Params& p, const ConvProblem& problem,
+            cudaStream_t stream) {
   ReduceParams r{};
-  r.partial = partial;
+  const int64_t stride = p.partial_stride;
+  r.partial = p.partial;
   r.partial_stride = stride;
   r.splits = p.split.value;
   r.channels = static_cast<int>(out.size[1]);
@@ -220,8 +213,9 @@ void reduce(const View& out, const ConvEpilogue& epilogue, const Params& p, cons
   for (int a = 0; a < 3; ++a) r.size[a] = Divisor(static_cast<int>(out.size[4 - a]));
   with_arithmetic(arithmetic_of(problem), [&]<class Arithmetic>() {
     using T = typename Arithmetic::Element;
-    const auto kernel = r.channels % 4 == 0 ? reduce_splits<T, 4> : reduce_splits<T, 1>;
-    kernel<<<grid_size(stride / (r.channels % 4 == 0 ? 4 : 1)), kBlock, 0, stream>>>(r);
+    const bool vectors = r.channels % 4 == 0 && is_tma_tensor(out);
+    const auto kernel = vectors ? reduce_splits<T, 4> : reduce_splits<T, 1>;
+    kernel<<<grid_size(stride / (vectors ? 4 : 1)), kBlock, 0, stream>>>(r);
   });
   check_launch("conv: sum of splits");
 }
@@ -231,11 +225,10 @@ void reduce(const View& out, const ConvEpilogue& epilogue, const Params& p, cons
 bool fprop_dgrad(const View& out, const View& in, const View& w, const ConvEpilogue& epilogue,
                  const ConvGeometry& geometry, ConvPass pass, const Launch& launch) {
   const bool transposed = pass == ConvPass::dgrad;
-  ConvProblem problem =
-      conv_problem(pass, in, out, w, geometry);
+  ConvProblem problem = conv_problem(pass, in, out, w, geometry);
   describe_device(problem, launch);
   const auto plan = remembered<plan_fprop_dgrad>(problem);
-  if (!plan) return false;
+  if (!plan || TmaTensor::copy_bytes(in) > kMostPacked) return false;
   if (!std::all_of(plan->axis, plan->axis + 3, [](const AxisPhases& axis) { return axis.complete; }))
     fill_bias(out, epilogue, launch);
   const TmaTensor input(in, launch);
@@ -272,7 +265,7 @@ bool fprop_dgrad(const View& out, const View& in, const View& w, const ConvEpilo
       run.template operator()<float>();
   }
   check_launch("conv");
-  if (plan->splits > 1) reduce(out, epilogue, p, p.partial, elements, problem, launch.stream);
+  if (plan->splits > 1) reduce(out, epilogue, p, problem, launch.stream);
   return true;
 }
 

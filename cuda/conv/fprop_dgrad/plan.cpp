@@ -16,8 +16,6 @@ constexpr double kFromL2 = 32, kToMemory = 32, kUnit = 1000, kReduction = 4000, 
 
 constexpr FpropDgradTile kTiles[] = {{16, 4}, {32, 4}, {64, 4}, {64, 2}, {64, 1}, {128, 2}, {128, 1}};
 
-int stage_taps(int columns) { return columns >= 128 ? 1 : columns == 64 ? 2 : 4; }
-
 using Bases = std::array<int, 4>;
 
 /// m64 tiles that cover the tile's results in its box, `pitch` rows from 8 of them to the next 8.
@@ -72,7 +70,7 @@ bool choose_axes(const ConvProblem& p, FpropDgradPlan& plan) {
     if (!axis || axis->in_step > kMostStep || axis->kernel > kMostTaps) return false;
     taps *= axis->kernel;
     parts *= axis->phases;
-    if (taps > kMostTaps || parts > kMostPhases) return false;
+    if (taps > kMostTaps || parts > kMostPhases || !has_short_offsets(*axis)) return false;
     plan.axis[a] = *axis;
   }
   plan.phases = transposed ? parts : 1;
@@ -185,7 +183,7 @@ class Search {
       plan.splits = splits;
       plan.units = units * splits;
       plan.cycles = cycles(plan);
-      if (plan.units < INT32_MAX && (!best_ || plan.cycles < best_->cycles)) best_ = plan;
+      if (plan.units < kMostUnits && (!best_ || plan.cycles < best_->cycles)) best_ = plan;
       const bool complete = std::all_of(plan.axis, plan.axis + 3, [](const AxisPhases& axis) { return axis.complete; });
       if (!complete || units >= kMultiprocessors || plan.resident || p_.choice.tile_phases == 1) break;
     }

@@ -13,6 +13,8 @@ struct FpropDgradTile {
   int columns, row_tiles;
 };
 std::span<const FpropDgradTile> fprop_dgrad_tiles();
+/// Taps whose weights are one stage.
+constexpr int stage_taps(int columns) { return columns >= 128 ? 1 : columns == 64 ? 2 : 4; }
 
 struct FpropDgradPlan {
   AxisPhases axis[3];

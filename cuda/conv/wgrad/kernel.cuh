@@ -8,6 +8,9 @@
 // input channels or two taps of 32, as far apart as they are. A CTA takes a set of taps by 64 (or 32) output channels
 // and a part of the voxels (split-K); one producer warp loads both operands, two consumer warpgroups share the m64
 // tiles. Partial sums are float32 and added up by a second kernel in a fixed order.
+//
+// Voxels of a tile beyond y's end are zeros of y, multiplied by what x holds there: an infinity or NaN of x can reach
+// taps that no voxel reads it with.
 #pragma once
 
 #include "cuda/conv/fprop_dgrad/pipeline.cuh"

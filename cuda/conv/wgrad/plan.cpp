@@ -22,7 +22,7 @@ bool choose_axes(const ConvProblem& p, WgradPlan& plan) {
     const ConvGeometry& g = p.geometry;
     const auto axis =
         fprop_phases(p.in_size[a], p.out_size[a], p.kernel[a], g.stride[a], g.padding[a], g.dilation[a], false);
-    if (!axis || axis->in_step > kMostStep) return false;
+    if (!axis || axis->in_step > kMostStep || !has_short_offsets(*axis)) return false;
     plan.axis[a] = *axis;
     taps *= axis->kernel;
     if (taps > kMostTaps) return false;
@@ -139,7 +139,7 @@ class Search {
       plan.splits = divide_up(plan.all_tiles, plan.tiles_of_split);
       plan.units = units * plan.splits;
       plan.cycles = cycles(plan);
-      if (plan.units < INT32_MAX && workspace_bytes(p_, plan) <= kMostSums && (!best_ || plan.cycles < best_->cycles))
+      if (plan.units < kMostUnits && workspace_bytes(p_, plan) <= kMostSums && (!best_ || plan.cycles < best_->cycles))
         best_ = plan;
     }
   }

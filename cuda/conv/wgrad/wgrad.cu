@@ -142,19 +142,9 @@ Params make_params(const View& x, const View& y, const ConvProblem& problem, con
   }
   list_sets(p, plan);
   list_steps(p, plan);
-  const auto map = [&](const View& v, int channels, const int(&box)[4], const int(&step)[3]) {
-    return describe(SwizzledTensor{.data = v.data,
-                                   .dtype = v.dtype,
-                                   .size = {v.size[1], v.size[4], v.size[3], v.size[2], v.size[0]},
-                                   .stride = {1, v.stride[4], v.stride[3], v.stride[2], v.stride[0]},
-                                   .box = {channels, box[3], box[2], box[1], box[0]},
-                                   .step = {1, step[2], step[1], step[0], 1},
-                                   .row_bytes = 2 * channels,
-                                   .rank = 5},
-                    "conv weight gradient");
-  };
-  p.x = map(x, plan.cta.chunk, plan.box, p.in_step);
-  p.y = map(y, plan.cta.columns, plan.tile, {1, 1, 1});
+  constexpr const char* kOp = "conv weight gradient";
+  p.x = describe_voxels(x, plan.cta.chunk, plan.box, p.in_step, kOp);
+  p.y = describe_voxels(y, plan.cta.columns, plan.tile, {1, 1, 1}, kOp);
   return p;
 }
 
@@ -194,7 +184,7 @@ bool wgrad(const View& w, const View& x, const View& y, const ConvGeometry& geom
   ConvProblem problem = conv_problem(ConvPass::wgrad, x, y, w, geometry);
   describe_device(problem, launch);
   const auto plan = remembered<plan_wgrad>(problem);
-  if (!plan) return false;
+  if (!plan || TmaTensor::copy_bytes(x) + TmaTensor::copy_bytes(y) > kMostPacked) return false;
   const TmaTensor input(x, launch), gradient(y, launch);
   Params p = make_params(input.view(), gradient.view(), problem, *plan);
   const Workspace partial(launch, static_cast<size_t>(workspace_bytes(problem, *plan)));
