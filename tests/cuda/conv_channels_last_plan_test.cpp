@@ -33,7 +33,7 @@ ConvProblem planned(const Problem& p, ConvPass pass, const Mode& mode) {
 /// Results of the tile that its rows are, by (sample, depth, height, width).
 std::set<std::tuple<int, int, int, int>> results_of(const FpropDgradPlan& plan) {
   std::set<std::tuple<int, int, int, int>> found;
-  for (int i = 0; i < plan.cta.row_tiles; ++i)
+  for (int i = 0; i < plan.m_tiles(); ++i)
     for (int row = 0; row < 64 && plan.base[i] >= 0; ++row) {
       const int at = plan.base[i] + row / 8 * plan.group_pitch + row % 8;
       const int w = at % plan.box[3], h = at / plan.box[3] % plan.box[2],

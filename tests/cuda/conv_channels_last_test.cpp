@@ -75,9 +75,11 @@ TEST_P(CudaConvChannelsLast, IsExactWithEveryTile) {
   std::vector<cuda::ConvChoice> choices{{}, {.tile_phases = 1}};
   for (const cuda::FpropDgradTile& tile : cuda::fprop_dgrad_tiles())
     for (const int8_t row : {1, 2, 4})
-      choices.push_back({.k_blocks = row,
-                         .m_tiles = static_cast<int8_t>(tile.row_tiles),
-                         .width = static_cast<int16_t>(tile.columns)});
+      for (const int8_t warpgroups : {1, 2})  // that share a tile
+        choices.push_back({.k_blocks = row,
+                           .m_tiles = static_cast<int8_t>(tile.row_tiles),
+                           .pairs = warpgroups,
+                           .width = static_cast<int16_t>(tile.columns)});
   for (const cuda::WgradTile& tile : cuda::wgrad_tiles())
     choices.push_back({.k_blocks = static_cast<int8_t>(tile.chunk),
                        .m_tiles = static_cast<int8_t>(tile.slots),

@@ -13,11 +13,11 @@ namespace voxgrad::cuda::implicit_gemm {
 template <class Tile>
 struct ResultRows {
   static constexpr uint32_t kNone = UINT32_MAX;
-  uint32_t place[Tile::kTiles * 64];
+  uint32_t place[Tile::kConsumers * Tile::kTiles * 64];
 
   /// By all threads.
   __device__ void list(const Params& p) {
-    for (int i = static_cast<int>(threadIdx.x); i < Tile::kTiles * 64; i += Tile::kThreads) {
+    for (int i = static_cast<int>(threadIdx.x); i < Tile::kConsumers * Tile::kTiles * 64; i += Tile::kThreads) {
       const int base = p.base[i / 64], row = i % 64;
       int left = max(base, 0) + row / 8 * p.group_pitch + row % 8;
       const int w = p.extent[0].take(left), h = p.extent[1].take(left), d = p.extent[2].take(left);
@@ -151,18 +151,19 @@ struct ResultPlaces {
 /// By the four warps of a warpgroup.
 template <class Tile>
 __device__ void store_results(const Params& p, const WorkUnit& unit, const Phase& phase, const ResultRows<Tile>& rows,
-                              Accumulator (&sum)[Tile::kTiles][Tile::kN8]) {
+                              int warpgroup, Accumulator (&sum)[Tile::kTiles][Tile::kN8]) {
   using T = typename Tile::Element;
   const int warp = static_cast<int>(threadIdx.x) / 32 % 4, lane = static_cast<int>(threadIdx.x) % 32;
   const int in_group = unit.column * Tile::kN, columns = p.out_channels - in_group;
   const int channel = unit.group * p.out_channels + in_group;
   const Finish<T, Tile::kN8> finish(p, channel, columns);
-  const ResultPlaces<Tile> places(p, unit, phase, rows.place + warp * 16 + lane / 4);
+  const ResultPlaces<Tile> places(p, unit, phase,
+                                  rows.place + (p.cooperative ? warpgroup * 64 : 0) + warp * 16 + lane / 4);
   float* const partial = p.partial + unit.split * p.partial_stride + channel;
   T* const out = static_cast<T*>(p.out) + channel;
   const auto store = [&]<int half>(int tile) {
     int64_t offset;
-    const bool exists = places.find(tile * 64 + half * 8, offset);
+    const bool exists = places.find(tile * (p.cooperative ? Tile::kConsumers : 1) * 64 + half * 8, offset);
     if (p.partial)
       store_row<half>(partial + offset, sum[tile], finish, columns, p.vectors, exists);
     else

@@ -105,6 +105,7 @@ Params make_params(const View& out, const View& in, const ConvEpilogue& epilogue
   p.samples = static_cast<int>(problem.batch);
   p.resident = plan.resident;
   p.merged = plan.merged;
+  p.cooperative = plan.cooperative;
   p.chunks = plan.chunks;
   p.in_channels = static_cast<int>(problem.in_channels);
   p.out_channels = static_cast<int>(problem.out_channels);

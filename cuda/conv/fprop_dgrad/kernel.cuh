@@ -20,7 +20,8 @@
 
 namespace voxgrad::cuda::implicit_gemm {
 
-/// A CTA tile: kTiles m64 tiles of voxels by kN output channels. kNMajor: of B, of which N is contiguous.
+/// A CTA tile: kTiles m64 tiles of voxels (cooperative: of each warpgroup) by kN output channels. kNMajor: of B, of
+/// which N is contiguous.
 template <class Element_, int kN_, int kTiles_, int kRowBytes_, bool kNMajor_>
 struct CtaTile {
   using Element = Element_;
@@ -106,10 +107,12 @@ struct Mainloop {
   const bool first_warp = warp_uniform(static_cast<int>(threadIdx.x) / 32 % 4) == 0;
 
   __device__ Mainloop(const Params& params, uint32_t input_at, uint32_t weight_at, const Pipeline& input,
-                      const Pipeline& weight, uint32_t turns)
+                      const Pipeline& weight, uint32_t turns, int warpgroup)
       : p(params), input_stages(input_at), weight_stages(weight_at), inputs(input), weights(weight), turn(turns) {
 #pragma unroll
-    for (int i = 0; i < kTiles; ++i) base[i] = warp_uniform(max(p.base[i], 0) * Tile::kRowBytes / 16);
+    for (int i = 0; i < kTiles; ++i)
+      base[i] =
+          warp_uniform(max(p.base[p.cooperative ? i * Tile::kConsumers + warpgroup : i], 0) * Tile::kRowBytes / 16);
   }
 
   /// The boxes of the next unit, which all its phases read, take the place of the last one's.
@@ -140,10 +143,10 @@ struct Mainloop {
     int last_weights = -1, last_inputs = -1;
     Pipeline input = inputs;
     // A barrier tells one round from the next, no more: only then is none of this GEMM's stages further ahead.
-    if (gemm > 0) wait_barrier(turn, gemm - 1);
+    if (gemm > 0 && !p.cooperative) wait_barrier(turn, gemm - 1);
     ++gemm;
     KBlocks k(p, unit, phase);
-    if (releases && k.left == 0) arrive(turn);
+    if (releases && k.left == 0 && !p.cooperative) arrive(turn);
     for (; k.left > 0; k.next()) {
       const Load& box = k.box(p);
       input.wait();
@@ -152,7 +155,7 @@ struct Mainloop {
       for (int begin = 0; begin < box.taps; begin += Tile::kStageTaps) {
         const int taps = min(box.taps - begin, Tile::kStageTaps);
         weights.wait();
-        if (releases && k.left == 1 && taps == box.taps - begin) arrive(turn);
+        if (releases && k.left == 1 && taps == box.taps - begin && !p.cooperative) arrive(turn);
         const uint32_t b = weight_stages + weights.stage() * (Tile::kStageTaps * Tile::kWeightBytes);
         int i = 0;
         do {
@@ -219,8 +222,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1) fprop_dgrad_kernel(const __
   const Pipeline weights(barrier + kMaxStages * Pipeline::kBarrierBytes, p.weight_stages);
   const uint32_t turn = barrier + 2 * kMaxStages * Pipeline::kBarrierBytes;
   if (threadIdx.x == 0) {
-    inputs.init(p.resident ? Tile::kConsumers : 1);
-    weights.init(1);
+    inputs.init(p.resident || p.cooperative ? Tile::kConsumers : 1);
+    weights.init(p.cooperative ? Tile::kConsumers : 1);
     init_barrier(turn, 1);
   }
   fence_barrier_init();
@@ -229,13 +232,13 @@ __global__ void __launch_bounds__(Tile::kThreads, 1) fprop_dgrad_kernel(const __
   const int warpgroup = warp_uniform(static_cast<int>(threadIdx.x) / 128);
   if (warpgroup < Tile::kConsumers) {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Tile::kRegisters));
-    Mainloop<Tile> mainloop(p, input_stages, weight_stages, inputs, weights, turn);
+    Mainloop<Tile> mainloop(p, input_stages, weight_stages, inputs, weights, turn, warpgroup);
     for_each_gemm(p, [&](const WorkUnit& unit, const Phase& phase, bool first) {
       if (p.resident && first) mainloop.next_resident();
-      if (mainloop.gemm % Tile::kConsumers != warpgroup) return mainloop.skip(unit, phase);
+      if (!p.cooperative && mainloop.gemm % Tile::kConsumers != warpgroup) return mainloop.skip(unit, phase);
       Accumulator sum[Tile::kTiles][Tile::kN8];
       mainloop.multiply(unit, phase, sum);
-      store_results<Tile>(p, unit, phase, rows, sum);
+      store_results<Tile>(p, unit, phase, rows, warpgroup, sum);
     });
   } else {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Tile::kProducerRegisters));

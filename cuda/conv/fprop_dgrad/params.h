@@ -9,7 +9,7 @@
 
 namespace voxgrad::cuda::implicit_gemm {
 
-inline constexpr int kMaxTaps = 512, kMaxPhases = 64, kMaxTiles = 4, kMaxStages = 8;
+inline constexpr int kMaxTaps = 512, kMaxPhases = 64, kMaxTiles = 8, kMaxStages = 8;
 
 /// One TMA box of inputs and the taps that read it.
 struct Load {
@@ -44,9 +44,10 @@ struct Params {
   int64_t partial_stride;  // from a split to the next
   int out_size[3];
   bool relu;
-  bool vectors;   // results lie so that 16 bytes of a voxel's channels can be stored at once
-  bool resident;  // all phases of a CTA tile read the same boxes, one a chunk, which are loaded once
-  bool merged;    // a work unit is all phases of its CTA tile, one after the other
+  bool vectors;      // results lie so that 16 bytes of a voxel's channels can be stored at once
+  bool resident;     // all phases of a CTA tile read the same boxes, one a chunk, which are loaded once
+  bool cooperative;  // both warpgroups share each CTA tile, m64 tiles in turn; else (ping-pong) they take GEMMs in turn
+  bool merged;       // a work unit is all phases of its CTA tile, one after the other
   int samples, phases, chunks;
   int k_group, n_group;  // channels from a group to the next: of the GEMM's K and N as the weight's map counts them
   int in_channels, out_channels;  // of a group

@@ -12,11 +12,12 @@ namespace {
 constexpr int kMostTaps = 512, kMostPhases = 64, kMostSide = 255, kMostStages = 8;
 constexpr int kStatic = 6 * 1024;  // bytes: barriers, list of rows, alignment
 // Clocks of a model: what an SM gets from L2, writes results at, and what a unit and a second kernel cost.
-constexpr double kFromL2 = 32, kToMemory = 32, kUnit = 1000, kReduction = 4000, kReductionBytes = 2500, kWait = 1500;
+constexpr double kFromL2 = 32, kToMemory = 32, kUnit = 1000, kReduction = 4000, kReductionBytes = 2500, kWait = 1500,
+                 kAlone = 1.3;
 
 constexpr FpropDgradTile kTiles[] = {{16, 4}, {32, 4}, {64, 4}, {64, 2}, {64, 1}, {128, 2}, {128, 1}};
 
-using Bases = std::array<int, 4>;
+using Bases = std::array<int, 8>;
 
 /// m64 tiles that cover the tile's results in its box, `pitch` rows from 8 of them to the next 8.
 struct Cover {
@@ -104,7 +105,11 @@ class Search {
             if (row_bytes > 32 && plan.chunk_channels > 2 * p_.in_channels) continue;
             if (p_.groups > 1 && p_.in_channels % plan.chunk_channels != 0) continue;
             plan.chunks = divide_up(p_.in_channels, plan.chunk_channels);
-            try_tiles(plan);
+            for (const bool cooperative : {false, true}) {
+              if (p_.choice.pairs > 0 && (p_.choice.pairs == 2) != cooperative) continue;
+              plan.cooperative = cooperative;
+              try_tiles(plan);
+            }
           }
     }
     return best_;
@@ -112,7 +117,7 @@ class Search {
 
  private:
   void try_tiles(FpropDgradPlan& plan) {
-    const int rows = 64 * plan.cta.row_tiles;
+    const int rows = 64 * plan.m_tiles();
     if (!plan.resident && plan.phases > 1 && plan.halo[0] && plan.chunks < kMostStages) {
       FpropDgradPlan resident = plan;
       resident.resident = true;
@@ -148,7 +153,7 @@ class Search {
       if ((plan.box[a + 1] - 1) * plan.axis[a].in_step + 1 > kMostBox) return;
     }
     if (plan.box_rows() * plan.row_bytes > (p_.shared_limit - kStatic) / 2) return;
-    const auto covered = best_cover(plan.tile, plan.box, plan.cta.row_tiles);
+    const auto covered = best_cover(plan.tile, plan.box, plan.m_tiles());
     if (!covered || !choose_stages(plan, *covered)) return;
     plan.group_pitch = covered->pitch;
     std::copy(covered->base.begin(), covered->base.end(), plan.base);
@@ -200,19 +205,24 @@ class Search {
     const double taps = 1.0 * taps_ / plan.phases * phases, n = plan.cta.columns;
     const double product = std::max(n / 2, 16 + n / 4);  // of 32 bytes of K
     const double k = plan.row_bytes / 32.0 * plan.chunks;
-    const double multiplies = taps * k * plan.cta.row_tiles * product;
+    const double multiplies = taps * k * plan.m_tiles() * product;
     const double loads = plan.resident ? 1 : k_loads(plan) * phases;
     const double bytes = (loads * plan.box_rows() + taps * n) * plan.chunks * plan.row_bytes;
-    const double results = 64.0 * plan.cta.row_tiles * n * phases;
+    const double results = 64.0 * plan.m_tiles() * n * phases;
     const double stages = taps * plan.chunks / (plan.halo[1] ? stage_taps(plan.cta.columns) : 1) * 60;
     const bool waits = plan.resident && plan.input_stages < 2 * plan.chunks;  // for the boxes of each unit
     // One warpgroup's epilogue hides behind the other's products.
     const double epilogue =
         results * (plan.splits > 1 ? 4.0 : static_cast<double>(item_size(p_.dtype))) / kToMemory + kUnit * phases;
-    const double unit = std::max({multiplies / plan.splits, bytes / kFromL2 / plan.splits, stages / plan.splits,
-                                  (multiplies / plan.splits + epilogue) / 2}) +
-                        (waits ? kWait : 0) + bytes / plan.splits / (10 * kFromL2);
-    double all = static_cast<double>((plan.units + kMultiprocessors - 1) / kMultiprocessors) * unit + epilogue / phases;
+    const int64_t rounds = (plan.units + kMultiprocessors - 1) / kMultiprocessors;
+    const double mainloop = std::max({multiplies, bytes / kFromL2, stages}) / plan.splits;
+    // Alone on its multiprocessor, a warpgroup does not keep the tensor cores busy.
+    const bool alone = !plan.cooperative && rounds * phases == 1;
+    const double both = plan.cooperative
+                            ? mainloop + epilogue
+                            : std::max(mainloop * (alone ? kAlone : 1), (multiplies / plan.splits + epilogue) / 2);
+    const double unit = both + (waits ? kWait : 0) + bytes / plan.splits / (10 * kFromL2);
+    double all = static_cast<double>(rounds) * unit + (plan.cooperative ? 0 : epilogue / phases);
     if (plan.splits > 1) all += kReduction + static_cast<double>(workspace_bytes(p_, plan)) / kReductionBytes;
     return all;
   }

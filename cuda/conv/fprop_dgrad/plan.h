@@ -8,7 +8,7 @@
 
 namespace voxgrad::cuda {
 
-/// The compiled CTA tiles: output channels, and m64 tiles of voxels.
+/// The compiled CTA tiles: output channels, and m64 tiles of voxels of a warpgroup.
 struct FpropDgradTile {
   int columns, row_tiles;
 };
@@ -22,13 +22,14 @@ struct FpropDgradPlan {
   int row_bytes = 0, chunk_channels = 0, chunks = 0;  // of a voxel in shared memory; of K, and how many make all of it
   bool halo[3] = {};                  // axes whose taps read one box; of the others each tap has its own
   int tile[4] = {}, box[4] = {};      // (sample, depth, height, width): of results; of a TMA box
-  int group_pitch = 0, base[4] = {};  // Params of params.h
+  int group_pitch = 0, base[8] = {};  // Params of params.h
   int phases = 1;
-  bool resident = false, merged = false;
+  bool resident = false, merged = false, cooperative = false;
   int splits = 1, input_stages = 0, weight_stages = 0;
   int64_t units = 0;
   double cycles = 0;  // by the model that chose
 
+  int m_tiles() const { return cta.row_tiles * (cooperative ? 2 : 1); }
   int box_rows() const { return box[0] * box[1] * box[2] * box[3]; }
   int input_bytes() const { return (box_rows() * row_bytes + 1023) / 1024 * 1024; }
 };
