@@ -13,8 +13,10 @@ void conv_backward_weight(const View& w, const View& x, const View& y, const Con
   check_positions(kOp, x, w, y, geometry);
   check(w.numel() / w.size[0] < INT32_MAX - 256, kOp, "the CUDA kernels take fewer than 2^31 weights a channel");
   const Launch launch(w);
-  if (wgrad(w, x, y, geometry, launch)) return;
-  if (small_channel_wgrad(w, x, y, geometry, launch)) return;
+  // Of few channels, what wgrad would copy is the longer part.
+  const bool as_they_lie = is_half(w.dtype) && conv_problem(ConvPass::wgrad, x, y, w, geometry).channels_last;
+  if (as_they_lie && wgrad(w, x, y, geometry, launch)) return;
+  if (small_channel_wgrad(w, x, y, geometry, launch) || wgrad(w, x, y, geometry, launch)) return;
   if (packed_wgrad(w, x, y, geometry, launch) || mma_sync_wgrad(w, x, y, geometry, launch)) return;
   if (is_half(w.dtype))
     return through_float32(w, x, y, nullptr, [&](const View& weight, const View& a, const View& b, const View*) {

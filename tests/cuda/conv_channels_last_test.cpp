@@ -80,7 +80,7 @@ TEST_P(CudaConvChannelsLast, IsExactWithEveryTile) {
                            .m_tiles = static_cast<int8_t>(tile.row_tiles),
                            .pairs = warpgroups,
                            .width = static_cast<int16_t>(tile.columns)});
-  for (const cuda::WgradTile& tile : cuda::wgrad_tiles())
+  for (const cuda::WgradTile& tile : cuda::wgrad_tiles(mode.arithmetic()))
     choices.push_back({.k_blocks = static_cast<int8_t>(tile.chunk),
                        .m_tiles = static_cast<int8_t>(tile.slots),
                        .width = static_cast<int16_t>(tile.columns)});

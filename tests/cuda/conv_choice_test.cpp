@@ -215,8 +215,8 @@ TEST(ConvPlan, KnowsEveryCompiledTile) {
       for (const int row_bytes : {32, 64, 128})
         if (!three && (row_bytes > 32 || (tile.columns <= 64 && tile.row_tiles == 4)))
           known.insert({ConvPass::fprop, ConvKernel::fprop_dgrad, arithmetic, tile.columns, tile.row_tiles, row_bytes});
-    for (const WgradTile& tile : wgrad_tiles())
-      if (!three && arithmetic != ConvArithmetic::tf32)
+    for (const WgradTile& tile : wgrad_tiles(arithmetic))
+      if (arithmetic != ConvArithmetic::tf32)  // which goes as f16
         known.insert({ConvPass::wgrad, ConvKernel::wgrad, arithmetic, tile.columns, tile.slots, tile.chunk});
   }
   for (const ConvInstance* instance : conv_instances())

@@ -1,4 +1,5 @@
-// Persistent, warp-specialised weight gradient (wgrad) of channels-last halves, on TMA and wgmma:
+// Persistent, warp-specialised weight gradient (wgrad) of channels-last halves, on TMA and wgmma; of float32, too, as
+// scaled halves (operand.h), in one product, or three (highest):
 //
 //   D[tap, input channel][output channel] = sum over voxels of x[voxel * stride + tap][input channel] * y[voxel][output
 //   channel]
@@ -19,11 +20,13 @@
 namespace voxgrad::cuda::implicit_wgrad {
 
 /// kChunk input channels are a row of x, kN output channels one of y: 32 or 64. kSlots m64 tiles a warpgroup.
-template <class Element_, int kChunk_, int kN_, int kSlots_>
+/// kPromotes: products of 64 voxels are added to sums in float, as the tensor cores' own accumulators truncate.
+template <class Element_, int kChunk_, int kN_, int kSlots_, bool kPromotes_>
 struct CtaTile {
   using Element = Element_;
   static constexpr int kChunk = kChunk_, kN = kN_, kSlots = kSlots_, kN8 = kN / 8;
   static constexpr int kTapsOfSlot = 64 / kChunk;
+  static constexpr bool kPromotes = kPromotes_;
   static constexpr int kConsumers = 2, kThreads = 128 * (kConsumers + 1);
   static constexpr int kRegisters = 232, kProducerRegisters = 40;
 };
@@ -48,23 +51,24 @@ __device__ void produce(const Params& p, uint32_t stages, Pipeline pipeline) {
   for (int number = static_cast<int>(blockIdx.x); number < p.units; number += static_cast<int>(gridDim.x)) {
     const WorkUnit unit(p, number);
     const TapSet& set = p.set[unit.set];
-    const int y_channel = unit.group * p.out_channels + unit.column * Tile::kN;
-    const int x_channel = unit.group * p.in_channels + unit.channel_tile * p.chunks * Tile::kChunk;
+    const int y_channel = unit.group * p.y_pitch_channels + unit.column * Tile::kN;
+    const int x_channel = unit.group * p.x_pitch_channels + unit.channel_tile * p.chunks * Tile::kChunk;
     const uint32_t bytes = set.boxes * p.box_rows * (2 * Tile::kChunk) + p.y_rows * (2 * Tile::kN);
     for (int tile = unit.first_tile; tile < unit.last_tile; ++tile) {
       int left = tile, at[3];
       for (int a = 2; a >= 0; --a) at[a] = p.tiles[2 - a].take(left) * p.tile[a + 1];
-      const int sample = left * p.tile[0];
+      const int sample = p.tiles[3].take(left) * p.tile[0];
+      const int x_sample = sample + p.parts[left].x * p.samples, y_sample = sample + p.parts[left].y * p.samples;
       pipeline.acquire();
       pipeline.commit(bytes);
       const uint32_t to = stages + pipeline.stage() * p.stage_bytes;
       for (int i = 0; i < set.boxes; ++i) {
         const Box& box = p.box[set.first_box + i];
         tma_load(to + i * p.box_bytes, p.x, x_channel + box.chunk * Tile::kChunk, at[2] * p.in_step[2] + box.offset[2],
-                 at[1] * p.in_step[1] + box.offset[1], at[0] * p.in_step[0] + box.offset[0], sample,
+                 at[1] * p.in_step[1] + box.offset[1], at[0] * p.in_step[0] + box.offset[0], x_sample,
                  pipeline.barrier());
       }
-      tma_load(to + p.boxes_bytes, p.y, y_channel, at[2], at[1], at[0], sample, pipeline.barrier());
+      tma_load(to + p.boxes_bytes, p.y, y_channel, at[2], at[1], at[0], y_sample, pipeline.barrier());
       pipeline.next();
     }
   }
@@ -90,21 +94,80 @@ struct Mainloop {
 
   /// Multiplies all tiles of a unit.
   __device__ void multiply(const WorkUnit& unit, int warpgroup, Accumulator (&sum)[kSlots][Tile::kN8]) {
-    const TapSet& set = p.set[unit.set];
     uint64_t slot[kSlots];
+    find_slots(p.set[unit.set], warpgroup, slot);
+    if constexpr (Tile::kPromotes)
+      multiply_promoted(unit, slot, sum);
+    else
+      multiply_plain(unit, slot, sum);
+  }
+
+ private:
+  __device__ void find_slots(const TapSet& set, int warpgroup, uint64_t (&slot)[kSlots]) const {
 #pragma unroll
     for (int s = 0; s < kSlots; ++s) {
       const Slot& of = set.slot[warpgroup][s];
       slot[s] = advance_slab(voxel_rows(stages, Tile::kChunk, p.x_pitch, warp_uniform(static_cast<int>(of.apart))),
                              warp_uniform(of.start));
     }
+  }
+  /// The stage's y.
+  __device__ uint64_t operand_b(int stage) const {
+    return voxel_rows(stages + stage + p.boxes_bytes, Tile::kN, 8 * 2 * Tile::kN, 0);
+  }
+  static constexpr int kStepB = 16 * 2 * Tile::kN / 16;  // of 16 voxels, in 16 bytes
+
+  /// Products of 64 voxels, slot by slot: one's are under way while those of the slot before are added.
+  __device__ void multiply_promoted(const WorkUnit& unit, const uint64_t (&slot)[kSlots],
+                                    Accumulator (&sum)[kSlots][Tile::kN8]) {
+    const bool releases = first_warp && is_leader();
+    Accumulator product[2][Tile::kN8];
+#pragma unroll
+    for (auto& of_slot : sum)
+#pragma unroll
+      for (Accumulator& x : of_slot)
+#pragma unroll
+        for (float& value : x) value = 0;
+    for (int tile = unit.first_tile; tile < unit.last_tile; ++tile) {
+      pipeline.wait();
+      const int stage = pipeline.stage() * p.stage_bytes;
+      uint64_t b = operand_b(stage);
+      for (int step = 0; step < p.steps; step += 4, b = advance_slab(b, 4 * kStepB)) {
+#pragma unroll
+        for (int s = 0; s < kSlots; ++s) {
+          warpgroup_arrive();
+#pragma unroll
+          for (int k = 0; k < 4; ++k)
+            multiply_async<typename Tile::Element, true>(product[s % 2],
+                                                         advance_slab(slot[s], stage / 16 + p.step_at[step + k]),
+                                                         advance_slab(b, k * kStepB), k > 0);
+          warpgroup_commit();
+          warpgroup_wait<1>();
+          if (s > 0) add(sum[s - 1], product[(s + 1) % 2]);
+        }
+        warpgroup_wait<0>();
+        add(sum[kSlots - 1], product[(kSlots - 1) % 2]);
+      }
+      if (releases) pipeline.release(pipeline.stage());
+      pipeline.next();
+    }
+  }
+  __device__ static void add(Accumulator (&sum)[Tile::kN8], const Accumulator (&product)[Tile::kN8]) {
+#pragma unroll
+    for (int n = 0; n < Tile::kN8; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sum[n][i] += product[n][i];
+  }
+
+  __device__ void multiply_plain(const WorkUnit& unit, const uint64_t (&slot)[kSlots],
+                                 Accumulator (&sum)[kSlots][Tile::kN8]) {
     const bool releases = first_warp && is_leader();
     int last = -1;
     bool fresh = true;
     for (int tile = unit.first_tile; tile < unit.last_tile; ++tile) {
       pipeline.wait();
       const int stage = pipeline.stage() * p.stage_bytes;
-      uint64_t b = voxel_rows(stages + stage + p.boxes_bytes, Tile::kN, 8 * 2 * Tile::kN, 0);
+      uint64_t b = operand_b(stage);
       int step = 0;
       do {
         const int at = stage / 16 + p.step_at[step];
@@ -113,7 +176,7 @@ struct Mainloop {
         for (int s = 0; s < kSlots; ++s)
           multiply_async<typename Tile::Element, true>(sum[s], advance_slab(slot[s], at), b, !fresh);
         fresh = false;
-        b = advance_slab(b, 16 * 2 * Tile::kN / 16);
+        b = advance_slab(b, kStepB);
         if (step > 0) continue;
         warpgroup_commit();
         warpgroup_wait<1>();  // those of the tile before: its stage is filled anew while this one is multiplied
@@ -128,16 +191,16 @@ struct Mainloop {
   }
 };
 
-/// Columns are output channels, rows (tap, input channel): 8 lanes store 32 bytes of input channels.
+/// Columns are output channels, rows (tap, input channel): 8 lanes store 32 bytes of input channels of partial sums, or
+/// the results themselves.
 template <class Tile>
-__device__ void store_partial(const Params& p, const WorkUnit& unit, int warpgroup,
-                              const Accumulator (&sum)[Tile::kSlots][Tile::kN8]) {
+__device__ void store_sums(const Params& p, const WorkUnit& unit, int warpgroup,
+                           const Accumulator (&sum)[Tile::kSlots][Tile::kN8]) {
+  using T = typename Tile::Element;
   const TapSet& set = p.set[unit.set];
   const int warp = static_cast<int>(threadIdx.x) / 32 % 4, lane = static_cast<int>(threadIdx.x) % 32;
-  const int column = unit.column * Tile::kN + lane % 4 * 2;
-  float* const out = p.partial + unit.split * p.split_stride +
-                     (int64_t{unit.group} * p.out_channels + column) * p.taps * p.in_channels;
-  const int of_column = p.taps * p.in_channels;
+  const int column = unit.column * Tile::kN + lane % 4 * 2, of_y = unit.group * p.out_channels + column;
+  const int64_t first = unit.split * p.split_stride + of_y * p.out_stride;
 #pragma unroll
   for (int s = 0; s < Tile::kSlots; ++s) {
     if (s >= set.slots[warpgroup]) break;
@@ -147,13 +210,19 @@ __device__ void store_partial(const Params& p, const WorkUnit& unit, int warpgro
       const int row = warp * 16 + half * 8 + lane / 4, tap = slot.tap[row / Tile::kChunk];
       const int channel = (unit.channel_tile * p.chunks + slot.chunk) * Tile::kChunk + row % Tile::kChunk;
       const bool exists = tap != Slot::kNone && channel < p.in_channels;
-      float* to = out + tap * p.in_channels + channel;
+      const int64_t to = first + tap * p.in_channels + channel;
 #pragma unroll
       for (int n = 0; n < Tile::kN8; ++n)
 #pragma unroll
-        for (int i = 0; i < 2; ++i)
-          if (exists && column + n * 8 + i < p.out_channels)
-            to[static_cast<int64_t>(n * 8 + i) * of_column] = sum[s][n][half * 2 + i];
+        for (int i = 0; i < 2; ++i) {
+          const float value = sum[s][n][half * 2 + i];
+          const int64_t at = to + (n * 8 + i) * p.out_stride;
+          if (!exists || column + n * 8 + i >= p.out_channels) continue;
+          if (p.result)
+            static_cast<T*>(p.result)[at] = T(value);
+          else
+            p.partial[at] = value;
+        }
     }
   }
 }
@@ -176,7 +245,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1) wgrad_kernel(const __grid_c
       const WorkUnit unit(p, number);
       Accumulator sum[Tile::kSlots][Tile::kN8];
       mainloop.multiply(unit, warpgroup, sum);
-      store_partial<Tile>(p, unit, warpgroup, sum);
+      store_sums<Tile>(p, unit, warpgroup, sum);
     }
   } else {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Tile::kProducerRegisters));

@@ -1,4 +1,4 @@
-// The weight gradient of channels-last halves on tensor cores.
+// The weight gradient by way of channels-last halves on tensor cores.
 #pragma once
 
 #include "cuda/launch.h"
@@ -13,8 +13,8 @@ struct WgradTile;
 namespace implicit_wgrad {
 struct Params;
 
-/// Queues the kernel of the tile that the plan names.
-template <class Element>
+/// Queues the kernel of the tile that the plan names; kPromotes: of three products.
+template <class Element, bool kPromotes>
 void launch_kernel(const Params& p, const WgradTile& tile, int ctas, int shared_bytes, cudaStream_t stream);
 }  // namespace implicit_wgrad
 

@@ -33,23 +33,32 @@ struct TapSet {
   Slot slot[2][kMaxSlots / 2];
 };
 
+/// Which part of x, and of y, a product multiplies: each part is as many samples.
+struct Parts {
+  int x, y;
+};
+
 struct Params {
   CUtensorMap x;  // (C, W, H, D, N)
   CUtensorMap y;
   float* partial;  // (split, group, output channel, tap, input channel)
-  int64_t split_stride;
+  void* result;    // in their place: halves in that order of axes; else null
+  int64_t split_stride, out_stride;
   int taps;
-  int in_channels, out_channels;  // of a group
-  int chunks;                     // of input channels, of a work unit
-  int steps;                      // of 16 voxels in a tile
-  int x_pitch;                    // bytes from 8 voxels of a step to the other 8
-  int box_bytes, boxes_bytes;     // of a box of x; of those of a stage
+  int in_channels, out_channels;           // of a group
+  int x_pitch_channels, y_pitch_channels;  // channels from a group to the next, as the maps count them
+  int chunks;                              // of input channels, of a work unit
+  int steps;                               // of 16 voxels in a tile
+  int x_pitch;                             // bytes from 8 voxels of a step to the other 8
+  int box_bytes, boxes_bytes;              // of a box of x; of those of a stage
   int box_rows, y_rows;
   int stage_bytes, stages;
   int units;
   int tiles_of_split;                            // of y's tiles, a split takes at most so many
   Divisor sets, columns, channel_tiles, groups;  // digits of a unit's number, from the least; the last: splits
-  Divisor tiles[3];                              // of y, along width, height, depth
+  Divisor tiles[4];                              // of y, along width, height, depth, and samples
+  int samples;
+  Parts parts[3];  // of the operands, one product after the other
   int all_tiles;
   int tile[4];  // (sample, depth, height, width)
   int in_step[3];
@@ -64,6 +73,8 @@ struct ReduceParams {
   int64_t split_stride;
   int splits, slices;  // of the splits, added up by a warp each
   int taps, taps_of_block, in_channels;
+  Divisor out_channels;                 // of a group
+  const uint32_t *x_maxima, *y_maxima;  // of scaled channels (operand.h), or null
   void* weight;
   int64_t out_stride, in_stride;
   int kernel[3];

@@ -12,6 +12,8 @@ constexpr int kStatic = 2 * 1024;  // bytes: barriers, alignment
 constexpr double kFromL2 = 45, kUnit = 1500, kStage = 150, kToMemory = 16, kReduction = 4000, kReductionBytes = 2500;
 
 constexpr WgradTile kTiles[] = {{64, 64, 5}, {64, 64, 3}, {64, 32, 7}, {32, 64, 5}, {32, 32, 7}};
+// Sums of three products take registers beside the accumulators.
+constexpr WgradTile kPromotedTiles[] = {{64, 64, 4}, {64, 32, 6}, {32, 32, 6}};
 
 /// m64 tiles that the taps of a box are.
 int slots_of(const WgradTile& cta, int taps) { return divide_up(taps, 64 / cta.chunk); }
@@ -35,7 +37,7 @@ class Search {
   Search(const ConvProblem& problem, const WgradPlan& axes) : p_(problem), axes_(axes) {}
 
   std::optional<WgradPlan> best() {
-    for (const WgradTile& cta : kTiles) {
+    for (const WgradTile& cta : wgrad_tiles(arithmetic_of(p_))) {
       if (p_.choice.width > 0 &&
           (p_.choice.width != cta.columns || p_.choice.k_blocks != cta.chunk || p_.choice.m_tiles != cta.slots))
         continue;
@@ -107,6 +109,7 @@ class Search {
           for (const int n : {1, 2, 4}) {
             if (w > round_up(static_cast<int>(p_.out_size[2]), 8) || h >= 2 * p_.out_size[1] || d >= 2 * p_.out_size[0])
               continue;
+            if (products_ > 1 && p_.batch % n != 0) continue;  // the next part begins behind the last sample
             if (n > 1 && (n >= 2 * p_.batch || d < p_.out_size[0] || h < p_.out_size[1] || w < p_.out_size[2]))
               continue;
             if (w == 8 && h == 1 && d == 1) continue;
@@ -126,7 +129,7 @@ class Search {
   void try_tile(WgradPlan& plan) {
     plan.stages = static_cast<int>(std::min<int64_t>((p_.shared_limit - kStatic) / plan.stage_bytes(), kMostStages));
     if (plan.stages < 2) return;
-    int64_t tiles = divide_up(p_.batch, plan.tile[0]);
+    int64_t tiles = products_ * divide_up(p_.batch, plan.tile[0]);
     for (int a = 0; a < 3; ++a) tiles *= divide_up(p_.out_size[a], plan.tile[a + 1]);
     if (tiles > INT32_MAX) return;
     plan.all_tiles = static_cast<int>(tiles);
@@ -147,22 +150,25 @@ class Search {
   double cycles(const WgradPlan& plan) const {
     const double n = plan.cta.columns, product = std::max(n / 2, 16 + n / 4);
     const int steps = plan.rows() / 16;
-    double of_units = 0;
+    double of_units = 0, first_load = 0;
     for (const auto& set : plan.sets) {
       // All slots are multiplied, whether or not they have a tap.
       const double multiplies = steps * 2.0 * plan.cta.slots * product;
       const double bytes =
           static_cast<double>(set.size()) * plan.box_rows() * plan.chunk_bytes() + plan.rows() * 2.0 * n;
+      first_load = bytes / kFromL2;
       of_units += plan.tiles_of_split * (std::max(multiplies, bytes / kFromL2) + kStage);
     }
-    const double unit =
-        of_units / static_cast<double>(plan.sets.size()) + 2.0 * plan.cta.slots * 64 * n * 4 / kToMemory + kUnit;
-    return static_cast<double>((plan.units + kMultiprocessors - 1) / kMultiprocessors) * unit + kReduction +
-           static_cast<double>(workspace_bytes(p_, plan)) / kReductionBytes;
+    const bool direct = plan.splits == 1 && elements_of(p_) == 2 && p_.channels_last;  // and the weights, then
+    const double unit = of_units / static_cast<double>(plan.sets.size()) + first_load +
+                        2.0 * plan.cta.slots * 64 * n * (direct ? 2 : 4) / kToMemory + kUnit;
+    const double units = static_cast<double>((plan.units + kMultiprocessors - 1) / kMultiprocessors) * unit;
+    return direct ? units : units + kReduction + static_cast<double>(workspace_bytes(p_, plan)) / kReductionBytes;
   }
 
   const ConvProblem& p_;
   const WgradPlan& axes_;
+  const int products_ = three_products(p_) ? 3 : 1;
   std::optional<WgradPlan> best_;
 };
 
@@ -174,15 +180,17 @@ int WgradPlan::most_boxes() const {
   return static_cast<int>(most);
 }
 
-std::span<const WgradTile> wgrad_tiles() { return kTiles; }
+std::span<const WgradTile> wgrad_tiles(ConvArithmetic arithmetic) {
+  if (arithmetic == ConvArithmetic::tf32x3) return kPromotedTiles;
+  return kTiles;
+}
 
 std::optional<WgradPlan> plan_wgrad(const ConvProblem& p) {
-  if (!p.channels_last || is_narrow(p) || !may_use_wgmma(p) || p.choice.plain || p.choice.packed ||
-      p.choice.small_channel)
+  if (is_narrow(p) || !may_use_wgmma(p) || p.choice.plain || p.choice.packed || p.choice.small_channel)
     return std::nullopt;
-  if (elements_of(p) != 2 || p.dtype == DType::f64 || p.batch == 0) return std::nullopt;
-  // A group's channels begin at a multiple of 16 bytes, as a TMA box does.
-  if (p.groups > 1 && (p.in_channels % 8 != 0 || p.out_channels % 8 != 0)) return std::nullopt;
+  if (p.dtype == DType::f64 || p.batch == 0) return std::nullopt;
+  for (int a = 0; a < 3; ++a)
+    if (p.in_size[a] == 0 || p.out_size[a] == 0) return std::nullopt;
   WgradPlan axes;
   if (!choose_axes(p, axes)) return std::nullopt;
   return Search(p, axes).best();

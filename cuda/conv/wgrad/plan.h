@@ -13,7 +13,7 @@ namespace voxgrad::cuda {
 struct WgradTile {
   int chunk, columns, slots;
 };
-std::span<const WgradTile> wgrad_tiles();
+std::span<const WgradTile> wgrad_tiles(ConvArithmetic arithmetic);
 
 /// Taps that read one box of x.
 struct WgradBox {
@@ -26,10 +26,10 @@ struct WgradBox {
 struct WgradPlan {
   AxisPhases axis[3];
   WgradTile cta{};
-  std::vector<std::vector<WgradBox>> sets;  // of each work unit
-  int chunks = 1, channel_tiles = 1;        // chunks of a CTA; CTAs along input channels
-  int tile[4] = {}, box[4] = {};            // (sample, depth, height, width): of y; of x
-  int splits = 1, tiles_of_split = 0, all_tiles = 0, stages = 0;
+  std::vector<std::vector<WgradBox>> sets;                        // of each work unit
+  int chunks = 1, channel_tiles = 1;                              // chunks of a CTA; CTAs along input channels
+  int tile[4] = {}, box[4] = {};                                  // (sample, depth, height, width): of y; of x
+  int splits = 1, tiles_of_split = 0, all_tiles = 0, stages = 0;  // tiles: of all products
   int64_t units = 0;
   double cycles = 0;
 
@@ -41,7 +41,7 @@ struct WgradPlan {
   int stage_bytes() const { return most_boxes() * box_bytes() + (rows() * 2 * cta.columns + 1023) / 1024 * 1024; }
 };
 
-/// Nothing if the problem is not its own (not halves, not channels-last, too many taps or residues).
+/// Nothing if the problem is not its own (f64, too many taps or residues).
 std::optional<WgradPlan> plan_wgrad(const ConvProblem& problem);
 /// Partial sums.
 int64_t workspace_bytes(const ConvProblem& problem, const WgradPlan& plan);

@@ -9,27 +9,35 @@
 namespace voxgrad::cuda::implicit_wgrad {
 
 template <class Tile>
-inline ConvInstance instance{
-    ConvPass::wgrad,
-    ConvKernel::wgrad,
-    std::is_same_v<typename Tile::Element, BFloat16> ? ConvArithmetic::bf16 : ConvArithmetic::f16,
-    Tile::kN,
-    Tile::kSlots,
-    Tile::kChunk};
+inline ConvInstance instance{ConvPass::wgrad,
+                             ConvKernel::wgrad,
+                             Tile::kPromotes                                    ? ConvArithmetic::tf32x3
+                             : std::is_same_v<typename Tile::Element, BFloat16> ? ConvArithmetic::bf16
+                                                                                : ConvArithmetic::f16,
+                             Tile::kN,
+                             Tile::kSlots,
+                             Tile::kChunk};
 
-template <class Element>
+/// kPromotes: the tiles of three products.
+template <class Element, bool kPromotes>
 void launch_kernel(const Params& p, const WgradTile& tile, int ctas, int shared_bytes, cudaStream_t stream) {
   const auto run = [&]<int kChunk, int kN, int kSlots>() {
-    using Tile = CtaTile<Element, kChunk, kN, kSlots>;
+    using Tile = CtaTile<Element, kChunk, kN, kSlots, kPromotes>;
     if (tile.chunk != kChunk || tile.columns != kN || tile.slots != kSlots) return;
     ++instance<Tile>.launches;
     launch_with_shared(wgrad_kernel<Tile>, static_cast<unsigned>(ctas), Tile::kThreads, shared_bytes, stream, p);
   };
-  run.template operator()<64, 64, 5>();
-  run.template operator()<64, 64, 3>();
-  run.template operator()<64, 32, 7>();
-  run.template operator()<32, 64, 5>();
-  run.template operator()<32, 32, 7>();
+  if constexpr (kPromotes) {
+    run.template operator()<64, 64, 4>();
+    run.template operator()<64, 32, 6>();
+    run.template operator()<32, 32, 6>();
+  } else {
+    run.template operator()<64, 64, 5>();
+    run.template operator()<64, 64, 3>();
+    run.template operator()<64, 32, 7>();
+    run.template operator()<32, 64, 5>();
+    run.template operator()<32, 32, 7>();
+  }
 }
 
 }  // namespace voxgrad::cuda::implicit_wgrad

@@ -4,8 +4,10 @@
 #include "cuda/conv/plan_common.h"
 #include "cuda/conv/tensor_map.h"
 #include "cuda/conv/wgrad/launch.h"
+#include "cuda/conv/wgrad/operand.h"
 #include "cuda/conv/wgrad/params.h"
 #include "cuda/conv/wgrad/plan.h"
+#include "ops/halves.h"
 
 namespace voxgrad::cuda {
 namespace {
@@ -41,6 +43,11 @@ __global__ void __launch_bounds__(kLanes* kWarps) reduce_splits(const __grid_con
     if (slice == 0 && tap < taps) sums[lane * pitch + tap] = sum;
   }
   __syncthreads();
+  const auto scaled = [&](float sum, int channel) {
+    if (!p.x_maxima) return sum;
+    const int of_x = p.out_channels.divide(block) * p.in_channels + first_channel + channel;
+    return ldexpf(sum, -scale_exponent(p.x_maxima[of_x]) - scale_exponent(p.y_maxima[block]));
+  };
   T* const out = static_cast<T*>(p.weight) + block * p.out_stride + first_channel * p.in_stride;
   for (int i = static_cast<int>(threadIdx.x); i < channels * taps; i += kLanes * kWarps) {
     const int channel = p.by_taps ? i / taps : i % channels, tap = p.by_taps ? i % taps : i / channels;
@@ -50,7 +57,7 @@ __global__ void __launch_bounds__(kLanes* kWarps) reduce_splits(const __grid_con
       offset += left % p.kernel[a] * p.tap_stride[a];
       left /= p.kernel[a];
     }
-    out[offset] = T(sums[channel * pitch + tap]);
+    out[offset] = T(scaled(sums[channel * pitch + tap], channel));
   }
 }
 
@@ -115,12 +122,16 @@ void list_steps(Params& p, const WgradPlan& plan) {
   for (int i = 0; i < p.steps; ++i) p.step_at[i] = octet(2 * i) / 16;
 }
 
-Params make_params(const View& x, const View& y, const ConvProblem& problem, const WgradPlan& plan) {
+Params make_params(const Operand& x, const Operand& y, const ConvProblem& problem, const WgradPlan& plan) {
   Params p{};
+  p.x_pitch_channels = x.channel_pitch();
+  p.y_pitch_channels = y.channel_pitch();
+  if (three_products(problem)) p.parts[0] = {1, 0}, p.parts[1] = {0, 1};
   p.taps = static_cast<int>(problem.kernel[0] * problem.kernel[1] * problem.kernel[2]);
   p.in_channels = static_cast<int>(problem.in_channels);
   p.out_channels = static_cast<int>(problem.out_channels);
   p.split_stride = problem.groups * problem.out_channels * problem.in_channels * p.taps;
+  p.out_stride = int64_t{p.taps} * p.in_channels;
   p.chunks = plan.chunks;
   p.box_bytes = plan.box_bytes();
   p.boxes_bytes = plan.most_boxes() * plan.box_bytes();
@@ -128,9 +139,6 @@ Params make_params(const View& x, const View& y, const ConvProblem& problem, con
   p.y_rows = plan.rows();
   p.stage_bytes = plan.stage_bytes();
   p.stages = plan.stages;
-  p.units = static_cast<int>(plan.units);
-  p.tiles_of_split = plan.tiles_of_split;
-  p.all_tiles = plan.all_tiles;
   p.sets = Divisor(static_cast<int>(plan.sets.size()));
   p.columns = Divisor(divide_up(p.out_channels, plan.cta.columns));
   p.channel_tiles = Divisor(plan.channel_tiles);
@@ -142,15 +150,32 @@ Params make_params(const View& x, const View& y, const ConvProblem& problem, con
   }
   list_sets(p, plan);
   list_steps(p, plan);
-  constexpr const char* kOp = "conv weight gradient";
-  p.x = describe_voxels(x, plan.cta.chunk, plan.box, p.in_step, kOp);
-  p.y = describe_voxels(y, plan.cta.columns, plan.tile, {1, 1, 1}, kOp);
   return p;
 }
 
-void reduce(const View& w, const Params& p, int splits, cudaStream_t stream) {
+/// Tells of operands of `samples` samples, as many as the plan knows of or fewer. The splits that they have.
+int set_samples(Params& p, const View& x, const View& y, int samples, const ConvProblem& problem,
+                const WgradPlan& plan) {
+  constexpr const char* kOp = "conv weight gradient";
+  p.x = describe_voxels(x, plan.cta.chunk, plan.box, p.in_step, kOp);
+  p.y = describe_voxels(y, plan.cta.columns, plan.tile, {1, 1, 1}, kOp);
+  p.samples = samples;
+  p.tiles[3] = Divisor(divide_up(samples, plan.tile[0]));
+  p.all_tiles = three_products(problem) ? 3 : 1;
+  for (const Divisor& along : p.tiles) p.all_tiles *= along.value;
+  p.tiles_of_split = std::min(plan.tiles_of_split, divide_up(p.all_tiles, plan.splits));
+  const int splits = divide_up(p.all_tiles, p.tiles_of_split);
+  p.units = static_cast<int>(plan.units / plan.splits * splits);
+  return splits;
+}
+
+void reduce(const View& w, const Params& p, const float* partial, int splits, const Operand& x, const Operand& y,
+            cudaStream_t stream) {
   ReduceParams r{};
-  r.partial = p.partial;
+  r.partial = partial;
+  r.out_channels = Divisor(p.out_channels);
+  r.x_maxima = x.maxima();
+  r.y_maxima = y.maxima();
   r.split_stride = p.split_stride;
   r.splits = splits;
   r.slices = splits >= 32 ? 8 : splits >= 16 ? 4 : splits >= 8 ? 2 : 1;
@@ -171,11 +196,21 @@ void reduce(const View& w, const Params& p, int splits, cudaStream_t stream) {
   r.tap_tiles = Divisor(divide_up(p.taps, r.taps_of_block));
   const unsigned blocks = static_cast<unsigned>(w.size[0] * channel_tiles * r.tap_tiles.value);
   const size_t shared = sizeof(float) * kLanes * static_cast<size_t>(r.taps_of_block | 1);
-  if (w.dtype == DType::bf16)
-    reduce_splits<BFloat16><<<blocks, kLanes * kWarps, shared, stream>>>(r);
-  else
-    reduce_splits<Float16><<<blocks, kLanes * kWarps, shared, stream>>>(r);
+  const auto kernel = w.dtype == DType::f32    ? reduce_splits<float>
+                      : w.dtype == DType::bf16 ? reduce_splits<BFloat16>
+                                               : reduce_splits<Float16>;
+  kernel<<<blocks, kLanes * kWarps, shared, stream>>>(r);
   check_launch("conv weight gradient: sum of splits");
+}
+
+/// Whether input channels are innermost, behind them the taps.
+bool is_dense_channels_last(const View& w) {
+  int64_t stride = 1;
+  for (const int axis : {1, 4, 3, 2}) {
+    if (w.size[axis] > 1 && w.stride[axis] != stride) return false;
+    stride *= w.size[axis];
+  }
+  return true;
 }
 
 }  // namespace
@@ -183,20 +218,39 @@ void reduce(const View& w, const Params& p, int splits, cudaStream_t stream) {
 bool wgrad(const View& w, const View& x, const View& y, const ConvGeometry& geometry, const Launch& launch) {
   ConvProblem problem = conv_problem(ConvPass::wgrad, x, y, w, geometry);
   describe_device(problem, launch);
+  if (!remembered<plan_wgrad>(problem)) return false;
+  const int64_t batch = problem.batch;
+  const int parts = three_products(problem) ? 2 : 1;
+  Operand input(x, problem.groups, parts, launch), gradient(y, problem.groups, parts, launch);
+  const int64_t of_sample = input.copy_bytes() + gradient.copy_bytes();
+  problem.batch = std::clamp<int64_t>(kMostPacked / std::max<int64_t>(of_sample, 1), 1, batch);
   const auto plan = remembered<plan_wgrad>(problem);
-  if (!plan || TmaTensor::copy_bytes(x) + TmaTensor::copy_bytes(y) > kMostPacked) return false;
-  const TmaTensor input(x, launch), gradient(y, launch);
-  Params p = make_params(input.view(), gradient.view(), problem, *plan);
-  const Workspace partial(launch, static_cast<size_t>(workspace_bytes(problem, *plan)));
+  input.allocate(problem.batch);
+  gradient.allocate(problem.batch);
+  Params p = make_params(input, gradient, problem, *plan);
+  const int64_t launches = divide_up(batch, problem.batch);
+  const bool direct = is_half(w.dtype) && launches * plan->splits == 1 && is_dense_channels_last(w);
+  const Workspace partial(launch, direct ? 0 : static_cast<size_t>(launches * workspace_bytes(problem, *plan)));
   p.partial = partial.as<float>();
+  if (direct) {
+    p.result = w.data;
+    p.out_stride = w.stride[0];
+  }
   const int shared = 1024 + plan->stages * plan->stage_bytes();
-  const int ctas = static_cast<int>(std::min<int64_t>(plan->units, problem.multiprocessors));
-  if (x.dtype == DType::bf16)
-    launch_kernel<BFloat16>(p, plan->cta, ctas, shared, launch.stream);
-  else
-    launch_kernel<Float16>(p, plan->cta, ctas, shared, launch.stream);
-  check_launch("conv weight gradient");
-  reduce(w, p, plan->splits, launch.stream);
+  const auto run = !is_half(x.dtype) ? (parts == 2 ? launch_kernel<Float16, true> : launch_kernel<Float16, false>)
+                   : x.dtype == DType::bf16 ? launch_kernel<BFloat16, false>
+                                            : launch_kernel<Float16, false>;
+  int splits = 0;
+  for (int64_t first = 0; first < batch; first += problem.batch) {
+    const int64_t count = std::min(problem.batch, batch - first);
+    const View in = input.samples(first, count), out = gradient.samples(first, count);
+    const int more = set_samples(p, in, out, static_cast<int>(count), problem, *plan);
+    run(p, plan->cta, std::min(p.units, problem.multiprocessors), shared, launch.stream);
+    check_launch("conv weight gradient");
+    p.partial += more * p.split_stride;
+    splits += more;
+  }
+  if (!direct) reduce(w, p, partial.as<float>(), splits, input, gradient, launch.stream);
   return true;
 }
 

@@ -1,0 +1,184 @@
+#include "cuda/conv/wgrad/operand.h"
+
+#include "cuda/conv/plan_common.h"
+#include "cuda/conv/tensor_map.h"
+#include "cuda/divisor.h"
+#include "cuda/kernels.h"
+#include "cuda/vector.cuh"
+#include "ops/halves.h"
+
+namespace voxgrad::cuda::implicit_wgrad {
+namespace {
+
+constexpr const char* kOp = "conv weight gradient";
+
+/// float32 voxels in any order of axes.
+struct Voxels {
+  const float* data;
+  int64_t stride[4];  // of sample, depth, height, width
+  Divisor size[3];    // width, height, depth
+  int count, channels;
+
+  __device__ const float* at(int voxel) const {
+    const int w = size[0].take(voxel), h = size[1].take(voxel), d = size[2].take(voxel);
+    return data + voxel * stride[0] + d * stride[1] + h * stride[2] + w * stride[3];
+  }
+};
+
+Voxels describe(const View& view) {
+  Voxels v{view.as<float>(), {view.stride[0], view.stride[2], view.stride[3], view.stride[4]}, {}, 0, 0};
+  for (int a = 0; a < 3; ++a) v.size[a] = Divisor(static_cast<int>(view.size[4 - a]));
+  v.count = static_cast<int>(view.numel() / view.size[1]);
+  v.channels = static_cast<int>(view.size[1]);
+  return v;
+}
+
+/// Each channel's largest finite magnitude, as bits, into zeros. A block looks at some voxels of `of_block` channels.
+__global__ void __launch_bounds__(kBlock) find_maxima(const __grid_constant__ Voxels p, int64_t channel_stride,
+                                                      Divisor of_block, Divisor channel_tiles, uint32_t* maxima) {
+  __shared__ uint32_t largest[kBlock];
+  int block = static_cast<int>(blockIdx.x), row = static_cast<int>(threadIdx.x);
+  const int channel = channel_tiles.take(block) * of_block.value, column = of_block.take(row);
+  const int rows = kBlock / of_block.value, step = static_cast<int>(gridDim.x) / channel_tiles.value * rows;
+  largest[threadIdx.x] = 0;
+  __syncthreads();
+  uint32_t most = 0;
+  if (row < rows && channel + column < p.channels) {
+#pragma unroll 8
+    for (int voxel = block * rows + row; voxel < p.count; voxel += step) {
+      const uint32_t bits = __float_as_uint(p.at(voxel)[(channel + column) * channel_stride]) & 0x7fffffff;
+      if (bits < 0x7f800000) most = max(most, bits);
+    }
+    atomicMax(&largest[column], most);
+  }
+  __syncthreads();
+  if (threadIdx.x < of_block.value && channel + column < p.channels)
+    atomicMax(&maxima[channel + column], largest[column]);
+}
+
+/// x times a power of two, and what rounding that to f16 loses.
+struct Halves {
+  Float16 high, low;
+
+  __device__ Halves(float x, uint32_t maximum) {
+    const float scaled = x * __int_as_float(scale_exponent(maximum) + 127 << 23);
+    high = Float16(scaled);
+    const float rest = scaled - static_cast<float>(high);
+    low = Float16(rest == rest ? rest : 0.0f);  // infinities
+  }
+};
+
+/// Vectors of `width` channels, which are innermost; those of a group begin at multiples of `pitch` in the copy.
+template <int width>
+__global__ void __launch_bounds__(kBlock)
+    scale_to_halves(const __grid_constant__ Voxels p, const uint32_t* maxima, Divisor of_group, int pitch,
+                    int64_t voxel_pitch, Float16* high, Float16* low) {
+  const int vectors = p.channels / width;
+  for (int64_t i = thread_index(); i < int64_t{p.count} * vectors; i += thread_count()) {
+    const int voxel = static_cast<int>(i / vectors), channel = static_cast<int>(i - int64_t{voxel} * vectors) * width;
+    float x[width];
+    load_values<width>(p.at(voxel) + channel, x);
+    Vector<Float16, width> highs, lows;
+#pragma unroll
+    for (int j = 0; j < width; ++j) {
+      const Halves halves(x[j], maxima[channel + j]);
+      highs.v[j] = halves.high;
+      lows.v[j] = halves.low;
+    }
+    const int group = of_group.divide(channel);
+    const int64_t to = voxel * voxel_pitch + group * pitch + channel - group * of_group.value;
+    store_vector(high + to, highs);
+    if (low) store_vector(low + to, lows);
+  }
+}
+
+/// The same voxels with innermost channels, dense.
+View innermost(const View& view, void* data, DType dtype, int64_t channels) {
+  View dense = view;
+  dense.data = data;
+  dense.dtype = dtype;
+  dense.stride[1] = 1;
+  for (const int axis : {4, 3, 2, 0}) {
+    dense.stride[axis] = channels;
+    channels *= view.size[axis];
+  }
+  return dense;
+}
+
+}  // namespace
+
+Operand::Operand(const View& view, int64_t groups, int parts, const Launch& launch)
+    : view_(view), launch_(launch), groups_(groups), parts_(parts) {
+  const int64_t of_group = view.size[1] / groups;
+  channel_pitch_ = static_cast<int>(groups > 1 && !as_it_lies() ? (of_group + 7) / 8 * 8 : of_group);
+  if (view.dtype != DType::f32) return;
+  maxima_.emplace(launch, static_cast<size_t>(view.size[1]) * sizeof(uint32_t));
+  check_cuda(
+      cudaMemsetAsync(maxima_->as<void>(), 0, static_cast<size_t>(view.size[1]) * sizeof(uint32_t), launch.stream),
+      kOp);
+  const Voxels voxels = describe(view);
+  const Divisor of_block(view.stride[1] == 1 ? std::min(voxels.channels, kBlock) : 1);
+  const Divisor channel_tiles(divide_up(voxels.channels, of_block.value));
+  const int64_t blocks = divide_up(voxels.count, int64_t{16} * (kBlock / of_block.value));
+  const int64_t most = std::max<int64_t>(8 * kMultiprocessors / channel_tiles.value, 1);
+  find_maxima<<<static_cast<unsigned>(std::min(blocks, most) * channel_tiles.value), kBlock, 0, launch.stream>>>(
+      voxels, view.stride[1], of_block, channel_tiles, maxima_->as<uint32_t>());
+  check_launch(kOp);
+}
+
+bool Operand::as_it_lies() const {
+  return is_half(view_.dtype) && is_tma_tensor(view_) && (groups_ == 1 || view_.size[1] / groups_ % 8 == 0);
+}
+
+int64_t Operand::copy_bytes() const {
+  if (as_it_lies()) return 0;
+  const int64_t voxels = view_.size[2] * view_.size[3] * view_.size[4];
+  const int64_t floats = view_.dtype == DType::f32 && view_.stride[1] != 1 ? 4 * view_.size[1] : 0;
+  return voxels * (floats + parts_ * 2 * ((groups_ * channel_pitch_ + 7) / 8 * 8));
+}
+
+void Operand::allocate(int64_t samples) {
+  if (as_it_lies()) return;
+  const int64_t voxels = samples * view_.size[2] * view_.size[3] * view_.size[4];
+  copy_.emplace(launch_, static_cast<size_t>(voxels * parts_ * 2 * ((groups_ * channel_pitch_ + 7) / 8 * 8)));
+  if (view_.dtype == DType::f32 && view_.stride[1] != 1)
+    innermost_.emplace(launch_, static_cast<size_t>(voxels * view_.size[1]) * sizeof(float));
+}
+
+View Operand::samples(int64_t first, int64_t count) {
+  View view = view_;
+  view.data = view_.as<char>() + first * view_.stride[0] * item_size(view_.dtype);
+  view.size[0] = count;
+  if (as_it_lies()) return view;
+  const bool floats = view.dtype == DType::f32;
+  const int64_t pitch = (groups_ * channel_pitch_ + 7) / 8 * 8, of_group = view.size[1] / groups_;
+  View copy = innermost(view, copy_->as<void>(), floats ? DType::f16 : view.dtype, pitch);
+  copy.size[1] = groups_ * channel_pitch_;
+  if (floats) {
+    if (innermost_) {
+      const View dense = innermost(view, innermost_->as<void>(), DType::f32, view.size[1]);
+      kernel::copy(dense, view);
+      view = dense;
+    }
+    const Voxels voxels = describe(view);
+    Float16* const high = copy.as<Float16>();
+    Float16* const low = parts_ > 1 ? high + voxels.count * pitch : nullptr;
+    const bool vectors = of_group % 8 == 0 && is_tma_tensor(view);
+    const auto kernel = vectors ? scale_to_halves<8> : scale_to_halves<1>;
+    kernel<<<grid_size(int64_t{voxels.count} * voxels.channels / (vectors ? 8 : 1)), kBlock, 0, launch_.stream>>>(
+        voxels, maxima(), Divisor(static_cast<int>(of_group)), channel_pitch_, pitch, high, low);
+    check_launch(kOp);
+    copy.size[0] = parts_ * count;
+    return copy;
+  }
+  for (int64_t g = 0; g < (channel_pitch_ == of_group ? 1 : groups_); ++g) {
+    View to = copy, from = view;
+    to.size[1] = from.size[1] = channel_pitch_ == of_group ? view.size[1] : of_group;
+    to.data = to.as<char>() + g * channel_pitch_ * 2;
+    from.data = from.as<char>() + g * of_group * view.stride[1] * 2;
+    kernel::copy(to, from);
+  }
+  return copy;
+}
+
+}  // namespace voxgrad::cuda::implicit_wgrad
