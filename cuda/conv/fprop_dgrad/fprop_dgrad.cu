@@ -17,13 +17,13 @@ namespace {
 
 using namespace implicit_gemm;
 
-/// Adds up partial results, a vector of channels a thread.
+/// Adds up partial results, a vector of channels a thread, which it stores in one if channels are innermost.
 template <class T, int width>
 __global__ void __launch_bounds__(kBlock) reduce_splits(const __grid_constant__ ReduceParams p) {
   const int64_t vectors = p.channels / width, count = p.voxels * vectors;
   for (int64_t i = thread_index(); i < count; i += thread_count()) {
-    const int64_t voxel = i / vectors;
-    const int channel = static_cast<int>(i - voxel * vectors) * width;
+    const int64_t voxel = p.voxels_first ? i % p.voxels : i / vectors;
+    const int channel = static_cast<int>(p.voxels_first ? i / p.voxels : i - voxel * vectors) * width;
     float sum[width] = {};
     const float* from = p.partial + voxel * p.channels + channel;
 #pragma unroll 4
@@ -38,12 +38,17 @@ __global__ void __launch_bounds__(kBlock) reduce_splits(const __grid_constant__ 
       if (p.bias) sum[j] += static_cast<float>(static_cast<const T*>(p.bias)[(channel + j) * p.bias_stride]);
       if (p.relu) sum[j] = max_or_nan(sum[j], 0);
     }
-    int64_t sample = voxel, offset = channel;
+    int64_t sample = voxel, offset = channel * p.channel_stride;
     for (int a = 0; a < 3; ++a) {
       offset += sample % p.size[a].value * p.out_stride[3 - a];
       sample /= p.size[a].value;
     }
-    store_values<width>(static_cast<T*>(p.out) + offset + sample * p.out_stride[0], sum);
+    T* const to = static_cast<T*>(p.out) + offset + sample * p.out_stride[0];
+    if (p.voxels_first)
+#pragma unroll
+      for (int j = 0; j < width; ++j) to[j * p.channel_stride] = T(sum[j]);
+    else
+      store_values<width>(to, sum);
   }
 }
 
@@ -119,6 +124,7 @@ Params make_params(const View& out, const View& in, const ConvEpilogue& epilogue
   const int64_t count[] = {problem.batch, plan.axis[0].count, plan.axis[1].count, plan.axis[2].count};
   const int wide = problem.dtype == DType::f32 ? 2 : 8;
   p.vectors = p.out_channels % wide == 0 && is_tma_tensor(out);
+  p.channel_stride = out.size[1] == 1 ? 1 : out.stride[1];
   for (int a = 0; a < 4; ++a) {
     p.tile[a] = plan.tile[a];
     p.tiles[a] = Divisor(static_cast<int>(divide_up(count[a], plan.tile[a])));
@@ -211,14 +217,22 @@ void reduce(const View& out, const ConvEpilogue& epilogue, const Params& p, cons
   r.relu = epilogue.relu;
   r.out = out.data;
   for (int a = 0; a < 4; ++a) r.out_stride[a] = out.stride[a == 0 ? 0 : a + 1];
+  r.channel_stride = out.size[1] == 1 ? 1 : out.stride[1];
+  r.voxels_first = r.channel_stride != 1;
   for (int a = 0; a < 3; ++a) r.size[a] = Divisor(static_cast<int>(out.size[4 - a]));
   with_arithmetic(arithmetic_of(problem), [&]<class Arithmetic>() {
     using T = typename Arithmetic::Element;
-    const bool vectors = r.channels % 4 == 0 && is_tma_tensor(out);
+    const bool vectors = r.channels % 4 == 0 && (r.voxels_first || is_tma_tensor(out));
     const auto kernel = vectors ? reduce_splits<T, 4> : reduce_splits<T, 1>;
     kernel<<<grid_size(stride / (vectors ? 4 : 1)), kBlock, 0, stream>>>(r);
   });
   check_launch("conv: sum of splits");
+}
+
+View samples_of(View view, int64_t first, int64_t count) {
+  view.data = static_cast<char*>(view.data) + first * view.stride[0] * item_size(view.dtype);
+  view.size[0] = count;
+  return view;
 }
 
 }  // namespace
@@ -229,7 +243,16 @@ bool fprop_dgrad(const View& out, const View& in, const View& w, const ConvEpilo
   ConvProblem problem = conv_problem(pass, in, out, w, geometry);
   describe_device(problem, launch);
   const auto plan = remembered<plan_fprop_dgrad>(problem);
-  if (!plan || TmaTensor::copy_bytes(in) > kMostPacked) return false;
+  if (!plan) return false;
+  const int64_t copied = TmaTensor::copy_bytes(in);
+  if (copied > kMostPacked && problem.batch > 1) {  // half of the samples, then the others
+    const auto run = [&](int64_t first, int64_t count) {
+      return fprop_dgrad(samples_of(out, first, count), samples_of(in, first, count), w, epilogue, geometry, pass,
+                         launch);
+    };
+    return run(0, problem.batch / 2) && run(problem.batch / 2, (problem.batch + 1) / 2);
+  }
+  if (copied > most_copied(problem)) return false;
   if (!std::all_of(plan->axis, plan->axis + 3, [](const AxisPhases& axis) { return axis.complete; }))
     fill_bias(out, epilogue, launch);
   const TmaTensor input(in, launch);
@@ -244,6 +267,7 @@ bool fprop_dgrad(const View& out, const View& in, const View& w, const ConvEpilo
     p.relu = false;
     int64_t stride = out.size[1];
     p.vectors = p.out_channels % 2 == 0;
+    p.channel_stride = 1;
     for (int a = 3; a >= 0; --a) {
       p.out_stride[a] = stride;
       stride *= out.size[a == 0 ? 0 : a + 1];

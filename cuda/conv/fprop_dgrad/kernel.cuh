@@ -137,7 +137,8 @@ struct Mainloop {
     if (!p.resident) inputs.skip(boxes);
   }
 
-  __device__ void multiply(const WorkUnit& unit, const Phase& phase, Accumulator (&sum)[kTiles][Tile::kN8]) {
+  /// Whether there was anything to multiply; else nothing is written.
+  __device__ bool multiply(const WorkUnit& unit, const Phase& phase, Accumulator (&sum)[kTiles][Tile::kN8]) {
     const bool releases = leads();
     bool fresh = true;
     int last_weights = -1, last_inputs = -1;
@@ -178,13 +179,7 @@ struct Mainloop {
     if (releases && last_weights >= 0) weights.release(last_weights);
     if (releases && last_inputs >= 0) inputs.release(last_inputs);
     if (!p.resident) inputs = input;
-    if (fresh)
-#pragma unroll
-      for (int t = 0; t < kTiles; ++t)
-#pragma unroll
-        for (int n = 0; n < Tile::kN8; ++n)
-#pragma unroll
-          for (int i = 0; i < 4; ++i) sum[t][n][i] = 0;
+    return !fresh;
   }
 
  private:
@@ -237,8 +232,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1) fprop_dgrad_kernel(const __
       if (p.resident && first) mainloop.next_resident();
       if (!p.cooperative && mainloop.gemm % Tile::kConsumers != warpgroup) return mainloop.skip(unit, phase);
       Accumulator sum[Tile::kTiles][Tile::kN8];
-      mainloop.multiply(unit, phase, sum);
-      store_results<Tile>(p, unit, phase, rows, warpgroup, sum);
+      const bool empty = !mainloop.multiply(unit, phase, sum);
+      store_results<Tile>(p, unit, phase, rows, warpgroup, sum, empty);
     });
   } else {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Tile::kProducerRegisters));

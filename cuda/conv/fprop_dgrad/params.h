@@ -38,8 +38,9 @@ struct Params {
   CUtensorMap weight;  // (K, N, tap), or (N, K, tap) where the output channels are innermost
   const void* bias;    // or null
   int64_t bias_stride;
-  void* out;               // channels innermost
+  void* out;
   int64_t out_stride[4];   // elements, of Coordinates
+  int64_t channel_stride;  // of the results likewise
   float* partial;          // split-K: dense (split, N, D, H, W, C); else null
   int64_t partial_stride;  // from a split to the next
   int out_size[3];
@@ -75,8 +76,9 @@ struct ReduceParams {
   const void* bias;
   int64_t bias_stride;
   void* out;
-  int64_t out_stride[4];
-  Divisor size[3];  // width, height, depth
+  int64_t out_stride[4], channel_stride;
+  Divisor size[3];    // width, height, depth
+  bool voxels_first;  // neighbouring threads have neighbouring voxels, not channels
   bool relu;
 };
 

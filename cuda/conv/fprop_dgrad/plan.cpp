@@ -238,14 +238,23 @@ class Search {
 std::span<const FpropDgradTile> fprop_dgrad_tiles() { return kTiles; }
 
 std::optional<FpropDgradPlan> plan_fprop_dgrad(const ConvProblem& p) {
-  if (!p.channels_last || is_narrow(p) || !may_use_wgmma(p) || p.choice.plain || p.choice.packed ||
-      p.choice.small_channel)
+  if (is_narrow(p) || !may_use_wgmma(p) || p.choice.plain || p.choice.packed || p.choice.small_channel ||
+      p.dtype == DType::f64 || arithmetic_of(p) == ConvArithmetic::tf32x3)
     return std::nullopt;
-  if (p.dtype == DType::f64 || arithmetic_of(p) == ConvArithmetic::tf32x3) return std::nullopt;
+  if (copied_bytes(p) > 0 && p.choice == ConvChoice{} && !pays_to_pack(p)) return std::nullopt;
+  if (copied_bytes(p) > p.batch * most_copied(p)) return std::nullopt;
   FpropDgradPlan axes;
   if (!choose_axes(p, axes)) return std::nullopt;
   return Search(p, axes).best();
 }
+
+int64_t copied_bytes(const ConvProblem& p) {
+  if (p.channels_last) return 0;
+  const int64_t voxel = divide_up(p.groups * p.in_channels * static_cast<int64_t>(item_size(p.dtype)), 16) * 16;
+  return p.batch * p.in_size[0] * p.in_size[1] * p.in_size[2] * voxel;
+}
+
+int64_t most_copied(const ConvProblem& p) { return std::max(kMostPacked, sample_bytes(p)); }
 
 int64_t workspace_bytes(const ConvProblem& p, const FpropDgradPlan& plan) {
   if (plan.splits == 1) return 0;

@@ -34,8 +34,11 @@ struct FpropDgradPlan {
   int input_bytes() const { return (box_rows() * row_bytes + 1023) / 1024 * 1024; }
 };
 
-/// Nothing if the problem is not its own (not channels-last, f64, `highest`, too many taps or residues).
+/// Nothing if the problem is not its own (f64, few channels, a copy that does not pay, too many taps or residues).
 std::optional<FpropDgradPlan> plan_fprop_dgrad(const ConvProblem& problem);
+/// Of a channels-last copy of the inputs of all samples, if they need one; how many there may be for one sample.
+int64_t copied_bytes(const ConvProblem& problem);
+int64_t most_copied(const ConvProblem& problem);
 /// Partial sums of split-K.
 int64_t workspace_bytes(const ConvProblem& problem, const FpropDgradPlan& plan);
 
