@@ -6,6 +6,7 @@
 #include "cuda/conv/fprop_dgrad/epilogue.cuh"
 #include "cuda/conv/fprop_dgrad/launch.h"
 #include "cuda/conv/fprop_dgrad/plan.h"
+#include "cuda/conv/fprop_dgrad/split.h"
 #include "cuda/conv/plan_cache.h"
 #include "cuda/conv/plan_common.h"
 #include "cuda/conv/tensor_map.h"
@@ -112,6 +113,8 @@ Params make_params(const View& out, const View& in, const ConvEpilogue& epilogue
   p.merged = plan.merged;
   p.cooperative = plan.cooperative;
   p.chunks = plan.chunks;
+  p.product_chunks = Divisor(plan.chunks / plan.products);
+  p.taps = plan.axis[0].kernel * plan.axis[1].kernel * plan.axis[2].kernel;
   p.in_channels = static_cast<int>(problem.in_channels);
   p.out_channels = static_cast<int>(problem.out_channels);
   p.chunk_channels = plan.chunk_channels;
@@ -161,26 +164,26 @@ bool is_dense_inner(const View& w, int inner) {
          reinterpret_cast<uintptr_t>(w.data) % 16 == 0;
 }
 
-/// As they are, if TMA can read them and wgmma multiply them so; else by way of `copy`: channels padded to 16 bytes.
-WeightOperand weight_operand(const View& w, bool transposed, std::optional<Workspace>& copy, const Launch& launch) {
+/// As they are, if TMA can read them and wgmma multiply them so; else by way of `copy`: channels padded to 16 bytes, or
+/// (three products) high and low parts, whose taps follow each other.
+WeightOperand weight_operand(const View& w, bool transposed, bool three, std::optional<Workspace>& copy,
+                             const Launch& launch) {
   const int k_axis = transposed ? 0 : 1;
+  if (three) {
+    const View parts = split_copy(w, {k_axis, 1 - k_axis, 4, 3, 2}, copy, launch);
+    return {parts, k_axis, parts.stride[4], parts.stride[1 - k_axis]};
+  }
   const bool halves = is_half(w.dtype);
   const int64_t taps = w.size[2] * w.size[3] * w.size[4];
   for (const int inner : {1, 0})
     if ((halves || inner == k_axis) && is_dense_inner(w, inner)) return {w, inner, w.size[inner], w.size[inner] * taps};
   const int inner = halves ? 1 : k_axis;
-  const int64_t wide = 16 / item_size(w.dtype), row = divide_up(w.size[inner], wide) * wide;
   View padded = w;
-  int64_t stride = row;
-  padded.stride[inner] = 1;
-  for (const int axis : {4, 3, 2, 1 - inner}) {
-    padded.stride[axis] = stride;
-    stride *= w.size[axis];
-  }
-  copy.emplace(launch, static_cast<size_t>(stride * item_size(w.dtype)));
+  const int64_t elements = lay_out(padded, {inner, 4, 3, 2, 1 - inner});
+  copy.emplace(launch, static_cast<size_t>(elements * item_size(w.dtype)));
   padded.data = copy->as<void>();
   kernel::copy(padded, w);
-  return {padded, inner, row, row * taps};
+  return {padded, inner, padded.stride[4], padded.stride[1 - inner]};
 }
 
 /// Tells TMA of the weights, and what a group is of them.
@@ -201,6 +204,20 @@ bool describe_weights(Params& p, const WeightOperand& weights, bool transposed, 
                                      .rank = 3},
                       "conv");
   return n_major;
+}
+
+/// Instead of results.
+void store_partial_sums(Params& p, const View& out, float* partial) {
+  p.partial = partial;
+  p.relu = false;
+  p.vectors = p.out_channels % 2 == 0;
+  p.channel_stride = 1;
+  int64_t stride = out.size[1];
+  for (int a = 3; a >= 0; --a) {
+    p.out_stride[a] = stride;
+    stride *= out.size[a == 0 ? 0 : a + 1];
+  }
+  p.partial_stride = stride;
 }
 
 void reduce(const View& out, const ConvEpilogue& epilogue, const Params& p, const ConvProblem& problem,
@@ -244,7 +261,8 @@ bool fprop_dgrad(const View& out, const View& in, const View& w, const ConvEpilo
   describe_device(problem, launch);
   const auto plan = remembered<plan_fprop_dgrad>(problem);
   if (!plan) return false;
-  const int64_t copied = TmaTensor::copy_bytes(in);
+  const bool three = plan->products > 1;
+  const int64_t copied = three ? copied_bytes(problem) : TmaTensor::copy_bytes(in);
   if (copied > kMostPacked && problem.batch > 1) {  // half of the samples, then the others
     const auto run = [&](int64_t first, int64_t count) {
       return fprop_dgrad(samples_of(out, first, count), samples_of(in, first, count), w, epilogue, geometry, pass,
@@ -255,40 +273,20 @@ bool fprop_dgrad(const View& out, const View& in, const View& w, const ConvEpilo
   if (copied > most_copied(problem)) return false;
   if (!std::all_of(plan->axis, plan->axis + 3, [](const AxisPhases& axis) { return axis.complete; }))
     fill_bias(out, epilogue, launch);
-  const TmaTensor input(in, launch);
-  Params p = make_params(out, input.view(), epilogue, problem, *plan);
-  std::optional<Workspace> copy;
-  const bool n_major = describe_weights(p, weight_operand(w, transposed, copy, launch), transposed, *plan);
-  const int64_t elements = workspace_bytes(problem, *plan) / (plan->splits * int64_t{4});
+  std::optional<TmaTensor> whole;
+  std::optional<Workspace> parts, copy;
+  const View input = three ? split_copy(in, {1, 4, 3, 2, 0}, parts, launch) : whole.emplace(in, launch).view();
+  Params p = make_params(out, input, epilogue, problem, *plan);
+  const bool n_major = describe_weights(p, weight_operand(w, transposed, three, copy, launch), transposed, *plan);
   const Workspace partial(launch, static_cast<size_t>(workspace_bytes(problem, *plan)));
-  if (plan->splits > 1) {
-    p.partial = partial.as<float>();
-    p.partial_stride = elements;
-    p.relu = false;
-    int64_t stride = out.size[1];
-    p.vectors = p.out_channels % 2 == 0;
-    p.channel_stride = 1;
-    for (int a = 3; a >= 0; --a) {
-      p.out_stride[a] = stride;
-      stride *= out.size[a == 0 ? 0 : a + 1];
-    }
-  }
+  if (plan->splits > 1) store_partial_sums(p, out, partial.as<float>());
   const int stage = stage_taps(plan->cta.columns) * plan->cta.columns * plan->row_bytes;
   const int shared = 1024 + plan->input_stages * plan->input_bytes() + plan->weight_stages * stage;
   const int ctas = static_cast<int>(std::min<int64_t>(plan->units, problem.multiprocessors));
-  const auto run = [&]<class T>() {
-    launch_kernel<T>(p, plan->cta.columns, plan->cta.row_tiles, n_major, ctas, shared, launch.stream);
-  };
-  switch (out.dtype) {
-    case DType::bf16:
-      run.template operator()<BFloat16>();
-      break;
-    case DType::f16:
-      run.template operator()<Float16>();
-      break;
-    default:
-      run.template operator()<float>();
-  }
+  with_arithmetic(arithmetic_of(problem), [&]<class Arithmetic>() {
+    launch_kernel<typename Arithmetic::Element, Arithmetic::kParts == 2>(p, plan->cta.columns, plan->cta.row_tiles,
+                                                                         n_major, ctas, shared, launch.stream);
+  });
   check_launch("conv");
   if (plan->splits > 1) reduce(out, epilogue, p, problem, launch.stream);
   return true;

@@ -34,6 +34,7 @@ struct Phase {
 using Coordinates = int[4];
 
 struct Params {
+  // Three products: with as many samples, and taps, behind them, which are the low parts (split.h).
   CUtensorMap input;   // (C, W, H, D, N), boxes of box[] voxels
   CUtensorMap weight;  // (K, N, tap), or (N, K, tap) where the output channels are innermost
   const void* bias;    // or null
@@ -50,7 +51,9 @@ struct Params {
   bool cooperative;  // both warpgroups share each CTA tile, m64 tiles in turn; else (ping-pong) they take GEMMs in turn
   bool merged;       // a work unit is all phases of its CTA tile, one after the other
   int samples, phases, chunks;
-  int k_group, n_group;  // channels from a group to the next: of the GEMM's K and N as the weight's map counts them
+  Divisor product_chunks;  // three products: chunks of one
+  int taps;                // of the kernel
+  int k_group, n_group;    // channels from a group to the next: of the GEMM's K and N as the weight's map counts them
   int in_channels, out_channels;  // of a group
   int chunk_channels, row_bytes;  // of a row of the box: one voxel's channels of a chunk
   int splits, units;

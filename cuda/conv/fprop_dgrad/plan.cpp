@@ -99,14 +99,16 @@ class Search {
             plan.halo[0] = depth;
             plan.halo[1] = plan.halo[2] = plane;
             if (depth && !plane) continue;
-            if (row_bytes == 32 && (cta.columns > 64 || cta.row_tiles < 4)) continue;  // not compiled
+            if (!is_compiled(cta.columns, cta.row_tiles, row_bytes, three_products(p_))) continue;
             plan.row_bytes = row_bytes;
             plan.chunk_channels = row_bytes / static_cast<int>(item_size(p_.dtype));
             if (row_bytes > 32 && plan.chunk_channels > 2 * p_.in_channels) continue;
             if (p_.groups > 1 && p_.in_channels % plan.chunk_channels != 0) continue;
-            plan.chunks = divide_up(p_.in_channels, plan.chunk_channels);
+            plan.products = three_products(p_) ? 3 : 1;
+            plan.chunks = plan.products * divide_up(static_cast<int>(p_.in_channels), plan.chunk_channels);
             for (const bool cooperative : {false, true}) {
               if (p_.choice.pairs > 0 && (p_.choice.pairs == 2) != cooperative) continue;
+              if (three_products(p_) && !cooperative) continue;
               plan.cooperative = cooperative;
               try_tiles(plan);
             }
@@ -239,7 +241,7 @@ std::span<const FpropDgradTile> fprop_dgrad_tiles() { return kTiles; }
 
 std::optional<FpropDgradPlan> plan_fprop_dgrad(const ConvProblem& p) {
   if (is_narrow(p) || !may_use_wgmma(p) || p.choice.plain || p.choice.packed || p.choice.small_channel ||
-      p.dtype == DType::f64 || arithmetic_of(p) == ConvArithmetic::tf32x3)
+      p.dtype == DType::f64)
     return std::nullopt;
   if (copied_bytes(p) > 0 && p.choice == ConvChoice{} && !pays_to_pack(p)) return std::nullopt;
   if (copied_bytes(p) > p.batch * most_copied(p)) return std::nullopt;
@@ -249,9 +251,9 @@ std::optional<FpropDgradPlan> plan_fprop_dgrad(const ConvProblem& p) {
 }
 
 int64_t copied_bytes(const ConvProblem& p) {
-  if (p.channels_last) return 0;
+  if (p.channels_last && !three_products(p)) return 0;
   const int64_t voxel = divide_up(p.groups * p.in_channels * static_cast<int64_t>(item_size(p.dtype)), 16) * 16;
-  return p.batch * p.in_size[0] * p.in_size[1] * p.in_size[2] * voxel;
+  return parts(p) * p.batch * p.in_size[0] * p.in_size[1] * p.in_size[2] * voxel;
 }
 
 int64_t most_copied(const ConvProblem& p) { return std::max(kMostPacked, sample_bytes(p)); }

@@ -13,13 +13,19 @@ struct FpropDgradTile {
   int columns, row_tiles;
 };
 std::span<const FpropDgradTile> fprop_dgrad_tiles();
+/// Whether a tile is compiled with rows of so many bytes; `three`: for three products, whose sums and products have to
+/// fit into registers.
+constexpr bool is_compiled(int columns, int row_tiles, int row_bytes, bool three) {
+  return (row_bytes > 32 || (columns <= 64 && row_tiles == 4)) && (!three || columns * row_tiles <= 128);
+}
 /// Taps whose weights are one stage.
 constexpr int stage_taps(int columns) { return columns >= 128 ? 1 : columns == 64 ? 2 : 4; }
 
 struct FpropDgradPlan {
   AxisPhases axis[3];
   FpropDgradTile cta{};
-  int row_bytes = 0, chunk_channels = 0, chunks = 0;  // of a voxel in shared memory; of K, and how many make all of it
+  int row_bytes = 0, chunk_channels = 0, chunks = 0;  // of a voxel in shared memory; of K, and how many there are
+  int products = 1;                                   // or 3, each of which has its chunks
   bool halo[3] = {};                  // axes whose taps read one box; of the others each tap has its own
   int tile[4] = {}, box[4] = {};      // (sample, depth, height, width): of results; of a TMA box
   int group_pitch = 0, base[8] = {};  // Params of params.h
@@ -36,7 +42,8 @@ struct FpropDgradPlan {
 
 /// Nothing if the problem is not its own (f64, few channels, a copy that does not pay, too many taps or residues).
 std::optional<FpropDgradPlan> plan_fprop_dgrad(const ConvProblem& problem);
-/// Of a channels-last copy of the inputs of all samples, if they need one; how many there may be for one sample.
+/// Of a channels-last copy of the inputs of all samples, if they need one (two for three products); how many there may
+/// be for one sample.
 int64_t copied_bytes(const ConvProblem& problem);
 int64_t most_copied(const ConvProblem& problem);
 /// Partial sums of split-K.
