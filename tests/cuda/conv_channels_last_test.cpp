@@ -134,6 +134,22 @@ TEST_P(CudaConvChannelsLast, IsExactOnRandomProblems) {
   }
 }
 
+/// Numbers of 12 bits are a high and a low part, in the inputs or in the weights. Every sum is exact.
+TEST_P(CudaConvChannelsLast, IsExactOfTwoParts) {
+  const Mode& mode = GetParam();
+  if (mode.arithmetic() != cuda::ConvArithmetic::tf32x3) GTEST_SKIP() << "rounds such numbers";
+  Random random(kFirstSeed);
+  const Setting setting(mode.precision, {.pairs = 2});
+  for (const Problem& problem : {kProblems[0], kProblems[1], kProblems[3]})
+    for (const auto& [input, result] : kLayouts)
+      for (RandomView Operands::*large : {&Operands::x, &Operands::y, &Operands::w}) {
+        Operands operands(problem, mode.dtype, random, input, result);
+        (operands.*large).fill(random, -3000, 3000);
+        operands.run(Device::cpu());
+        operands.check();
+      }
+}
+
 /// Infinite and other results are where the CPU has them, also where a number is a sum of two.
 TEST_P(CudaConvChannelsLast, KeepsInfinitiesAndNaN) {
   const Mode& mode = GetParam();

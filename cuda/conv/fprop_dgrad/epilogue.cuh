@@ -1,5 +1,5 @@
-// How results leave the accumulators: bias, ReLU, rounding, and stores of 16 bytes of a voxel's channels, or of float
-// partial sums (split-K).
+// How results leave the accumulators: bias, ReLU, rounding, and stores of 16 bytes of a voxel's channels, of single
+// elements at any strides, or of float partial sums (split-K).
 #pragma once
 
 #include "cuda/conv/common/wgmma.cuh"

@@ -1,4 +1,4 @@
-// Convolutions of channels-last tensors on tensor cores, fprop and dgrad.
+// Convolutions of channels-last tensors, or channels-last copies, on tensor cores: fprop and dgrad.
 #pragma once
 
 #include "cuda/conv/plan.h"

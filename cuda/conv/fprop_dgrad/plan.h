@@ -1,4 +1,4 @@
-// Which CTA tile, halo and split a channels-last implicit GEMM takes: a pure function of the problem.
+// Which CTA tile, halo and split an implicit GEMM of channels-last inputs takes: a pure function of the problem.
 #pragma once
 
 #include <optional>

@@ -14,8 +14,8 @@ namespace voxgrad::cuda::implicit_gemm {
 int64_t lay_out(View& view, const std::array<int, 5>& axes);
 
 /// A copy of a float32 view of any layout, laid out so: the outermost axis is twice as long, of high parts and then of
-/// low ones. Of what is not finite, and would be infinite of both signs in products with high and low, the high part is
-/// 0.
+/// low ones. Of what is not finite the high part is 0: in products with high and low parts, infinities would be of both
+/// signs.
 View split_copy(const View& view, const std::array<int, 5>& axes, std::optional<Workspace>& memory,
                 const Launch& launch);
 
