@@ -15,7 +15,8 @@ constexpr int kStatic = 6 * 1024;  // bytes: barriers, list of rows, alignment
 constexpr double kFromL2 = 32, kToMemory = 32, kUnit = 1000, kReduction = 4000, kReductionBytes = 2500, kWait = 1500,
                  kAlone = 1.3;
 
-constexpr FpropDgradTile kTiles[] = {{16, 4}, {32, 4}, {64, 4}, {64, 2}, {64, 1}, {128, 2}, {128, 1}};
+constexpr FpropDgradTile kTiles[] = {{16, 4}, {24, 4}, {32, 4}, {48, 4},  {48, 2},
+                                     {64, 4}, {64, 2}, {64, 1}, {128, 2}, {128, 1}};
 
 using Bases = std::array<int, 8>;
 
@@ -99,7 +100,7 @@ class Search {
             plan.halo[0] = depth;
             plan.halo[1] = plan.halo[2] = plane;
             if (depth && !plane) continue;
-            if (!is_compiled(cta.columns, cta.row_tiles, row_bytes, three_products(p_))) continue;
+            if (!is_compiled(cta.columns, cta.row_tiles, row_bytes, arithmetic_of(p_))) continue;
             plan.row_bytes = row_bytes;
             plan.chunk_channels = row_bytes / static_cast<int>(item_size(p_.dtype));
             if (row_bytes > 32 && plan.chunk_channels > 2 * p_.in_channels) continue;

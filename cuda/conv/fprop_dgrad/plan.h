@@ -1,6 +1,7 @@
 // Which CTA tile, halo and split an implicit GEMM of channels-last inputs takes: a pure function of the problem.
 #pragma once
 
+#include <bit>
 #include <optional>
 #include <span>
 
@@ -13,13 +14,15 @@ struct FpropDgradTile {
   int columns, row_tiles;
 };
 std::span<const FpropDgradTile> fprop_dgrad_tiles();
-/// Whether a tile is compiled with rows of so many bytes; `three`: for three products, whose sums and products have to
-/// fit into registers.
-constexpr bool is_compiled(int columns, int row_tiles, int row_bytes, bool three) {
-  return (row_bytes > 32 || (columns <= 64 && row_tiles == 4)) && (!three || columns * row_tiles <= 128);
+/// Whether a tile is compiled with rows of so many bytes. Of three products, sums and products have to fit into
+/// registers; of halves, columns are rows of TMA boxes, too (N-major weights).
+constexpr bool is_compiled(int columns, int row_tiles, int row_bytes, ConvArithmetic arithmetic) {
+  const bool three = arithmetic == ConvArithmetic::tf32x3, floats = three || arithmetic == ConvArithmetic::tf32;
+  return (row_bytes > 32 || (columns <= 64 && row_tiles >= (three ? 2 : 4))) &&
+         (!three || columns * row_tiles <= 128) && (floats || std::has_single_bit(static_cast<unsigned>(columns)));
 }
 /// Taps whose weights are one stage.
-constexpr int stage_taps(int columns) { return columns >= 128 ? 1 : columns == 64 ? 2 : 4; }
+constexpr int stage_taps(int columns) { return columns >= 128 ? 1 : columns > 32 ? 2 : 4; }
 
 struct FpropDgradPlan {
   AxisPhases axis[3];
