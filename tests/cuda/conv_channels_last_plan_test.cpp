@@ -58,7 +58,7 @@ TEST(ConvChannelsLastPlan, RowsOfATileAreItsResults) {
       ++plans;
       const size_t size = static_cast<size_t>(plan->tile[0] * plan->tile[1] * plan->tile[2] * plan->tile[3]);
       EXPECT_EQ(results_of(*plan).size(), size);
-      EXPECT_GE(plan->input_stages, plan->resident ? plan->chunks : 2);
+      EXPECT_GE(plan->input_stages, plan->resident ? plan->resident_chunks() : 2);
       const bool three = p.dtype == f32 && p.precision == Float32Precision::highest;
       EXPECT_EQ(plan->products, three ? 3 : 1);
       EXPECT_EQ(plan->chunks % plan->products, 0);

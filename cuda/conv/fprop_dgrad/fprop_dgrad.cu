@@ -114,6 +114,7 @@ Params make_params(const View& out, const View& in, const ConvEpilogue& epilogue
   p.cooperative = plan.cooperative;
   p.chunks = plan.chunks;
   p.product_chunks = Divisor(plan.chunks / plan.products);
+  p.resident_chunks = plan.resident_chunks();
   p.taps = plan.axis[0].kernel * plan.axis[1].kernel * plan.axis[2].kernel;
   p.in_channels = static_cast<int>(problem.in_channels);
   p.out_channels = static_cast<int>(problem.out_channels);

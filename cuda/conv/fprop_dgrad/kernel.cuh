@@ -44,6 +44,7 @@ __device__ void produce_inputs(const Params& p, uint32_t stages, Pipeline pipeli
   for_each_gemm(p, [&](const WorkUnit& unit, const Phase& phase, bool first) {
     if (p.resident && !first) return;
     for (KBlocks k(p, unit, phase); k.left > 0; k.next()) {
+      if (Tile::kThree && p.resident && k.chunk == p.resident_chunks) break;
       const Load& box = k.box(p);
       const auto from = ChunkOperands::of<Tile::kThree>(p, k.chunk);
       int at[3];
@@ -125,7 +126,7 @@ struct Mainloop {
       if (leads()) inputs.release(inputs.stage());
       inputs.next();
     }
-    held = p.chunks;
+    held = p.resident_chunks;
   }
 
   /// Leaves a GEMM to the other warpgroup.
@@ -195,6 +196,7 @@ struct Mainloop {
     each(sum, [](float& x, int, int, int) { x = 0; });
     for (KBlocks k(p, unit, phase); k.left > 0; k.next()) {
       const Load& box = k.box(p);
+      if (p.resident && k.chunk == p.resident_chunks) (input = inputs).skip(p.product_chunks.value);  // high, again
       input.wait();
       const uint64_t a = swizzled_operand(input_stages + input.stage() * p.input_bytes, Tile::kRowBytes,
                                           p.group_pitch * Tile::kRowBytes, 0);

@@ -52,6 +52,7 @@ struct Params {
   bool merged;       // a work unit is all phases of its CTA tile, one after the other
   int samples, phases, chunks;
   Divisor product_chunks;  // three products: chunks of one
+  int resident_chunks;     // whose boxes are loaded once: of the low parts and of the high ones
   int taps;                // of the kernel
   int k_group, n_group;    // channels from a group to the next: of the GEMM's K and N as the weight's map counts them
   int in_channels, out_channels;  // of a group

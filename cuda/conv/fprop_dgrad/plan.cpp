@@ -121,7 +121,7 @@ class Search {
  private:
   void try_tiles(FpropDgradPlan& plan) {
     const int rows = 64 * plan.m_tiles();
-    if (!plan.resident && plan.phases > 1 && plan.halo[0] && plan.chunks < kMostStages) {
+    if (!plan.resident && plan.phases > 1 && plan.halo[0] && plan.resident_chunks() <= kMostStages) {
       FpropDgradPlan resident = plan;
       resident.resident = true;
       for (AxisPhases& axis : resident.axis) merge_halos(axis);
@@ -173,9 +173,11 @@ class Search {
     const int weight = stage_taps(plan.cta.columns) * plan.cta.columns * plan.row_bytes, input = plan.input_bytes();
     const int room = p_.shared_limit - kStatic;
     plan.weight_stages = std::min(by_tap && !plan.resident ? room / (input + weight) : 4, kMostStages);
-    const int most = plan.resident ? std::min(2 * plan.chunks, kMostStages) : by_tap ? plan.weight_stages : 3;
+    const int most = plan.resident ? std::min(2 * plan.resident_chunks(), kMostStages)
+                     : by_tap      ? plan.weight_stages
+                                   : 3;
     plan.input_stages = std::min((room - plan.weight_stages * weight) / input, most);
-    if (plan.weight_stages < 2 || plan.input_stages < (plan.resident ? plan.chunks : 2)) return false;
+    if (plan.weight_stages < 2 || plan.input_stages < (plan.resident ? plan.resident_chunks() : 2)) return false;
     plan.weight_stages = std::min((room - plan.input_stages * input) / weight, kMostStages);
     return end * plan.row_bytes <= input + plan.weight_stages * weight;
   }
@@ -209,11 +211,11 @@ class Search {
     const double product = std::max(n / 2, 16 + n / 4);  // of 32 bytes of K
     const double k = plan.row_bytes / 32.0 * plan.chunks;
     const double multiplies = taps * k * plan.m_tiles() * product;
-    const double loads = plan.resident ? 1 : k_loads(plan) * phases;
-    const double bytes = (loads * plan.box_rows() + taps * n) * plan.chunks * plan.row_bytes;
+    const double loads = plan.resident ? plan.resident_chunks() : 1.0 * k_loads(plan) * phases * plan.chunks;
+    const double bytes = (loads * plan.box_rows() + taps * n * plan.chunks) * plan.row_bytes;
     const double results = 64.0 * plan.m_tiles() * n * phases;
     const double stages = taps * plan.chunks / (plan.halo[1] ? stage_taps(plan.cta.columns) : 1) * 60;
-    const bool waits = plan.resident && plan.input_stages < 2 * plan.chunks;  // for the boxes of each unit
+    const bool waits = plan.resident && plan.input_stages < 2 * plan.resident_chunks();  // for the boxes of each unit
     // One warpgroup's epilogue hides behind the other's products.
     const double epilogue =
         results * (plan.splits > 1 ? 4.0 : static_cast<double>(item_size(p_.dtype))) / kToMemory + kUnit * phases;

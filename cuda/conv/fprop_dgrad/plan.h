@@ -39,6 +39,8 @@ struct FpropDgradPlan {
   double cycles = 0;  // by the model that chose
 
   int m_tiles() const { return cta.row_tiles * (cooperative ? 2 : 1); }
+  /// Boxes that stay for all phases: of three products, two read the same.
+  int resident_chunks() const { return products == 3 ? chunks / 3 * 2 : chunks; }
   int box_rows() const { return box[0] * box[1] * box[2] * box[3]; }
   int input_bytes() const { return (box_rows() * row_bytes + 1023) / 1024 * 1024; }
 };
