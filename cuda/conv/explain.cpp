@@ -68,14 +68,15 @@ std::string describe(const ConvProblem& p, const SmallChannelWgradPlan& plan) {
 
 std::string describe(const ConvProblem& p, const FpropDgradPlan& plan) {
   const bool each_tap = !plan.halo[0] && !plan.halo[1];
-  return concat("tensor cores, ", name(arithmetic_of(p)), " by wgmma, channels-last: CTA tile of ", plan.tile[0], " x ",
+  return concat("tensor cores, ", name(arithmetic_of(p)), " by wgmma, ",
+                copied_bytes(p) > 0 ? "channels-last copies" : "channels-last", ": CTA tile of ", plan.tile[0], " x ",
                 plan.tile[1], " x ", plan.tile[2], " x ", plan.tile[3], " results x ", plan.cta.columns, " channels, ",
                 each_tap       ? "a box for each tap"
                 : plan.halo[0] ? "halo"
                                : "halo of each plane",
                 ", k-blocks of ", plan.chunk_channels, " channels, ", plan.phases,
                 plan.phases == 1 ? " phase, " : " phases, ", plan.units, " work units, split-K ", plan.splits,
-                ", workspace ", in_mib(workspace_bytes(p, plan)));
+                ", workspace ", in_mib(workspace_bytes(p, plan) + copied_bytes(p)));
 }
 
 std::string describe(const ConvProblem& p, const WgradPlan& plan) {
@@ -92,8 +93,8 @@ std::string describe(const ConvProblem& p) {
     if (const auto plan = plan_packed_wgrad(p)) return describe(p, *plan);
     if (const auto plan = plan_mma_sync_wgrad(p)) return describe(p, *plan);
   } else {
-    if (const auto plan = plan_fprop_dgrad(p)) return describe(p, *plan);
     if (const auto plan = plan_small_channel_fprop_dgrad(p)) return describe(p, *plan);
+    if (const auto plan = plan_fprop_dgrad(p)) return describe(p, *plan);
     if (const auto plan = plan_implicit_gemm(p)) return describe(p, *plan);
   }
   if (p.dtype == DType::bf16 || p.dtype == DType::f16) {

@@ -46,16 +46,10 @@ bool is_used_little(const ConvProblem& p, double little) {
          taps * results / inputs * static_cast<double>(p.out_channels) < little;
 }
 
-/// Few columns are no work for wgmma: 64 rows of A are read for each 8 words, however few, and three times for three
-/// products. And to pack the inputs costs more than it saves where they fill no more than a quarter of what they are
-/// packed to, or are used little (by three products more is little; of few columns, more yet).
 bool takes_wgmma(const ConvProblem& p) {
   if (!may_use_wgmma(p)) return false;
   if (p.choice.width > 0) return asked_width(p, implicit_gemm_widths(arithmetic_of(p), true)).has_value();
-  const bool three = arithmetic_of(p) == ConvArithmetic::tf32x3;
-  const int64_t few = three ? 16 : 8;
-  const double little = !three ? 200 : p.out_channels <= 32 ? 600 : 300;
-  return p.out_channels > few && 4 * p.in_channels > k_block_channels(p) && !is_used_little(p, little);
+  return pays_to_pack(p);
 }
 
 int choose_columns(const ConvProblem& p) {  // of mma.sync
@@ -72,6 +66,16 @@ int choose_columns(const ConvProblem& p) {  // of mma.sync
 }
 
 }  // namespace
+
+/// Few columns are no work for wgmma: 64 rows of A are read for each 8 words, however few, and three times for three
+/// products. And to pack the inputs costs more than it saves where they fill no more than a quarter of what they are
+/// packed to, or are used little (by three products more is little; of few columns, more yet).
+bool pays_to_pack(const ConvProblem& p) {
+  const bool three = three_products(p);
+  const int64_t few = three ? 16 : 8;
+  const double little = !three ? 200 : p.out_channels <= 32 ? 600 : 300;
+  return p.out_channels > few && 4 * p.in_channels > k_block_channels(p) && !is_used_little(p, little);
+}
 
 const char* name(ConvArithmetic arithmetic) {
   constexpr const char* kNames[] = {"TF32", "3xTF32", "bf16", "f16"};

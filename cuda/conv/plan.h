@@ -24,7 +24,7 @@ struct alignas(8) ConvChoice {
   bool plain : 1 = false;          // the plain kernel
   bool mma_sync : 1 = false;       // not wgmma
   bool small_channel : 1 = false;  // kernels of few channels wherever they can be
-  bool packed : 1 = false;         // not those that read channels-last tensors as they lie (fprop_dgrad, wgrad)
+  bool packed : 1 = false;         // not those that read channels-last tensors or copies (fprop_dgrad, wgrad)
   uint8_t slide : 2 = 0;           // of fprop and dgrad by wgmma: 1: never, 2: wherever it can; 0: the planner's choice
   uint8_t x_shifts : 2 = 0;        // of the weight gradient by wgmma, of floats; 0 likewise
   int8_t tile_phases = 0;          // phases of a tile, likewise: 1 or 2; 0 likewise

@@ -24,6 +24,10 @@ inline int parts(const ConvProblem& p) { return three_products(p) ? 2 : 1; }
 /// Of a word.
 inline int elements_of(const ConvProblem& p) { return p.dtype == DType::f32 ? 1 : 2; }
 
+/// Whether inputs are read often enough, and by enough columns, that wgmma makes up for a pass that packs or copies
+/// them (plan.cpp).
+bool pays_to_pack(const ConvProblem& p);
+
 /// Few channels on both sides have kernels of their own (plan_narrow.h).
 inline bool is_narrow(const ConvProblem& p) { return p.in_channels <= 8 && p.out_channels <= 8 && p.choice.width == 0; }
 

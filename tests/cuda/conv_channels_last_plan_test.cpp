@@ -45,26 +45,32 @@ std::set<std::tuple<int, int, int, int>> results_of(const FpropDgradPlan& plan) 
 
 TEST(ConvChannelsLastPlan, RowsOfATileAreItsResults) {
   int plans = 0;
-  for (unsigned seed = kFirstSeed; seed < kFirstSeed + 300; ++seed) {
+  for (unsigned seed = kFirstSeed; seed < kFirstSeed + 600; ++seed) {
     Random random(seed);
     const Problem problem = random_problem(random);
-    const Mode mode = kModes[1 + seed % 3];
+    const Mode mode = kModes[seed % 4];
     for (const ConvPass pass : {ConvPass::fprop, ConvPass::dgrad}) {
       SCOPED_TRACE(concat("seed ", seed, ", ", mode, ": ", problem));
-      const ConvProblem p = planned(problem, pass, mode);
+      ConvProblem p = planned(problem, pass, mode);
+      p.channels_last = seed / 4 % 2;
       const auto plan = plan_fprop_dgrad(p);
       if (!plan) continue;
       ++plans;
       const size_t size = static_cast<size_t>(plan->tile[0] * plan->tile[1] * plan->tile[2] * plan->tile[3]);
       EXPECT_EQ(results_of(*plan).size(), size);
-      EXPECT_GE(plan->input_stages, plan->resident ? plan->chunks : 2);
-      EXPECT_GE(plan->chunks * plan->chunk_channels, p.in_channels);
+      EXPECT_GE(plan->input_stages, plan->resident ? plan->resident_chunks() : 2);
+      const bool three = p.dtype == f32 && p.precision == Float32Precision::highest;
+      EXPECT_EQ(plan->products, three ? 3 : 1);
+      EXPECT_EQ(plan->chunks % plan->products, 0);
+      EXPECT_GE(plan->chunks / plan->products * plan->chunk_channels, p.in_channels);
+      EXPECT_TRUE(is_compiled(plan->cta.columns, plan->cta.row_tiles, plan->row_bytes, arithmetic_of(p)));
+      EXPECT_TRUE(plan->cooperative || !three);
       EXPECT_LE(plan->input_stages, 8);
       EXPECT_LE(plan->weight_stages, 8);
       EXPECT_LE(plan->input_stages * plan->input_bytes(), p.shared_limit);
     }
   }
-  EXPECT_GT(plans, 150);
+  EXPECT_GT(plans, 200);
 }
 
 TEST(ConvChannelsLastPlan, SetsHoldEveryTapOnce) {

@@ -166,6 +166,7 @@ TEST_P(CudaConvModes, IsExactWithEveryTile) {
         choices.push_back({.m_tiles = static_cast<int8_t>(heights), .width = static_cast<int16_t>(width)});
     }
   }
+  for (cuda::ConvChoice& choice : choices) choice.packed = !choice.plain && !choice.mma_sync;
   Random random(kFirstSeed);
   for (const Problem& problem : problems) {
     Comparison comparison(problem, mode.dtype, random);
@@ -250,7 +251,7 @@ TEST_P(CudaConvModes, IsExactWithManyBoxes) {
   Random random(kFirstSeed);
   for (const Problem& problem : problems) {
     SCOPED_TRACE(concat(GetParam(), ": ", problem));
-    const Setting setting(GetParam().precision, {.width = 24});
+    const Setting setting(GetParam().precision, {.packed = true, .width = 24});
     Comparison(problem, GetParam().dtype, random).check();
   }
 }
@@ -272,11 +273,11 @@ TEST_P(CudaConvModes, IsExactWithSlidingTiles) {
   Random random(kFirstSeed);
   for (const Problem& problem : problems) {
     SCOPED_TRACE(concat(GetParam(), ": ", problem));
-    const Setting setting(GetParam().precision, {.slide = 2});
+    const Setting setting(GetParam().precision, {.packed = true, .slide = 2});
     Comparison comparison(problem, GetParam().dtype, random);
     comparison.check();
     if (numel(problem.x_shape()) < numel(many.x_shape())) continue;
-    const Setting in_parts(GetParam().precision, {.slide = 2, .samples = 7});
+    const Setting in_parts(GetParam().precision, {.packed = true, .slide = 2, .samples = 7});
     comparison.check();
   }
 }

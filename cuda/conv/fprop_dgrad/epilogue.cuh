@@ -1,5 +1,5 @@
-// How results leave the accumulators: bias, ReLU, rounding, and stores of 16 bytes of a voxel's channels, or of float
-// partial sums (split-K).
+// How results leave the accumulators: bias, ReLU, rounding, and stores of 16 bytes of a voxel's channels, of single
+// elements at any strides, or of float partial sums (split-K).
 #pragma once
 
 #include "cuda/conv/common/wgmma.cuh"
@@ -66,8 +66,10 @@ __device__ uint32_t pack_pair(float a, float b) {
 template <class T, int kN8>
 struct Finish {
   float bias[kN8][2], floor;
+  bool none;  // there was nothing to sum up
 
-  __device__ Finish(const Params& p, int channel, int columns) : floor(p.relu ? 0 : -INFINITY) {
+  __device__ Finish(const Params& p, int channel, int columns, bool empty)
+      : floor(p.relu ? 0 : -INFINITY), none(empty) {
     const int first = static_cast<int>(threadIdx.x) % 4 * 2;
 #pragma unroll
     for (int n = 0; n < kN8; ++n)
@@ -79,41 +81,49 @@ struct Finish {
                          : 0;
       }
   }
-  __device__ float operator()(float sum, int n, int i) const { return max_or_nan(sum + bias[n][i], floor); }
+  __device__ float operator()(float sum, int n, int i) const {
+    return max_or_nan((none ? 0 : sum) + bias[n][i], floor);
+  }
 };
 
-/// Stores the columns of a row that exist, of which there are `columns`, at `to`: of rows g and g + 8 of an m64 tile's
-/// warp, `half` says which. By quads of lanes that hold one row.
+/// The columns of a row that exist, of which there are `columns`, next to each other from `to` on, in vectors: of rows
+/// g and g + 8 of an m64 tile's warp, `half` says which. By quads of lanes that hold one row.
 template <int half, class T, int kN8, class F>
-__device__ void store_row(T* to, const Accumulator (&sum)[kN8], const F& finish, int columns, bool vectors,
-                          bool exists) {
+__device__ void store_vectors(T* to, const Accumulator (&sum)[kN8], const F& finish, int columns, bool exists) {
   const int lane = static_cast<int>(threadIdx.x) % 4;
   const auto value = [&](int n, int i) { return finish(sum[n][2 * half + i], n, i); };
   if constexpr (sizeof(T) == 2 && kN8 % 4 == 0) {
-    if (vectors) {
 #pragma unroll
-      for (int n = 0; n < kN8; n += 4) {
-        uint32_t v[4];
+    for (int n = 0; n < kN8; n += 4) {
+      uint32_t v[4];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) v[i] = pack_pair<T>(value(n + i, 0), value(n + i, 1));
-        transpose_quad(v);
-        const int column = (n + lane) * 8;
-        if (exists && column < columns) *reinterpret_cast<uint4*>(to + column) = {v[0], v[1], v[2], v[3]};
-      }
-      return;
+      for (int i = 0; i < 4; ++i) v[i] = pack_pair<T>(value(n + i, 0), value(n + i, 1));
+      transpose_quad(v);
+      const int column = (n + lane) * 8;
+      if (exists && column < columns) *reinterpret_cast<uint4*>(to + column) = {v[0], v[1], v[2], v[3]};
+    }
+  } else {
+    const int left = exists ? columns - lane * 2 : 0;
+    to += lane * 2;
+#pragma unroll
+    for (int n = 0; n < kN8; ++n) {
+      const float pair[2] = {value(n, 0), value(n, 1)};
+      if (n * 8 < left) store_values<2>(to + n * 8, pair);
     }
   }
-  const int left = exists ? columns - lane * 2 : 0;
-  to += lane * 2;
+}
+
+/// The same one by one, `stride` elements apart: where channels are not innermost, 8 lanes have 8 voxels of a channel.
+template <int half, class T, int kN8, class F>
+__device__ void store_columns(T* to, const Accumulator (&sum)[kN8], const F& finish, int columns, bool exists,
+                              int64_t stride) {
+  const int first = static_cast<int>(threadIdx.x) % 4 * 2, left = exists ? columns - first : 0;
+  to += first * stride;
 #pragma unroll
   for (int n = 0; n < kN8; ++n) {
-    const float pair[2] = {value(n, 0), value(n, 1)};
-    if (vectors) {
-      if (n * 8 < left) store_values<2>(to + n * 8, pair);
-    } else {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) store_if_less(n * 8 + i, left, to + n * 8 + i, T(pair[i]));
-    }
+    store_if_less(n * 8, left, to, T(finish(sum[n][2 * half], n, 0)));
+    store_if_less(n * 8 + 1, left, to + stride, T(finish(sum[n][2 * half + 1], n, 1)));
+    to += 8 * stride;
   }
 }
 
@@ -151,29 +161,41 @@ struct ResultPlaces {
 /// By the four warps of a warpgroup.
 template <class Tile>
 __device__ void store_results(const Params& p, const WorkUnit& unit, const Phase& phase, const ResultRows<Tile>& rows,
-                              int warpgroup, Accumulator (&sum)[Tile::kTiles][Tile::kN8]) {
+                              int warpgroup, Accumulator (&sum)[Tile::kTiles][Tile::kN8], bool empty) {
   using T = typename Tile::Element;
   const int warp = static_cast<int>(threadIdx.x) / 32 % 4, lane = static_cast<int>(threadIdx.x) % 32;
   const int in_group = unit.column * Tile::kN, columns = p.out_channels - in_group;
   const int channel = unit.group * p.out_channels + in_group;
-  const Finish<T, Tile::kN8> finish(p, channel, columns);
+  const Finish<T, Tile::kN8> finish(p, channel, columns, empty);
   const ResultPlaces<Tile> places(p, unit, phase,
                                   rows.place + (p.cooperative ? warpgroup * 64 : 0) + warp * 16 + lane / 4);
-  float* const partial = p.partial + unit.split * p.partial_stride + channel;
-  T* const out = static_cast<T*>(p.out) + channel;
-  const auto store = [&]<int half>(int tile) {
-    int64_t offset;
-    const bool exists = places.find(tile * (p.cooperative ? Tile::kConsumers : 1) * 64 + half * 8, offset);
-    if (p.partial)
-      store_row<half>(partial + offset, sum[tile], finish, columns, p.vectors, exists);
-    else
-      store_row<half>(out + offset, sum[tile], finish, columns, p.vectors, exists);
-  };
+  const auto store = [&](auto* to) {
+    const auto each_row = [&](const auto& store_row) {
 #pragma unroll
-  for (int tile = 0; tile < Tile::kTiles; ++tile) {
-    store.template operator()<0>(tile);
-    store.template operator()<1>(tile);
-  }
+      for (int tile = 0; tile < Tile::kTiles; ++tile) {
+        const int row = tile * (p.cooperative ? Tile::kConsumers : 1) * 64;
+        int64_t offset;
+        const bool exists = places.find(row, offset);
+        store_row.template operator()<0>(to + offset, sum[tile], exists);
+        const bool other_exists = places.find(row + 8, offset);
+        store_row.template operator()<1>(to + offset, sum[tile], other_exists);
+      }
+    };
+    if (p.vectors)
+      each_row([&]<int half>(auto* at, const auto& row, bool exists) {
+        store_vectors<half>(at, row, finish, columns, exists);
+      });
+    else
+      each_row([&]<int half>(auto* at, const auto& row, bool exists) {
+        store_columns<half>(at, row, finish, columns, exists, p.channel_stride);
+      });
+  };
+  float* const partial = p.partial + unit.split * p.partial_stride + channel;
+  T* const out = static_cast<T*>(p.out) + channel * p.channel_stride;
+  if constexpr (sizeof(T) == 4)
+    store(p.partial ? partial : out);
+  else
+    p.partial ? store(partial) : store(out);
 }
 
 }  // namespace voxgrad::cuda::implicit_gemm

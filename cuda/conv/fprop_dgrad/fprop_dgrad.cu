@@ -6,6 +6,7 @@
 #include "cuda/conv/fprop_dgrad/epilogue.cuh"
 #include "cuda/conv/fprop_dgrad/launch.h"
 #include "cuda/conv/fprop_dgrad/plan.h"
+#include "cuda/conv/fprop_dgrad/split.h"
 #include "cuda/conv/plan_cache.h"
 #include "cuda/conv/plan_common.h"
 #include "cuda/conv/tensor_map.h"
@@ -17,13 +18,13 @@ namespace {
 
 using namespace implicit_gemm;
 
-/// Adds up partial results, a vector of channels a thread.
+/// Adds up partial results, a vector of channels a thread, which it stores in one if channels are innermost.
 template <class T, int width>
 __global__ void __launch_bounds__(kBlock) reduce_splits(const __grid_constant__ ReduceParams p) {
   const int64_t vectors = p.channels / width, count = p.voxels * vectors;
   for (int64_t i = thread_index(); i < count; i += thread_count()) {
-    const int64_t voxel = i / vectors;
-    const int channel = static_cast<int>(i - voxel * vectors) * width;
+    const int64_t voxel = p.voxels_first ? i % p.voxels : i / vectors;
+    const int channel = static_cast<int>(p.voxels_first ? i / p.voxels : i - voxel * vectors) * width;
     float sum[width] = {};
     const float* from = p.partial + voxel * p.channels + channel;
 #pragma unroll 4
@@ -38,12 +39,17 @@ __global__ void __launch_bounds__(kBlock) reduce_splits(const __grid_constant__ 
       if (p.bias) sum[j] += static_cast<float>(static_cast<const T*>(p.bias)[(channel + j) * p.bias_stride]);
       if (p.relu) sum[j] = max_or_nan(sum[j], 0);
     }
-    int64_t sample = voxel, offset = channel;
+    int64_t sample = voxel, offset = channel * p.channel_stride;
     for (int a = 0; a < 3; ++a) {
       offset += sample % p.size[a].value * p.out_stride[3 - a];
       sample /= p.size[a].value;
     }
-    store_values<width>(static_cast<T*>(p.out) + offset + sample * p.out_stride[0], sum);
+    T* const to = static_cast<T*>(p.out) + offset + sample * p.out_stride[0];
+    if (p.voxels_first)
+#pragma unroll
+      for (int j = 0; j < width; ++j) to[j * p.channel_stride] = T(sum[j]);
+    else
+      store_values<width>(to, sum);
   }
 }
 
@@ -107,6 +113,9 @@ Params make_params(const View& out, const View& in, const ConvEpilogue& epilogue
   p.merged = plan.merged;
   p.cooperative = plan.cooperative;
   p.chunks = plan.chunks;
+  p.product_chunks = Divisor(plan.chunks / plan.products);
+  p.resident_chunks = plan.resident_chunks();
+  p.taps = plan.axis[0].kernel * plan.axis[1].kernel * plan.axis[2].kernel;
   p.in_channels = static_cast<int>(problem.in_channels);
   p.out_channels = static_cast<int>(problem.out_channels);
   p.chunk_channels = plan.chunk_channels;
@@ -119,6 +128,7 @@ Params make_params(const View& out, const View& in, const ConvEpilogue& epilogue
   const int64_t count[] = {problem.batch, plan.axis[0].count, plan.axis[1].count, plan.axis[2].count};
   const int wide = problem.dtype == DType::f32 ? 2 : 8;
   p.vectors = p.out_channels % wide == 0 && is_tma_tensor(out);
+  p.channel_stride = out.size[1] == 1 ? 1 : out.stride[1];
   for (int a = 0; a < 4; ++a) {
     p.tile[a] = plan.tile[a];
     p.tiles[a] = Divisor(static_cast<int>(divide_up(count[a], plan.tile[a])));
@@ -155,26 +165,26 @@ bool is_dense_inner(const View& w, int inner) {
          reinterpret_cast<uintptr_t>(w.data) % 16 == 0;
 }
 
-/// As they are, if TMA can read them and wgmma multiply them so; else by way of `copy`: channels padded to 16 bytes.
-WeightOperand weight_operand(const View& w, bool transposed, std::optional<Workspace>& copy, const Launch& launch) {
+/// As they are, if TMA can read them and wgmma multiply them so; else by way of `copy`: channels padded to 16 bytes, or
+/// (three products) high and low parts, whose taps follow each other.
+WeightOperand weight_operand(const View& w, bool transposed, bool three, std::optional<Workspace>& copy,
+                             const Launch& launch) {
   const int k_axis = transposed ? 0 : 1;
+  if (three) {
+    const View parts = split_copy(w, {k_axis, 1 - k_axis, 4, 3, 2}, copy, launch);
+    return {parts, k_axis, parts.stride[4], parts.stride[1 - k_axis]};
+  }
   const bool halves = is_half(w.dtype);
   const int64_t taps = w.size[2] * w.size[3] * w.size[4];
   for (const int inner : {1, 0})
     if ((halves || inner == k_axis) && is_dense_inner(w, inner)) return {w, inner, w.size[inner], w.size[inner] * taps};
   const int inner = halves ? 1 : k_axis;
-  const int64_t wide = 16 / item_size(w.dtype), row = divide_up(w.size[inner], wide) * wide;
   View padded = w;
-  int64_t stride = row;
-  padded.stride[inner] = 1;
-  for (const int axis : {4, 3, 2, 1 - inner}) {
-    padded.stride[axis] = stride;
-    stride *= w.size[axis];
-  }
-  copy.emplace(launch, static_cast<size_t>(stride * item_size(w.dtype)));
+  const int64_t elements = lay_out(padded, {inner, 4, 3, 2, 1 - inner});
+  copy.emplace(launch, static_cast<size_t>(elements * item_size(w.dtype)));
   padded.data = copy->as<void>();
   kernel::copy(padded, w);
-  return {padded, inner, row, row * taps};
+  return {padded, inner, padded.stride[4], padded.stride[1 - inner]};
 }
 
 /// Tells TMA of the weights, and what a group is of them.
@@ -197,6 +207,20 @@ bool describe_weights(Params& p, const WeightOperand& weights, bool transposed, 
   return n_major;
 }
 
+/// Instead of results.
+void store_partial_sums(Params& p, const View& out, float* partial) {
+  p.partial = partial;
+  p.relu = false;
+  p.vectors = p.out_channels % 2 == 0;
+  p.channel_stride = 1;
+  int64_t stride = out.size[1];
+  for (int a = 3; a >= 0; --a) {
+    p.out_stride[a] = stride;
+    stride *= out.size[a == 0 ? 0 : a + 1];
+  }
+  p.partial_stride = stride;
+}
+
 void reduce(const View& out, const ConvEpilogue& epilogue, const Params& p, const ConvProblem& problem,
             cudaStream_t stream) {
   ReduceParams r{};
@@ -211,14 +235,22 @@ void reduce(const View& out, const ConvEpilogue& epilogue, const Params& p, cons
   r.relu = epilogue.relu;
   r.out = out.data;
   for (int a = 0; a < 4; ++a) r.out_stride[a] = out.stride[a == 0 ? 0 : a + 1];
+  r.channel_stride = out.size[1] == 1 ? 1 : out.stride[1];
+  r.voxels_first = r.channel_stride != 1;
   for (int a = 0; a < 3; ++a) r.size[a] = Divisor(static_cast<int>(out.size[4 - a]));
   with_arithmetic(arithmetic_of(problem), [&]<class Arithmetic>() {
     using T = typename Arithmetic::Element;
-    const bool vectors = r.channels % 4 == 0 && is_tma_tensor(out);
+    const bool vectors = r.channels % 4 == 0 && (r.voxels_first || is_tma_tensor(out));
     const auto kernel = vectors ? reduce_splits<T, 4> : reduce_splits<T, 1>;
     kernel<<<grid_size(stride / (vectors ? 4 : 1)), kBlock, 0, stream>>>(r);
   });
   check_launch("conv: sum of splits");
+}
+
+View samples_of(View view, int64_t first, int64_t count) {
+  view.data = static_cast<char*>(view.data) + first * view.stride[0] * item_size(view.dtype);
+  view.size[0] = count;
+  return view;
 }
 
 }  // namespace
@@ -229,42 +261,33 @@ bool fprop_dgrad(const View& out, const View& in, const View& w, const ConvEpilo
   ConvProblem problem = conv_problem(pass, in, out, w, geometry);
   describe_device(problem, launch);
   const auto plan = remembered<plan_fprop_dgrad>(problem);
-  if (!plan || TmaTensor::copy_bytes(in) > kMostPacked) return false;
+  if (!plan) return false;
+  const bool three = plan->products > 1;
+  const int64_t copied = three ? copied_bytes(problem) : TmaTensor::copy_bytes(in);
+  if (copied > kMostPacked && problem.batch > 1) {  // half of the samples, then the others
+    const auto run = [&](int64_t first, int64_t count) {
+      return fprop_dgrad(samples_of(out, first, count), samples_of(in, first, count), w, epilogue, geometry, pass,
+                         launch);
+    };
+    return run(0, problem.batch / 2) && run(problem.batch / 2, (problem.batch + 1) / 2);
+  }
+  if (copied > most_copied(problem)) return false;
   if (!std::all_of(plan->axis, plan->axis + 3, [](const AxisPhases& axis) { return axis.complete; }))
     fill_bias(out, epilogue, launch);
-  const TmaTensor input(in, launch);
-  Params p = make_params(out, input.view(), epilogue, problem, *plan);
-  std::optional<Workspace> copy;
-  const bool n_major = describe_weights(p, weight_operand(w, transposed, copy, launch), transposed, *plan);
-  const int64_t elements = workspace_bytes(problem, *plan) / (plan->splits * int64_t{4});
+  std::optional<TmaTensor> whole;
+  std::optional<Workspace> parts, copy;
+  const View input = three ? split_copy(in, {1, 4, 3, 2, 0}, parts, launch) : whole.emplace(in, launch).view();
+  Params p = make_params(out, input, epilogue, problem, *plan);
+  const bool n_major = describe_weights(p, weight_operand(w, transposed, three, copy, launch), transposed, *plan);
   const Workspace partial(launch, static_cast<size_t>(workspace_bytes(problem, *plan)));
-  if (plan->splits > 1) {
-    p.partial = partial.as<float>();
-    p.partial_stride = elements;
-    p.relu = false;
-    int64_t stride = out.size[1];
-    p.vectors = p.out_channels % 2 == 0;
-    for (int a = 3; a >= 0; --a) {
-      p.out_stride[a] = stride;
-      stride *= out.size[a == 0 ? 0 : a + 1];
-    }
-  }
+  if (plan->splits > 1) store_partial_sums(p, out, partial.as<float>());
   const int stage = stage_taps(plan->cta.columns) * plan->cta.columns * plan->row_bytes;
   const int shared = 1024 + plan->input_stages * plan->input_bytes() + plan->weight_stages * stage;
   const int ctas = static_cast<int>(std::min<int64_t>(plan->units, problem.multiprocessors));
-  const auto run = [&]<class T>() {
-    launch_kernel<T>(p, plan->cta.columns, plan->cta.row_tiles, n_major, ctas, shared, launch.stream);
-  };
-  switch (out.dtype) {
-    case DType::bf16:
-      run.template operator()<BFloat16>();
-      break;
-    case DType::f16:
-      run.template operator()<Float16>();
-      break;
-    default:
-      run.template operator()<float>();
-  }
+  with_arithmetic(arithmetic_of(problem), [&]<class Arithmetic>() {
+    launch_kernel<typename Arithmetic::Element, Arithmetic::kParts == 2>(p, plan->cta.columns, plan->cta.row_tiles,
+                                                                         n_major, ctas, shared, launch.stream);
+  });
   check_launch("conv");
   if (plan->splits > 1) reduce(out, epilogue, p, problem, launch.stream);
   return true;

@@ -21,17 +21,19 @@
 namespace voxgrad::cuda::implicit_gemm {
 
 /// A CTA tile: kTiles m64 tiles of voxels (cooperative: of each warpgroup) by kN output channels. kNMajor: of B, of
-/// which N is contiguous.
-template <class Element_, int kN_, int kTiles_, int kRowBytes_, bool kNMajor_>
+/// which N is contiguous. kThree: floats in three products, cooperative and with K-major B.
+template <class Element_, int kN_, int kTiles_, int kRowBytes_, bool kNMajor_, bool kThree_>
 struct CtaTile {
   using Element = Element_;
   static constexpr int kN = kN_, kTiles = kTiles_, kN8 = kN / 8;
   static constexpr int kRowBytes = kRowBytes_;  // of a voxel's channels, a row of A
-  static constexpr bool kNMajor = kNMajor_;
+  static constexpr bool kNMajor = kNMajor_, kThree = kThree_;
   static constexpr int kConsumers = 2, kThreads = 128 * (kConsumers + 1);
   static constexpr int kRegisters = 232, kProducerRegisters = 40;
   static constexpr int kNBlock = kNMajor && kN > 64 ? 64 : kN;  // columns of a TMA box of weights
   static constexpr int kStageTaps = stage_taps(kN);
+
+  static constexpr int kExactTaps = 256 / kRowBytes;  // of three products: taps with K = 64
 
   static constexpr int kWeightBytes = kN * kRowBytes;  // of one tap
 };
@@ -42,14 +44,16 @@ __device__ void produce_inputs(const Params& p, uint32_t stages, Pipeline pipeli
   for_each_gemm(p, [&](const WorkUnit& unit, const Phase& phase, bool first) {
     if (p.resident && !first) return;
     for (KBlocks k(p, unit, phase); k.left > 0; k.next()) {
+      if (Tile::kThree && p.resident && k.chunk == p.resident_chunks) break;
       const Load& box = k.box(p);
+      const auto from = ChunkOperands::of<Tile::kThree>(p, k.chunk);
       int at[3];
       for (int a = 0; a < 3; ++a) at[a] = unit.at[a + 1] * p.in_step[a] + box.offset[a];
       pipeline.acquire();
       pipeline.commit(p.box_rows * Tile::kRowBytes);
       tma_load(stages + pipeline.stage() * p.input_bytes, p.input,
-               unit.group * p.in_channels + k.chunk * p.chunk_channels, at[2], at[1], at[0], unit.at[0],
-               pipeline.barrier());
+               unit.group * p.in_channels + from.chunk * p.chunk_channels, at[2], at[1], at[0],
+               unit.at[0] + (from.low_input ? p.samples : 0), pipeline.barrier());
       pipeline.next();
     }
   });
@@ -63,14 +67,15 @@ __device__ void produce_weights(const Params& p, uint32_t stages, Pipeline pipel
     const int n = unit.group * p.n_group + unit.column * Tile::kN;
     for (KBlocks block(p, unit, phase); block.left > 0; block.next()) {
       const Load& box = block.box(p);
-      const int k = unit.group * p.k_group + block.chunk * p.chunk_channels;
+      const auto from = ChunkOperands::of<Tile::kThree>(p, block.chunk);
+      const int k = unit.group * p.k_group + from.chunk * p.chunk_channels;
       for (int begin = 0; begin < box.taps; begin += Tile::kStageTaps) {
         const int taps = min(box.taps - begin, Tile::kStageTaps);
         pipeline.acquire();
         pipeline.commit(taps * tap_bytes);
         uint32_t to = stages + pipeline.stage() * (Tile::kStageTaps * tap_bytes);
         for (int i = 0; i < taps; ++i) {
-          const int tap = p.tap[box.first_tap + begin + i].weight;
+          const int tap = p.tap[box.first_tap + begin + i].weight + (from.low_weight ? p.taps : 0);
           for (int j = 0; j < Tile::kN; j += Tile::kNBlock) {
             if constexpr (Tile::kNMajor)
               tma_load(to, p.weight, n + j, k, tap, pipeline.barrier());
@@ -121,7 +126,7 @@ struct Mainloop {
       if (leads()) inputs.release(inputs.stage());
       inputs.next();
     }
-    held = p.chunks;
+    held = p.resident_chunks;
   }
 
   /// Leaves a GEMM to the other warpgroup.
@@ -137,7 +142,9 @@ struct Mainloop {
     if (!p.resident) inputs.skip(boxes);
   }
 
-  __device__ void multiply(const WorkUnit& unit, const Phase& phase, Accumulator (&sum)[kTiles][Tile::kN8]) {
+  /// Whether there was anything to multiply; else nothing is written.
+  __device__ bool multiply(const WorkUnit& unit, const Phase& phase, Accumulator (&sum)[kTiles][Tile::kN8]) {
+    if constexpr (Tile::kThree) return multiply_exactly(unit, phase, sum);
     const bool releases = leads();
     bool fresh = true;
     int last_weights = -1, last_inputs = -1;
@@ -178,16 +185,61 @@ struct Mainloop {
     if (releases && last_weights >= 0) weights.release(last_weights);
     if (releases && last_inputs >= 0) inputs.release(last_inputs);
     if (!p.resident) inputs = input;
-    if (fresh)
-#pragma unroll
-      for (int t = 0; t < kTiles; ++t)
-#pragma unroll
-        for (int n = 0; n < Tile::kN8; ++n)
-#pragma unroll
-          for (int i = 0; i < 4; ++i) sum[t][n][i] = 0;
+    return !fresh;
+  }
+
+  /// The same of three products, cooperatively, with float32's accuracy: tensor cores truncate what they add, so that
+  /// sums of few products are added up outside of them. Meanwhile the other warpgroup multiplies.
+  __device__ bool multiply_exactly(const WorkUnit& unit, const Phase& phase, Accumulator (&sum)[kTiles][Tile::kN8]) {
+    const bool releases = leads();
+    Pipeline input = inputs;
+    each(sum, [](float& x, int, int, int) { x = 0; });
+    for (KBlocks k(p, unit, phase); k.left > 0; k.next()) {
+      const Load& box = k.box(p);
+      if (p.resident && k.chunk == p.resident_chunks) (input = inputs).skip(p.product_chunks.value);  // high, again
+      input.wait();
+      const uint64_t a = swizzled_operand(input_stages + input.stage() * p.input_bytes, Tile::kRowBytes,
+                                          p.group_pitch * Tile::kRowBytes, 0);
+      for (int begin = 0; begin < box.taps; begin += Tile::kStageTaps) {
+        const int taps = min(box.taps - begin, Tile::kStageTaps);
+        weights.wait();
+        const uint32_t b = weight_stages + weights.stage() * (Tile::kStageTaps * Tile::kWeightBytes);
+        for (int i = 0; i < taps;) {
+          Accumulator products[kTiles][Tile::kN8];
+          const int end = min(i + Tile::kExactTaps, taps);
+          bool fresh = true;
+          do {
+            const int shift = p.tap[box.first_tap + begin + i].shift * Tile::kRowBytes / 16;
+            multiply_tap(products, advance_slab(a, shift), operand_b(b + i * Tile::kWeightBytes), fresh);
+            fresh = false;
+          } while (++i < end);
+          warpgroup_commit();
+          warpgroup_wait<0>();
+          each(products, [&](float& x, int t, int n, int j) {
+            asm volatile("" : "+f"(x));  // is not read before
+            sum[t][n][j] += x;
+          });
+        }
+        if (releases) weights.release(weights.stage());
+        weights.next();
+      }
+      if (releases && !p.resident) inputs.release(input.stage());
+      input.next();
+    }
+    if (!p.resident) inputs = input;
+    return true;
   }
 
  private:
+  template <class F>
+  __device__ static void each(Accumulator (&sum)[kTiles][Tile::kN8], const F& f) {
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t)
+#pragma unroll
+      for (int n = 0; n < Tile::kN8; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) f(sum[t][n][i], t, n, i);
+  }
   __device__ bool leads() const { return first_warp && is_leader(); }
   /// A tap's weights: rows of K of one output channel each, or of output channels of one k.
   __device__ uint64_t operand_b(uint32_t at) const {
@@ -237,8 +289,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1) fprop_dgrad_kernel(const __
       if (p.resident && first) mainloop.next_resident();
       if (!p.cooperative && mainloop.gemm % Tile::kConsumers != warpgroup) return mainloop.skip(unit, phase);
       Accumulator sum[Tile::kTiles][Tile::kN8];
-      mainloop.multiply(unit, phase, sum);
-      store_results<Tile>(p, unit, phase, rows, warpgroup, sum);
+      const bool empty = !mainloop.multiply(unit, phase, sum);
+      store_results<Tile>(p, unit, phase, rows, warpgroup, sum, empty);
     });
   } else {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Tile::kProducerRegisters));

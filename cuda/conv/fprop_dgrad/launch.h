@@ -1,4 +1,4 @@
-// Convolutions of channels-last tensors on tensor cores, fprop and dgrad.
+// Convolutions of channels-last tensors, or channels-last copies, on tensor cores: fprop and dgrad.
 #pragma once
 
 #include "cuda/conv/plan.h"
@@ -14,8 +14,9 @@ bool fprop_dgrad(const View& out, const View& in, const View& w, const ConvEpilo
 namespace implicit_gemm {
 struct Params;
 
-/// Queues the kernel of the tile that the plan names. `n_major`: the weights' output channels are contiguous.
-template <class Element>
+/// Queues the kernel of the tile that the plan names. `n_major`: the weights' output channels are contiguous. kThree:
+/// three products, of floats.
+template <class Element, bool kThree>
 void launch_kernel(const Params& p, int columns, int row_tiles, bool n_major, int ctas, int shared_bytes,
                    cudaStream_t stream);
 }  // namespace implicit_gemm

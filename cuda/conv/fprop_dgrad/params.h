@@ -34,12 +34,14 @@ struct Phase {
 using Coordinates = int[4];
 
 struct Params {
+  // Three products: with as many samples, and taps, behind them, which are the low parts (split.h).
   CUtensorMap input;   // (C, W, H, D, N), boxes of box[] voxels
   CUtensorMap weight;  // (K, N, tap), or (N, K, tap) where the output channels are innermost
   const void* bias;    // or null
   int64_t bias_stride;
-  void* out;               // channels innermost
+  void* out;
   int64_t out_stride[4];   // elements, of Coordinates
+  int64_t channel_stride;  // of the results likewise
   float* partial;          // split-K: dense (split, N, D, H, W, C); else null
   int64_t partial_stride;  // from a split to the next
   int out_size[3];
@@ -49,7 +51,10 @@ struct Params {
   bool cooperative;  // both warpgroups share each CTA tile, m64 tiles in turn; else (ping-pong) they take GEMMs in turn
   bool merged;       // a work unit is all phases of its CTA tile, one after the other
   int samples, phases, chunks;
-  int k_group, n_group;  // channels from a group to the next: of the GEMM's K and N as the weight's map counts them
+  Divisor product_chunks;  // three products: chunks of one
+  int resident_chunks;     // whose boxes are loaded once: of the low parts and of the high ones
+  int taps;                // of the kernel
+  int k_group, n_group;    // channels from a group to the next: of the GEMM's K and N as the weight's map counts them
   int in_channels, out_channels;  // of a group
   int chunk_channels, row_bytes;  // of a row of the box: one voxel's channels of a chunk
   int splits, units;
@@ -75,8 +80,9 @@ struct ReduceParams {
   const void* bias;
   int64_t bias_stride;
   void* out;
-  int64_t out_stride[4];
-  Divisor size[3];  // width, height, depth
+  int64_t out_stride[4], channel_stride;
+  Divisor size[3];    // width, height, depth
+  bool voxels_first;  // neighbouring threads have neighbouring voxels, not channels
   bool relu;
 };
 

@@ -15,7 +15,8 @@ constexpr int kStatic = 6 * 1024;  // bytes: barriers, list of rows, alignment
 constexpr double kFromL2 = 32, kToMemory = 32, kUnit = 1000, kReduction = 4000, kReductionBytes = 2500, kWait = 1500,
                  kAlone = 1.3;
 
-constexpr FpropDgradTile kTiles[] = {{16, 4}, {32, 4}, {64, 4}, {64, 2}, {64, 1}, {128, 2}, {128, 1}};
+constexpr FpropDgradTile kTiles[] = {{16, 4}, {24, 4}, {32, 4}, {48, 4},  {48, 2},
+                                     {64, 4}, {64, 2}, {64, 1}, {128, 2}, {128, 1}};
 
 using Bases = std::array<int, 8>;
 
@@ -99,14 +100,16 @@ class Search {
             plan.halo[0] = depth;
             plan.halo[1] = plan.halo[2] = plane;
             if (depth && !plane) continue;
-            if (row_bytes == 32 && (cta.columns > 64 || cta.row_tiles < 4)) continue;  // not compiled
+            if (!is_compiled(cta.columns, cta.row_tiles, row_bytes, arithmetic_of(p_))) continue;
             plan.row_bytes = row_bytes;
             plan.chunk_channels = row_bytes / static_cast<int>(item_size(p_.dtype));
             if (row_bytes > 32 && plan.chunk_channels > 2 * p_.in_channels) continue;
             if (p_.groups > 1 && p_.in_channels % plan.chunk_channels != 0) continue;
-            plan.chunks = divide_up(p_.in_channels, plan.chunk_channels);
+            plan.products = three_products(p_) ? 3 : 1;
+            plan.chunks = plan.products * divide_up(static_cast<int>(p_.in_channels), plan.chunk_channels);
             for (const bool cooperative : {false, true}) {
               if (p_.choice.pairs > 0 && (p_.choice.pairs == 2) != cooperative) continue;
+              if (three_products(p_) && !cooperative) continue;
               plan.cooperative = cooperative;
               try_tiles(plan);
             }
@@ -118,7 +121,7 @@ class Search {
  private:
   void try_tiles(FpropDgradPlan& plan) {
     const int rows = 64 * plan.m_tiles();
-    if (!plan.resident && plan.phases > 1 && plan.halo[0] && plan.chunks < kMostStages) {
+    if (!plan.resident && plan.phases > 1 && plan.halo[0] && plan.resident_chunks() <= kMostStages) {
       FpropDgradPlan resident = plan;
       resident.resident = true;
       for (AxisPhases& axis : resident.axis) merge_halos(axis);
@@ -170,9 +173,11 @@ class Search {
     const int weight = stage_taps(plan.cta.columns) * plan.cta.columns * plan.row_bytes, input = plan.input_bytes();
     const int room = p_.shared_limit - kStatic;
     plan.weight_stages = std::min(by_tap && !plan.resident ? room / (input + weight) : 4, kMostStages);
-    const int most = plan.resident ? std::min(2 * plan.chunks, kMostStages) : by_tap ? plan.weight_stages : 3;
+    const int most = plan.resident ? std::min(2 * plan.resident_chunks(), kMostStages)
+                     : by_tap      ? plan.weight_stages
+                                   : 3;
     plan.input_stages = std::min((room - plan.weight_stages * weight) / input, most);
-    if (plan.weight_stages < 2 || plan.input_stages < (plan.resident ? plan.chunks : 2)) return false;
+    if (plan.weight_stages < 2 || plan.input_stages < (plan.resident ? plan.resident_chunks() : 2)) return false;
     plan.weight_stages = std::min((room - plan.input_stages * input) / weight, kMostStages);
     return end * plan.row_bytes <= input + plan.weight_stages * weight;
   }
@@ -206,11 +211,11 @@ class Search {
     const double product = std::max(n / 2, 16 + n / 4);  // of 32 bytes of K
     const double k = plan.row_bytes / 32.0 * plan.chunks;
     const double multiplies = taps * k * plan.m_tiles() * product;
-    const double loads = plan.resident ? 1 : k_loads(plan) * phases;
-    const double bytes = (loads * plan.box_rows() + taps * n) * plan.chunks * plan.row_bytes;
+    const double loads = plan.resident ? plan.resident_chunks() : 1.0 * k_loads(plan) * phases * plan.chunks;
+    const double bytes = (loads * plan.box_rows() + taps * n * plan.chunks) * plan.row_bytes;
     const double results = 64.0 * plan.m_tiles() * n * phases;
     const double stages = taps * plan.chunks / (plan.halo[1] ? stage_taps(plan.cta.columns) : 1) * 60;
-    const bool waits = plan.resident && plan.input_stages < 2 * plan.chunks;  // for the boxes of each unit
+    const bool waits = plan.resident && plan.input_stages < 2 * plan.resident_chunks();  // for the boxes of each unit
     // One warpgroup's epilogue hides behind the other's products.
     const double epilogue =
         results * (plan.splits > 1 ? 4.0 : static_cast<double>(item_size(p_.dtype))) / kToMemory + kUnit * phases;
@@ -238,14 +243,23 @@ class Search {
 std::span<const FpropDgradTile> fprop_dgrad_tiles() { return kTiles; }
 
 std::optional<FpropDgradPlan> plan_fprop_dgrad(const ConvProblem& p) {
-  if (!p.channels_last || is_narrow(p) || !may_use_wgmma(p) || p.choice.plain || p.choice.packed ||
-      p.choice.small_channel)
+  if (is_narrow(p) || !may_use_wgmma(p) || p.choice.plain || p.choice.packed || p.choice.small_channel ||
+      p.dtype == DType::f64)
     return std::nullopt;
-  if (p.dtype == DType::f64 || arithmetic_of(p) == ConvArithmetic::tf32x3) return std::nullopt;
+  if (copied_bytes(p) > 0 && p.choice == ConvChoice{} && !pays_to_pack(p)) return std::nullopt;
+  if (copied_bytes(p) > p.batch * most_copied(p)) return std::nullopt;
   FpropDgradPlan axes;
   if (!choose_axes(p, axes)) return std::nullopt;
   return Search(p, axes).best();
 }
+
+int64_t copied_bytes(const ConvProblem& p) {
+  if (p.channels_last && !three_products(p)) return 0;
+  const int64_t voxel = divide_up(p.groups * p.in_channels * static_cast<int64_t>(item_size(p.dtype)), 16) * 16;
+  return parts(p) * p.batch * p.in_size[0] * p.in_size[1] * p.in_size[2] * voxel;
+}
+
+int64_t most_copied(const ConvProblem& p) { return std::max(kMostPacked, sample_bytes(p)); }
 
 int64_t workspace_bytes(const ConvProblem& p, const FpropDgradPlan& plan) {
   if (plan.splits == 1) return 0;

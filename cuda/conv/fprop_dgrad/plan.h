@@ -1,6 +1,7 @@
-// Which CTA tile, halo and split a channels-last implicit GEMM takes: a pure function of the problem.
+// Which CTA tile, halo and split an implicit GEMM of channels-last inputs takes: a pure function of the problem.
 #pragma once
 
+#include <bit>
 #include <optional>
 #include <span>
 
@@ -13,13 +14,21 @@ struct FpropDgradTile {
   int columns, row_tiles;
 };
 std::span<const FpropDgradTile> fprop_dgrad_tiles();
+/// Whether a tile is compiled with rows of so many bytes. Of three products, sums and products have to fit into
+/// registers; of halves, columns are rows of TMA boxes, too (N-major weights).
+constexpr bool is_compiled(int columns, int row_tiles, int row_bytes, ConvArithmetic arithmetic) {
+  const bool three = arithmetic == ConvArithmetic::tf32x3, floats = three || arithmetic == ConvArithmetic::tf32;
+  return (row_bytes > 32 || (columns <= 64 && row_tiles >= (three ? 2 : 4))) &&
+         (!three || columns * row_tiles <= 128) && (floats || std::has_single_bit(static_cast<unsigned>(columns)));
+}
 /// Taps whose weights are one stage.
-constexpr int stage_taps(int columns) { return columns >= 128 ? 1 : columns == 64 ? 2 : 4; }
+constexpr int stage_taps(int columns) { return columns >= 128 ? 1 : columns > 32 ? 2 : 4; }
 
 struct FpropDgradPlan {
   AxisPhases axis[3];
   FpropDgradTile cta{};
-  int row_bytes = 0, chunk_channels = 0, chunks = 0;  // of a voxel in shared memory; of K, and how many make all of it
+  int row_bytes = 0, chunk_channels = 0, chunks = 0;  // of a voxel in shared memory; of K, and how many there are
+  int products = 1;                                   // or 3, each of which has its chunks
   bool halo[3] = {};                  // axes whose taps read one box; of the others each tap has its own
   int tile[4] = {}, box[4] = {};      // (sample, depth, height, width): of results; of a TMA box
   int group_pitch = 0, base[8] = {};  // Params of params.h
@@ -30,12 +39,18 @@ struct FpropDgradPlan {
   double cycles = 0;  // by the model that chose
 
   int m_tiles() const { return cta.row_tiles * (cooperative ? 2 : 1); }
+  /// Boxes that stay for all phases: of three products, two read the same.
+  int resident_chunks() const { return products == 3 ? chunks / 3 * 2 : chunks; }
   int box_rows() const { return box[0] * box[1] * box[2] * box[3]; }
   int input_bytes() const { return (box_rows() * row_bytes + 1023) / 1024 * 1024; }
 };
 
-/// Nothing if the problem is not its own (not channels-last, f64, `highest`, too many taps or residues).
+/// Nothing if the problem is not its own (f64, few channels, a copy that does not pay, too many taps or residues).
 std::optional<FpropDgradPlan> plan_fprop_dgrad(const ConvProblem& problem);
+/// Of a channels-last copy of the inputs of all samples, if they need one (two for three products); how many there may
+/// be for one sample.
+int64_t copied_bytes(const ConvProblem& problem);
+int64_t most_copied(const ConvProblem& problem);
 /// Partial sums of split-K.
 int64_t workspace_bytes(const ConvProblem& problem, const FpropDgradPlan& plan);
 

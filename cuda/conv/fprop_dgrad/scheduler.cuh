@@ -40,7 +40,8 @@ __device__ void for_each_gemm(const Params& p, const F& f) {
   }
 }
 
-/// k-blocks of a GEMM: boxes of inputs, of each chunk of channels. Those of one split.
+/// k-blocks of a GEMM: boxes of inputs, of each chunk of channels; of three products, of each product's. Those of one
+/// split.
 struct KBlocks {
   int load, chunk, left;
   const int first_load, loads;
@@ -56,6 +57,21 @@ struct KBlocks {
   __device__ void next() {
     --left;
     if (++load == loads) load = 0, ++chunk;
+  }
+};
+
+/// What a k-block's chunk is of: channels of the inputs and weights, or of one of their parts (three products: low x
+/// high, high x low, high x high, the small ones first).
+struct ChunkOperands {
+  int chunk;
+  bool low_input = false, low_weight = false;
+
+  template <bool kThree>
+  static __device__ ChunkOperands of(const Params& p, int chunk) {
+    if constexpr (!kThree) return {chunk};
+    int product = chunk;
+    chunk = p.product_chunks.take(product);
+    return {chunk, product == 0, product == 1};
   }
 };
 

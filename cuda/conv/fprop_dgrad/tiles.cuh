@@ -7,15 +7,16 @@
 
 namespace voxgrad::cuda::implicit_gemm {
 
+template <class Element, bool kThree>
+constexpr ConvArithmetic tile_arithmetic() {
+  if (sizeof(Element) == 4) return kThree ? ConvArithmetic::tf32x3 : ConvArithmetic::tf32;
+  return std::is_same_v<Element, BFloat16> ? ConvArithmetic::bf16 : ConvArithmetic::f16;
+}
+
 template <class Tile>
-inline ConvInstance instance{ConvPass::fprop,
-                             ConvKernel::fprop_dgrad,
-                             sizeof(typename Tile::Element) == 4                ? ConvArithmetic::tf32
-                             : std::is_same_v<typename Tile::Element, BFloat16> ? ConvArithmetic::bf16
-                                                                                : ConvArithmetic::f16,
-                             Tile::kN,
-                             Tile::kTiles,
-                             Tile::kRowBytes};
+inline ConvInstance instance{
+    ConvPass::fprop, ConvKernel::fprop_dgrad, tile_arithmetic<typename Tile::Element, Tile::kThree>(), Tile::kN,
+    Tile::kTiles,    Tile::kRowBytes};
 
 template <class Tile>
 void launch_tile(const Params& p, int ctas, int shared_bytes, cudaStream_t stream) {
@@ -23,19 +24,23 @@ void launch_tile(const Params& p, int ctas, int shared_bytes, cudaStream_t strea
   launch_with_shared(fprop_dgrad_kernel<Tile>, static_cast<unsigned>(ctas), Tile::kThreads, shared_bytes, stream, p);
 }
 
-template <class Element, bool kNMajor>
+template <class Element, bool kThree, bool kNMajor>
 void launch_major(const Params& p, int columns, int row_tiles, int ctas, int shared_bytes, cudaStream_t stream) {
   const auto run = [&]<int kN, int kTiles, int kRowBytes>() {
-    if (columns == kN && row_tiles == kTiles && p.row_bytes == kRowBytes)
-      launch_tile<CtaTile<Element, kN, kTiles, kRowBytes, kNMajor>>(p, ctas, shared_bytes, stream);
+    if constexpr (is_compiled(kN, kTiles, kRowBytes, tile_arithmetic<Element, kThree>()))
+      if (columns == kN && row_tiles == kTiles && p.row_bytes == kRowBytes)
+        launch_tile<CtaTile<Element, kN, kTiles, kRowBytes, kNMajor, kThree>>(p, ctas, shared_bytes, stream);
   };
   const auto run_rows = [&]<int kN, int kTiles>() {
     run.template operator()<kN, kTiles, 128>();
     run.template operator()<kN, kTiles, 64>();
-    if constexpr (kN <= 64 && kTiles == 4) run.template operator()<kN, kTiles, 32>();
+    run.template operator()<kN, kTiles, 32>();
   };
   run_rows.template operator()<16, 4>();
+  run_rows.template operator()<24, 4>();
   run_rows.template operator()<32, 4>();
+  run_rows.template operator()<48, 4>();
+  run_rows.template operator()<48, 2>();
   run_rows.template operator()<64, 4>();
   run_rows.template operator()<64, 2>();
   run_rows.template operator()<64, 1>();
@@ -43,12 +48,12 @@ void launch_major(const Params& p, int columns, int row_tiles, int ctas, int sha
   run_rows.template operator()<128, 1>();
 }
 
-template <class Element>
+template <class Element, bool kThree>
 void launch_kernel(const Params& p, int columns, int row_tiles, bool n_major, int ctas, int shared_bytes,
                    cudaStream_t stream) {
   if constexpr (sizeof(Element) == 2)
-    if (n_major) return launch_major<Element, true>(p, columns, row_tiles, ctas, shared_bytes, stream);
-  launch_major<Element, false>(p, columns, row_tiles, ctas, shared_bytes, stream);
+    if (n_major) return launch_major<Element, kThree, true>(p, columns, row_tiles, ctas, shared_bytes, stream);
+  launch_major<Element, kThree, false>(p, columns, row_tiles, ctas, shared_bytes, stream);
 }
 
 }  // namespace voxgrad::cuda::implicit_gemm

@@ -1,0 +1,9 @@
+// kernel.cuh for float in three products.
+#include "cuda/conv/fprop_dgrad/tiles.cuh"
+
+namespace voxgrad::cuda::implicit_gemm {
+
+template void launch_kernel<float, true>(const Params& p, int columns, int row_tiles, bool n_major, int ctas,
+                                         int shared_bytes, cudaStream_t stream);
+
+}  // namespace voxgrad::cuda::implicit_gemm
