@@ -9,20 +9,27 @@
 
 namespace voxgrad::cuda::implicit_gemm {
 
-/// Which result of the CTA tile a row of its m64 tiles is: a byte each of (sample, depth, height, width), or kNone.
+/// Which result of the CTA tile a row of its m64 tiles is: a byte each of (sample, depth, height, width), or kNone; and
+/// how many elements behind the tile's first.
+struct ResultRow {
+  static constexpr uint32_t kNone = UINT32_MAX;
+  uint32_t place, offset;
+};
 template <class Tile>
 struct ResultRows {
-  static constexpr uint32_t kNone = UINT32_MAX;
-  uint32_t place[Tile::kConsumers * Tile::kTiles * 64];
+  ResultRow row[Tile::kConsumers * Tile::kTiles * 64];
 
   /// By all threads.
   __device__ void list(const Params& p) {
     for (int i = static_cast<int>(threadIdx.x); i < Tile::kConsumers * Tile::kTiles * 64; i += Tile::kThreads) {
-      const int base = p.base[i / 64], row = i % 64;
-      int left = max(base, 0) + row / 8 * p.group_pitch + row % 8;
+      const int base = p.base[i / 64], in_tile = i % 64;
+      int left = max(base, 0) + in_tile / 8 * p.group_pitch + in_tile % 8;
       const int w = p.extent[0].take(left), h = p.extent[1].take(left), d = p.extent[2].take(left);
       const bool exists = base >= 0 && w < p.tile[3] && h < p.tile[2] && d < p.tile[1] && left < p.tile[0];
-      place[i] = exists ? static_cast<uint32_t>(left | d << 8 | h << 16 | w << 24) : kNone;
+      const int64_t offset = left * p.out_stride[0] + d * p.out_stride[1] * p.out_step[0] +
+                             h * p.out_stride[2] * p.out_step[1] + w * p.out_stride[3] * p.out_step[2];
+      row[i] = {exists ? static_cast<uint32_t>(left | d << 8 | h << 16 | w << 24) : ResultRow::kNone,
+                static_cast<uint32_t>(offset)};
     }
   }
 };
@@ -56,20 +63,26 @@ __device__ void store_if_less(int a, int b, T* to, T value) {
                  : "memory");
 }
 
+/// Two halves, rounded, the first one below; not below `floor`, or NaN.
 template <class T>
-__device__ uint32_t pack_pair(float a, float b) {
-  return static_cast<uint32_t>(T(a).bits) | static_cast<uint32_t>(T(b).bits) << 16;
+__device__ uint32_t round_pair(float first, float second, uint32_t floor) {
+  uint32_t pair;
+  if constexpr (std::is_same_v<T, BFloat16>)
+    asm("{cvt.rn.bf16x2.f32 %0, %2, %1; max.NaN.bf16x2 %0, %0, %3;}"
+        : "=&r"(pair)
+        : "f"(first), "f"(second), "r"(floor));
+  else
+    asm("{cvt.rn.f16x2.f32 %0, %2, %1; max.NaN.f16x2 %0, %0, %3;}" : "=&r"(pair) : "f"(first), "f"(second), "r"(floor));
+  return pair;
 }
 
 /// What is done to a sum before it is stored: max(sum + bias, floor), for the columns that this lane holds. No branch:
-/// an accumulator that is changed in one would be moved.
+/// an accumulator that is changed in one would be moved. And few instructions: a warp's epilogue is one chain of them.
 template <class T, int kN8>
 struct Finish {
   float bias[kN8][2], floor;
-  bool none;  // there was nothing to sum up
 
-  __device__ Finish(const Params& p, int channel, int columns, bool empty)
-      : floor(p.relu ? 0 : -INFINITY), none(empty) {
+  __device__ Finish(const Params& p, int channel, int columns) : floor(p.relu ? 0 : -INFINITY) {
     const int first = static_cast<int>(threadIdx.x) % 4 * 2;
 #pragma unroll
     for (int n = 0; n < kN8; ++n)
@@ -81,8 +94,16 @@ struct Finish {
                          : 0;
       }
   }
-  __device__ float operator()(float sum, int n, int i) const {
-    return max_or_nan((none ? 0 : sum) + bias[n][i], floor);
+  __device__ float operator()(float sum, int n, int i) const { return max_or_nan(sum + bias[n][i], floor); }
+  /// A pair of columns of halves.
+  __device__ uint32_t pair(float first, float second, int n) const {
+    return round_pair<T>(first + bias[n][0], second + bias[n][1], round_floor());
+  }
+
+ private:
+  __device__ uint32_t round_floor() const {
+    constexpr uint32_t kLeast = std::is_same_v<T, BFloat16> ? 0xff80ff80 : 0xfc00fc00;
+    return floor == 0 ? 0 : kLeast;
   }
 };
 
@@ -91,13 +112,12 @@ struct Finish {
 template <int half, class T, int kN8, class F>
 __device__ void store_vectors(T* to, const Accumulator (&sum)[kN8], const F& finish, int columns, bool exists) {
   const int lane = static_cast<int>(threadIdx.x) % 4;
-  const auto value = [&](int n, int i) { return finish(sum[n][2 * half + i], n, i); };
   if constexpr (sizeof(T) == 2 && kN8 % 4 == 0) {
 #pragma unroll
     for (int n = 0; n < kN8; n += 4) {
       uint32_t v[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) v[i] = pack_pair<T>(value(n + i, 0), value(n + i, 1));
+      for (int i = 0; i < 4; ++i) v[i] = finish.pair(sum[n + i][2 * half], sum[n + i][2 * half + 1], n + i);
       transpose_quad(v);
       const int column = (n + lane) * 8;
       if (exists && column < columns) *reinterpret_cast<uint4*>(to + column) = {v[0], v[1], v[2], v[3]};
@@ -107,7 +127,7 @@ __device__ void store_vectors(T* to, const Accumulator (&sum)[kN8], const F& fin
     to += lane * 2;
 #pragma unroll
     for (int n = 0; n < kN8; ++n) {
-      const float pair[2] = {value(n, 0), value(n, 1)};
+      const float pair[2] = {finish(sum[n][2 * half], n, 0), finish(sum[n][2 * half + 1], n, 1)};
       if (n * 8 < left) store_values<2>(to + n * 8, pair);
     }
   }
@@ -127,36 +147,45 @@ __device__ void store_columns(T* to, const Accumulator (&sum)[kN8], const F& fin
   }
 }
 
-/// A row of an m64 tile: where it is stored, if it is a result at all.
-template <class Tile>
+/// Where the rows of a warp are stored, if they are results at all.
 struct ResultPlaces {
-  const Params& p;
-  const uint32_t* rows;  // of the warp's first row in its first m64 tile
+  const ResultRow* rows;  // of the warp's first row in its first m64 tile
   int limit[4];
+  bool whole;  // no row of the tile lies beyond them
   int64_t corner;
 
-  __device__ ResultPlaces(const Params& params, const WorkUnit& unit, const Phase& phase, const uint32_t* list)
-      : p(params), rows(list) {
+  __device__ ResultPlaces(const Params& p, const WorkUnit& unit, const Phase& phase, const ResultRow* list)
+      : rows(list) {
     limit[0] = min(p.samples - unit.at[0], 255);
     corner = unit.at[0] * p.out_stride[0];
     for (int a = 0; a < 3; ++a) {
       limit[a + 1] = min(phase.count[a] - unit.at[a + 1], 255);
       corner += (phase.first[a] + int64_t{unit.at[a + 1]} * p.out_step[a]) * p.out_stride[a + 1];
     }
+    whole = true;
+    for (int a = 0; a < 4; ++a) whole &= p.tile[a] <= limit[a];
   }
   __device__ bool find(int row, int64_t& offset) const {
-    const uint32_t place = rows[row];
-    bool exists = place != ResultRows<Tile>::kNone;
-    offset = corner;
+    const ResultRow at = rows[row];
+    bool exists = at.place != ResultRow::kNone;
+    offset = corner + at.offset;
+    if (!whole)
 #pragma unroll
-    for (int a = 0; a < 4; ++a) {
-      const int at = static_cast<int>(place >> 8 * a & 255);
-      exists &= at < limit[a];
-      offset += at * (a == 0 ? p.out_stride[0] : p.out_stride[a] * p.out_step[a - 1]);
-    }
+      for (int a = 0; a < 4; ++a) exists &= static_cast<int>(at.place >> 8 * a & 255) < limit[a];
     return exists;
   }
 };
+
+/// The sum of nothing: of a split that has no k-blocks.
+template <class Tile>
+__device__ void store_zeros(const ResultPlaces& places, float* partial, int rows_apart, int columns) {
+  const int first = static_cast<int>(threadIdx.x) % 4;
+  for (int i = 0; i < 2 * Tile::kTiles; ++i) {
+    int64_t offset;
+    if (!places.find(i / 2 * rows_apart + i % 2 * 8, offset)) continue;
+    for (int column = first; column < min(columns, Tile::kN); column += 4) partial[offset + column] = 0;
+  }
+}
 
 /// By the four warps of a warpgroup.
 template <class Tile>
@@ -166,14 +195,19 @@ __device__ void store_results(const Params& p, const WorkUnit& unit, const Phase
   const int warp = static_cast<int>(threadIdx.x) / 32 % 4, lane = static_cast<int>(threadIdx.x) % 32;
   const int in_group = unit.column * Tile::kN, columns = p.out_channels - in_group;
   const int channel = unit.group * p.out_channels + in_group;
-  const Finish<T, Tile::kN8> finish(p, channel, columns, empty);
-  const ResultPlaces<Tile> places(p, unit, phase,
-                                  rows.place + (p.cooperative ? warpgroup * 64 : 0) + warp * 16 + lane / 4);
+  const int rows_apart = (p.cooperative ? Tile::kConsumers : 1) * 64;
+  const ResultPlaces places(p, unit, phase, rows.row + (p.cooperative ? warpgroup * 64 : 0) + warp * 16 + lane / 4);
+  float* const partial = p.partial + unit.split * p.partial_stride + channel;
+  if (empty) {  // fill_bias() has filled results that no tap reaches
+    if (p.partial) store_zeros<Tile>(places, partial, rows_apart, columns);
+    return;
+  }
+  const Finish<T, Tile::kN8> finish(p, channel, columns);
   const auto store = [&](auto* to) {
     const auto each_row = [&](const auto& store_row) {
 #pragma unroll
       for (int tile = 0; tile < Tile::kTiles; ++tile) {
-        const int row = tile * (p.cooperative ? Tile::kConsumers : 1) * 64;
+        const int row = tile * rows_apart;
         int64_t offset;
         const bool exists = places.find(row, offset);
         store_row.template operator()<0>(to + offset, sum[tile], exists);
@@ -190,7 +224,6 @@ __device__ void store_results(const Params& p, const WorkUnit& unit, const Phase
         store_columns<half>(at, row, finish, columns, exists, p.channel_stride);
       });
   };
-  float* const partial = p.partial + unit.split * p.partial_stride + channel;
   T* const out = static_cast<T*>(p.out) + channel * p.channel_stride;
   if constexpr (sizeof(T) == 4)
     store(p.partial ? partial : out);

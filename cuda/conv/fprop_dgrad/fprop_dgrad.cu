@@ -247,6 +247,17 @@ void reduce(const View& out, const ConvEpilogue& epilogue, const Params& p, cons
   check_launch("conv: sum of splits");
 }
 
+/// Whether results of a CTA tile are in reach of 32-bit offsets from the first (ResultRow).
+bool are_near(const View& out, const FpropDgradPlan& plan) {
+  int64_t reach = 0;
+  for (int a = 0; a < 4; ++a) {
+    const int64_t stride = out.stride[a == 0 ? 0 : a + 1];
+    if (stride < 0) return false;
+    reach += stride * (plan.tile[a] - 1) * (a == 0 ? 1 : plan.axis[a - 1].out_step);
+  }
+  return reach <= UINT32_MAX;
+}
+
 View samples_of(View view, int64_t first, int64_t count) {
   view.data = static_cast<char*>(view.data) + first * view.stride[0] * item_size(view.dtype);
   view.size[0] = count;
@@ -261,7 +272,7 @@ bool fprop_dgrad(const View& out, const View& in, const View& w, const ConvEpilo
   ConvProblem problem = conv_problem(pass, in, out, w, geometry);
   describe_device(problem, launch);
   const auto plan = remembered<plan_fprop_dgrad>(problem);
-  if (!plan) return false;
+  if (!plan || !are_near(out, *plan)) return false;
   const bool three = plan->products > 1;
   const int64_t copied = three ? copied_bytes(problem) : TmaTensor::copy_bytes(in);
   if (copied > kMostPacked && problem.batch > 1) {  // half of the samples, then the others
