@@ -3,6 +3,10 @@
 #include "cuda/conv/fprop_dgrad/plan.h"
 #include "cuda/conv/instances.h"
 #include "cuda/conv/wgrad/plan.h"
+#include "ops/conv.h"
+#include "ops/create.h"
+#include "ops/elementwise.h"
+#include "ops/reduce.h"
 #include "tests/cuda/conv_problem.h"
 
 namespace voxgrad::cudatest {
@@ -148,6 +152,20 @@ TEST_P(CudaConvChannelsLast, IsExactOfTwoParts) {
         operands.run(Device::cpu());
         operands.check();
       }
+}
+
+/// Of floats copies would take more than 1 GiB.
+TEST_P(CudaConvChannelsLast, CopiesSomeSamplesAtATime) {
+  const Mode& mode = GetParam();
+  const auto whole = [&](const Shape& shape) {
+    return affine(rand(shape, {.device = Device::cuda()}), 16, -8).to(i32).to(mode.dtype);
+  };
+  const Tensor x = whole({3, 64, 128, 128, 128}), w = whole({24, 64, 1, 1, 1});
+  const auto convolved = [&](cuda::ConvChoice choice) {
+    const Setting setting(mode.precision, choice);
+    return conv3d(x, w);
+  };
+  EXPECT_EQ(amax(abs(convolved({}) - convolved({.mma_sync = true}))).item(), 0);
 }
 
 /// Infinite and other results are where the CPU has them, also where a number is a sum of two.

@@ -18,7 +18,7 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-FILTER = "*CudaConvModes*:CudaAccuracy.*"
+FILTER = "*CudaConvModes*:*CudaConvChannelsLast*:CudaAccuracy.*"
 MUTATIONS = {  # file, what stands there once, what is put in its place
     "none": ("cuda/conv/packed/pack.cu", "", ""),
     "packed_drops_a_tap": ("cuda/conv/packed/pack.cu", "column < p.out_channels ? from",
@@ -28,6 +28,8 @@ MUTATIONS = {  # file, what stands there once, what is put in its place
                               "true ? 0.0f"),
     "backward_packs_nothing": ("cuda/conv/packed/wgrad.cu", "pack_x(inputs_memory.as<void>(), p.samples);", ""),
     "mma_sync_shifts_the_halo": ("cuda/conv/mma_sync/fprop_dgrad.cuh", " + at.residue;", " + at.residue + 1;"),
+    "low_parts_are_high": ("cuda/conv/fprop_dgrad/scheduler.cuh", "product == 0, product == 1", "false, product == 1"),
+    "results_at_a_wrong_stride": ("cuda/conv/fprop_dgrad/epilogue.cuh", "to += 8 * stride;", "to += 7 * stride;"),
     "packed_repeats_weights": ("cuda/conv/packed/producer.cuh", "from += bytes;", ""),
     "small_channel_drops_a_tap": ("cuda/conv/small_channel/epilogue.cuh", "tap < part.taps &&",
                                   "tap + 1 < part.taps &&"),

@@ -112,9 +112,10 @@ struct Finish {
 template <int half, class T, int kN8, class F>
 __device__ void store_vectors(T* to, const Accumulator (&sum)[kN8], const F& finish, int columns, bool exists) {
   const int lane = static_cast<int>(threadIdx.x) % 4;
-  if constexpr (sizeof(T) == 2 && kN8 % 4 == 0) {
+  constexpr int kQuads = sizeof(T) == 2 ? kN8 / 4 * 4 : 0;
+  if constexpr (kQuads > 0)
 #pragma unroll
-    for (int n = 0; n < kN8; n += 4) {
+    for (int n = 0; n < kQuads; n += 4) {
       uint32_t v[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) v[i] = finish.pair(sum[n + i][2 * half], sum[n + i][2 * half + 1], n + i);
@@ -122,14 +123,11 @@ __device__ void store_vectors(T* to, const Accumulator (&sum)[kN8], const F& fin
       const int column = (n + lane) * 8;
       if (exists && column < columns) *reinterpret_cast<uint4*>(to + column) = {v[0], v[1], v[2], v[3]};
     }
-  } else {
-    const int left = exists ? columns - lane * 2 : 0;
-    to += lane * 2;
+  const int left = exists ? columns - lane * 2 : 0;
 #pragma unroll
-    for (int n = 0; n < kN8; ++n) {
-      const float pair[2] = {finish(sum[n][2 * half], n, 0), finish(sum[n][2 * half + 1], n, 1)};
-      if (n * 8 < left) store_values<2>(to + n * 8, pair);
-    }
+  for (int n = kQuads; n < kN8; ++n) {
+    const float pair[2] = {finish(sum[n][2 * half], n, 0), finish(sum[n][2 * half + 1], n, 1)};
+    if (n * 8 < left) store_values<2>(to + lane * 2 + n * 8, pair);
   }
 }
 

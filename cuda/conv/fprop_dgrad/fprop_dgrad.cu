@@ -165,20 +165,19 @@ bool is_dense_inner(const View& w, int inner) {
          reinterpret_cast<uintptr_t>(w.data) % 16 == 0;
 }
 
-/// As they are, if TMA can read them and wgmma multiply them so; else by way of `copy`: channels padded to 16 bytes, or
-/// (three products) high and low parts, whose taps follow each other.
-WeightOperand weight_operand(const View& w, bool transposed, bool three, std::optional<Workspace>& copy,
+/// As they are, if TMA can read them and wgmma multiply them so (`any`: also N-major); else by way of `copy`: channels
+/// padded to 16 bytes, or (three products) high and low parts, whose taps follow each other.
+WeightOperand weight_operand(const View& w, bool transposed, bool three, bool any, std::optional<Workspace>& copy,
                              const Launch& launch) {
   const int k_axis = transposed ? 0 : 1;
   if (three) {
     const View parts = split_copy(w, {k_axis, 1 - k_axis, 4, 3, 2}, copy, launch);
     return {parts, k_axis, parts.stride[4], parts.stride[1 - k_axis]};
   }
-  const bool halves = is_half(w.dtype);
   const int64_t taps = w.size[2] * w.size[3] * w.size[4];
   for (const int inner : {1, 0})
-    if ((halves || inner == k_axis) && is_dense_inner(w, inner)) return {w, inner, w.size[inner], w.size[inner] * taps};
-  const int inner = halves ? 1 : k_axis;
+    if ((any || inner == k_axis) && is_dense_inner(w, inner)) return {w, inner, w.size[inner], w.size[inner] * taps};
+  const int inner = any ? 1 : k_axis;
   View padded = w;
   const int64_t elements = lay_out(padded, {inner, 4, 3, 2, 1 - inner});
   copy.emplace(launch, static_cast<size_t>(elements * item_size(w.dtype)));
@@ -289,7 +288,8 @@ bool fprop_dgrad(const View& out, const View& in, const View& w, const ConvEpilo
   std::optional<Workspace> parts, copy;
   const View input = three ? split_copy(in, {1, 4, 3, 2, 0}, parts, launch) : whole.emplace(in, launch).view();
   Params p = make_params(out, input, epilogue, problem, *plan);
-  const bool n_major = describe_weights(p, weight_operand(w, transposed, three, copy, launch), transposed, *plan);
+  const bool any = is_half(w.dtype) && may_be_n_major(plan->cta.columns);
+  const bool n_major = describe_weights(p, weight_operand(w, transposed, three, any, copy, launch), transposed, *plan);
   const Workspace partial(launch, static_cast<size_t>(workspace_bytes(problem, *plan)));
   if (plan->splits > 1) store_partial_sums(p, out, partial.as<float>());
   const int stage = stage_taps(plan->cta.columns) * plan->cta.columns * plan->row_bytes;

@@ -5,6 +5,7 @@
 #include <cstdlib>
 
 #include "cuda/conv/plan_common.h"
+#include "ops/halves.h"
 
 namespace voxgrad::cuda {
 namespace {
@@ -100,7 +101,7 @@ class Search {
             plan.halo[0] = depth;
             plan.halo[1] = plan.halo[2] = plane;
             if (depth && !plane) continue;
-            if (!is_compiled(cta.columns, cta.row_tiles, row_bytes, arithmetic_of(p_))) continue;
+            if (!is_compiled(cta.columns, cta.row_tiles, row_bytes, three_products(p_))) continue;
             plan.row_bytes = row_bytes;
             plan.chunk_channels = row_bytes / static_cast<int>(item_size(p_.dtype));
             if (row_bytes > 32 && plan.chunk_channels > 2 * p_.in_channels) continue;
@@ -228,6 +229,8 @@ class Search {
                             : std::max(mainloop * (alone ? kAlone : 1), (multiplies / plan.splits + epilogue) / 2);
     const double unit = both + (waits ? kWait : 0) + bytes / plan.splits / (10 * kFromL2);
     double all = static_cast<double>(rounds) * unit + (plan.cooperative ? 0 : epilogue / phases);
+    // Weights that are N-major as they lie may have to be copied.
+    if (p_.pass == ConvPass::dgrad && is_half(p_.dtype) && !may_be_n_major(plan.cta.columns)) all += kReduction;
     if (plan.splits > 1) all += kReduction + static_cast<double>(workspace_bytes(p_, plan)) / kReductionBytes;
     return all;
   }

@@ -15,12 +15,12 @@ struct FpropDgradTile {
 };
 std::span<const FpropDgradTile> fprop_dgrad_tiles();
 /// Whether a tile is compiled with rows of so many bytes. Of three products, sums and products have to fit into
-/// registers; of halves, columns are rows of TMA boxes, too (N-major weights).
-constexpr bool is_compiled(int columns, int row_tiles, int row_bytes, ConvArithmetic arithmetic) {
-  const bool three = arithmetic == ConvArithmetic::tf32x3, floats = three || arithmetic == ConvArithmetic::tf32;
-  return (row_bytes > 32 || (columns <= 64 && row_tiles >= (three ? 2 : 4))) &&
-         (!three || columns * row_tiles <= 128) && (floats || std::has_single_bit(static_cast<unsigned>(columns)));
+/// registers.
+constexpr bool is_compiled(int columns, int row_tiles, int row_bytes, bool three) {
+  return (row_bytes > 32 || (columns <= 64 && row_tiles >= (three ? 2 : 4))) && (!three || columns * row_tiles <= 128);
 }
+/// Whether its columns are rows of swizzled boxes, too (halves, whose weights may be N-major).
+constexpr bool may_be_n_major(int columns) { return std::has_single_bit(static_cast<unsigned>(columns)); }
 /// Taps whose weights are one stage.
 constexpr int stage_taps(int columns) { return columns >= 128 ? 1 : columns > 32 ? 2 : 4; }
 

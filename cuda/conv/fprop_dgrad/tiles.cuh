@@ -7,16 +7,16 @@
 
 namespace voxgrad::cuda::implicit_gemm {
 
-template <class Element, bool kThree>
-constexpr ConvArithmetic tile_arithmetic() {
-  if (sizeof(Element) == 4) return kThree ? ConvArithmetic::tf32x3 : ConvArithmetic::tf32;
-  return std::is_same_v<Element, BFloat16> ? ConvArithmetic::bf16 : ConvArithmetic::f16;
-}
-
 template <class Tile>
-inline ConvInstance instance{
-    ConvPass::fprop, ConvKernel::fprop_dgrad, tile_arithmetic<typename Tile::Element, Tile::kThree>(), Tile::kN,
-    Tile::kTiles,    Tile::kRowBytes};
+inline ConvInstance instance{ConvPass::fprop,
+                             ConvKernel::fprop_dgrad,
+                             Tile::kThree                                       ? ConvArithmetic::tf32x3
+                             : sizeof(typename Tile::Element) == 4              ? ConvArithmetic::tf32
+                             : std::is_same_v<typename Tile::Element, BFloat16> ? ConvArithmetic::bf16
+                                                                                : ConvArithmetic::f16,
+                             Tile::kN,
+                             Tile::kTiles,
+                             Tile::kRowBytes};
 
 template <class Tile>
 void launch_tile(const Params& p, int ctas, int shared_bytes, cudaStream_t stream) {
@@ -27,7 +27,7 @@ void launch_tile(const Params& p, int ctas, int shared_bytes, cudaStream_t strea
 template <class Element, bool kThree, bool kNMajor>
 void launch_major(const Params& p, int columns, int row_tiles, int ctas, int shared_bytes, cudaStream_t stream) {
   const auto run = [&]<int kN, int kTiles, int kRowBytes>() {
-    if constexpr (is_compiled(kN, kTiles, kRowBytes, tile_arithmetic<Element, kThree>()))
+    if constexpr (is_compiled(kN, kTiles, kRowBytes, kThree) && (!kNMajor || may_be_n_major(kN)))
       if (columns == kN && row_tiles == kTiles && p.row_bytes == kRowBytes)
         launch_tile<CtaTile<Element, kN, kTiles, kRowBytes, kNMajor, kThree>>(p, ctas, shared_bytes, stream);
   };
