@@ -16,8 +16,8 @@ void convolve(const char* op, const View& out, const View& in, const View& w, co
   check(w.numel() / std::max<int64_t>(out.size[1] / geometry.groups, 1) < INT32_MAX, op,
         "the CUDA kernels take fewer than 2^31 weights an output channel");
   const Launch launch(out);
-  if (small_channel_fprop_dgrad(out, in, w, epilogue, geometry, pass, launch)) return;
   if (fprop_dgrad(out, in, w, epilogue, geometry, pass, launch)) return;
+  if (small_channel_fprop_dgrad(out, in, w, epilogue, geometry, pass, launch)) return;
   if (implicit_gemm_fprop_dgrad(out, in, w, epilogue, geometry, pass, launch)) return;
   if (is_half(out.dtype))
     return through_float32(out, in, w, epilogue.bias, [&](const View& o, const View& i, const View& v, const View* b) {

@@ -93,8 +93,8 @@ std::string describe(const ConvProblem& p) {
     if (const auto plan = plan_packed_wgrad(p)) return describe(p, *plan);
     if (const auto plan = plan_mma_sync_wgrad(p)) return describe(p, *plan);
   } else {
-    if (const auto plan = plan_small_channel_fprop_dgrad(p)) return describe(p, *plan);
     if (const auto plan = plan_fprop_dgrad(p)) return describe(p, *plan);
+    if (const auto plan = plan_small_channel_fprop_dgrad(p)) return describe(p, *plan);
     if (const auto plan = plan_implicit_gemm(p)) return describe(p, *plan);
   }
   if (p.dtype == DType::bf16 || p.dtype == DType::f16) {

@@ -104,7 +104,8 @@ ConvProblem conv_problem(ConvPass pass, const View& in, const View& out, const V
                       .in_channels = in.size[1] / geometry.groups,
                       .out_channels = out.size[1] / geometry.groups,
                       .geometry = geometry,
-                      .channels_last = has_channels_innermost(in) && has_channels_innermost(out),
+                      .in_channels_last = has_channels_innermost(in),
+                      .out_channels_last = has_channels_innermost(out),
                       .choice = forced_choice.load()};
   for (int a = 0; a < 3; ++a) {
     problem.in_size[a] = in.size[a + 2];

@@ -51,7 +51,7 @@ struct ConvProblem {
   int multiprocessors = 132;          // an H200's
   bool wgmma = true;                  // the GPU has that instruction, and the program its code: sm_90a
   Triple in_stride{0}, out_stride{0};
-  bool channels_last = false;  // in both tensors a voxel's channels are contiguous
+  bool in_channels_last = false, out_channels_last = false;  // a voxel's channels are contiguous
   ConvChoice choice{};
   friend bool operator==(const ConvProblem&, const ConvProblem&) = default;
 };

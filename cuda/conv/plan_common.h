@@ -28,6 +28,9 @@ inline int elements_of(const ConvProblem& p) { return p.dtype == DType::f32 ? 1 
 /// them (plan.cpp).
 bool pays_to_pack(const ConvProblem& p);
 
+/// Where neither tensor is, packed/ is quicker: it writes its results as they lie, and copies no more.
+inline bool is_channels_last(const ConvProblem& p) { return p.in_channels_last || p.out_channels_last; }
+
 /// Few channels on both sides have kernels of their own (plan_narrow.h).
 inline bool is_narrow(const ConvProblem& p) { return p.in_channels <= 8 && p.out_channels <= 8 && p.choice.width == 0; }
 

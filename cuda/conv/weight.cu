@@ -14,7 +14,8 @@ void conv_backward_weight(const View& w, const View& x, const View& y, const Con
   check(w.numel() / w.size[0] < INT32_MAX - 256, kOp, "the CUDA kernels take fewer than 2^31 weights a channel");
   const Launch launch(w);
   // Of few channels, what wgrad would copy is the longer part.
-  const bool as_they_lie = is_half(w.dtype) && conv_problem(ConvPass::wgrad, x, y, w, geometry).channels_last;
+  const ConvProblem problem = conv_problem(ConvPass::wgrad, x, y, w, geometry);
+  const bool as_they_lie = is_half(w.dtype) && problem.in_channels_last && problem.out_channels_last;
   if (as_they_lie && wgrad(w, x, y, geometry, launch)) return;
   if (small_channel_wgrad(w, x, y, geometry, launch) || wgrad(w, x, y, geometry, launch)) return;
   if (packed_wgrad(w, x, y, geometry, launch) || mma_sync_wgrad(w, x, y, geometry, launch)) return;

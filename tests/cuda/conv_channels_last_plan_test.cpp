@@ -27,7 +27,8 @@ ConvProblem planned(const Problem& p, ConvPass pass, const Mode& mode) {
           .out_size = transposed ? p.x_size : p.y_size,
           .kernel = p.kernel,
           .geometry = p.geometry,
-          .channels_last = true};
+          .in_channels_last = true,
+          .out_channels_last = true};
 }
 
 /// Results of the tile that its rows are, by (sample, depth, height, width).
@@ -52,7 +53,7 @@ TEST(ConvChannelsLastPlan, RowsOfATileAreItsResults) {
     for (const ConvPass pass : {ConvPass::fprop, ConvPass::dgrad}) {
       SCOPED_TRACE(concat("seed ", seed, ", ", mode, ": ", problem));
       ConvProblem p = planned(problem, pass, mode);
-      p.channels_last = seed / 4 % 2;
+      p.in_channels_last = seed / 4 % 2;
       const auto plan = plan_fprop_dgrad(p);
       if (!plan) continue;
       ++plans;

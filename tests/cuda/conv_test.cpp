@@ -292,9 +292,11 @@ TEST_P(CudaConvModes, LeavesAloneWhatNoTapReads) {
   Tensor x = full(p.x_shape(), std::numeric_limits<double>::infinity(), options);
   x.narrow(2, 0, 6).narrow(3, 0, 6).narrow(4, 0, 6).fill_(1);
   x = x.to(GetParam().dtype);
-  const Tensor dw = empty_like(w);
-  cuda_kernels().conv_backward_weight(dw.view_out(), x.view_in(), y.view_in(), p.geometry);
-  EXPECT_TRUE(std::isfinite(sum(dw.to(f64)).item()));
+  for (const MemoryFormat format : {MemoryFormat::contiguous, MemoryFormat::channels_last}) {
+    const Tensor dw = empty_like(w);
+    cuda_kernels().conv_backward_weight(dw.view_out(), x.to(format).view_in(), y.to(format).view_in(), p.geometry);
+    EXPECT_TRUE(std::isfinite(sum(dw.to(f64)).item())) << (format == MemoryFormat::contiguous ? "contiguous" : "last");
+  }
 }
 
 }  // namespace

@@ -249,7 +249,8 @@ std::optional<FpropDgradPlan> plan_fprop_dgrad(const ConvProblem& p) {
   if (is_narrow(p) || !may_use_wgmma(p) || p.choice.plain || p.choice.packed || p.choice.small_channel ||
       p.dtype == DType::f64)
     return std::nullopt;
-  if (copied_bytes(p) > 0 && p.choice == ConvChoice{} && !pays_to_pack(p)) return std::nullopt;
+  if (p.choice == ConvChoice{} && (!is_channels_last(p) || (copied_bytes(p) > 0 && !pays_to_pack(p))))
+    return std::nullopt;
   if (copied_bytes(p) > p.batch * most_copied(p)) return std::nullopt;
   FpropDgradPlan axes;
   if (!choose_axes(p, axes)) return std::nullopt;
@@ -257,7 +258,7 @@ std::optional<FpropDgradPlan> plan_fprop_dgrad(const ConvProblem& p) {
 }
 
 int64_t copied_bytes(const ConvProblem& p) {
-  if (p.channels_last && !three_products(p)) return 0;
+  if (p.in_channels_last && !three_products(p)) return 0;
   const int64_t voxel = divide_up(p.groups * p.in_channels * static_cast<int64_t>(item_size(p.dtype)), 16) * 16;
   return parts(p) * p.batch * p.in_size[0] * p.in_size[1] * p.in_size[2] * voxel;
 }

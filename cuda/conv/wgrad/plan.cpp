@@ -159,7 +159,7 @@ class Search {
       first_load = bytes / kFromL2;
       of_units += plan.tiles_of_split * (std::max(multiplies, bytes / kFromL2) + kStage);
     }
-    const bool direct = plan.splits == 1 && elements_of(p_) == 2 && p_.channels_last;  // and the weights, then
+    const bool direct = plan.splits == 1 && elements_of(p_) == 2 && is_channels_last(p_);  // and the weights, then
     const double unit = of_units / static_cast<double>(plan.sets.size()) + first_load +
                         2.0 * plan.cta.slots * 64 * n * (direct ? 2 : 4) / kToMemory + kUnit;
     const double units = static_cast<double>((plan.units + kMultiprocessors - 1) / kMultiprocessors) * unit;
@@ -189,6 +189,7 @@ std::optional<WgradPlan> plan_wgrad(const ConvProblem& p) {
   if (is_narrow(p) || !may_use_wgmma(p) || p.choice.plain || p.choice.packed || p.choice.small_channel)
     return std::nullopt;
   if (p.dtype == DType::f64 || p.batch == 0) return std::nullopt;
+  if (!is_channels_last(p) && p.choice == ConvChoice{}) return std::nullopt;
   for (int a = 0; a < 3; ++a)
     if (p.in_size[a] == 0 || p.out_size[a] == 0) return std::nullopt;
   WgradPlan axes;

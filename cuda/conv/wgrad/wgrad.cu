@@ -7,6 +7,7 @@
 #include "cuda/conv/wgrad/operand.h"
 #include "cuda/conv/wgrad/params.h"
 #include "cuda/conv/wgrad/plan.h"
+#include "cuda/vector.cuh"
 #include "ops/halves.h"
 
 namespace voxgrad::cuda {
@@ -15,6 +16,48 @@ namespace {
 using namespace implicit_wgrad;
 
 constexpr int kLanes = 32, kWarps = 8;
+
+/// What scales of x and y leave of a sum.
+__device__ float unscaled(const ReduceParams& p, float sum, int x_channel, int y_channel) {
+  return ldexpf(sum, -scale_exponent(p.x_maxima[x_channel]) - scale_exponent(p.y_maxima[y_channel]));
+}
+
+/// Of weights that lie as the partial sums do: a warp adds up 32 vectors of 4, or, of `slices` warps, a part of their
+/// splits each.
+template <class T>
+__global__ void __launch_bounds__(kLanes* kWarps) reduce_in_order(const __grid_constant__ ReduceParams p) {
+  __shared__ float of_slice[kWarps][4][kLanes];
+  const int lane = static_cast<int>(threadIdx.x) % kLanes, warp = static_cast<int>(threadIdx.x) / kLanes;
+  const int slice = warp % p.slices, at_once = kWarps / p.slices;
+  const int64_t first = ((int64_t{blockIdx.x} * at_once + warp / p.slices) * kLanes + lane) * 4;
+  const int begin = p.splits * slice / p.slices, end = p.splits * (slice + 1) / p.slices;
+  float sum[4] = {};
+  if (first < p.split_stride)
+#pragma unroll 8
+    for (int split = begin; split < end; ++split) {
+      float x[4];
+      load_values<4>(p.partial + split * p.split_stride + first, x);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sum[i] += x[i];
+    }
+  if (p.slices > 1) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) of_slice[warp][i][lane] = sum[i];
+    __syncthreads();
+    for (int other = 1; slice == 0 && other < p.slices; ++other)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sum[i] += of_slice[warp + other][i][lane];
+  }
+  if (slice > 0 || first >= p.split_stride) return;
+  if (p.x_maxima) {
+    const int channel = static_cast<int>(first % p.in_channels);
+    const int of_y = static_cast<int>(first / (int64_t{p.taps} * p.in_channels));
+    const int of_x = p.out_channels.divide(of_y) * p.in_channels + channel;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sum[i] = unscaled(p, sum[i], of_x + i, of_y);
+  }
+  store_values<4>(static_cast<T*>(p.weight) + first, sum);
+}
 
 /// A block adds up some taps of 32 input channels of one output channel: `slices` warps a part of the splits each.
 template <class T>
@@ -43,11 +86,7 @@ __global__ void __launch_bounds__(kLanes* kWarps) reduce_splits(const __grid_con
     if (slice == 0 && tap < taps) sums[lane * pitch + tap] = sum;
   }
   __syncthreads();
-  const auto scaled = [&](float sum, int channel) {
-    if (!p.x_maxima) return sum;
-    const int of_x = p.out_channels.divide(block) * p.in_channels + first_channel + channel;
-    return ldexpf(sum, -scale_exponent(p.x_maxima[of_x]) - scale_exponent(p.y_maxima[block]));
-  };
+  const int x_channel = p.out_channels.divide(block) * p.in_channels + first_channel;
   T* const out = static_cast<T*>(p.weight) + block * p.out_stride + first_channel * p.in_stride;
   for (int i = static_cast<int>(threadIdx.x); i < channels * taps; i += kLanes * kWarps) {
     const int channel = p.by_taps ? i / taps : i % channels, tap = p.by_taps ? i % taps : i / channels;
@@ -57,7 +96,8 @@ __global__ void __launch_bounds__(kLanes* kWarps) reduce_splits(const __grid_con
       offset += left % p.kernel[a] * p.tap_stride[a];
       left /= p.kernel[a];
     }
-    out[offset] = T(scaled(sums[channel * pitch + tap], channel));
+    const float sum = sums[channel * pitch + tap];
+    out[offset] = T(p.x_maxima ? unscaled(p, sum, x_channel + channel, block) : sum);
   }
 }
 
@@ -169,6 +209,16 @@ int set_samples(Params& p, const View& x, const View& y, int samples, const Conv
   return splits;
 }
 
+/// Whether input channels are innermost, behind them the taps.
+bool is_dense_channels_last(const View& w) {
+  int64_t stride = 1;
+  for (const int axis : {1, 4, 3, 2}) {
+    if (w.size[axis] > 1 && w.stride[axis] != stride) return false;
+    stride *= w.size[axis];
+  }
+  return true;
+}
+
 void reduce(const View& w, const Params& p, const float* partial, int splits, const Operand& x, const Operand& y,
             cudaStream_t stream) {
   ReduceParams r{};
@@ -189,6 +239,17 @@ void reduce(const View& w, const Params& p, const float* partial, int splits, co
     r.tap_stride[a] = w.stride[a + 2];
   }
   r.by_taps = w.stride[1] != 1;
+  const auto with_type = [&](const auto& f) {
+    w.dtype == DType::f32 ? f(float()) : w.dtype == DType::bf16 ? f(BFloat16()) : f(Float16());
+  };
+  if (is_dense_channels_last(w) && w.stride[0] == p.out_stride && p.in_channels % 4 == 0 && is_tma_tensor(w)) {
+    const int64_t of_block = 4 * kLanes * (kWarps / r.slices);
+    with_type([&](auto type) {
+      reduce_in_order<decltype(type)>
+          <<<static_cast<unsigned>(divide_up(r.split_stride, of_block)), kLanes * kWarps, 0, stream>>>(r);
+    });
+    return check_launch("conv weight gradient: sum of splits");
+  }
   const int channel_tiles = divide_up(p.in_channels, kLanes);
   const int64_t enough = 4 * kMultiprocessors / std::max<int64_t>(w.size[0] * channel_tiles, 1);
   r.taps_of_block = static_cast<int>(divide_up(p.taps, std::clamp<int64_t>(enough, 1, p.taps)));
@@ -196,21 +257,14 @@ void reduce(const View& w, const Params& p, const float* partial, int splits, co
   r.tap_tiles = Divisor(divide_up(p.taps, r.taps_of_block));
   const unsigned blocks = static_cast<unsigned>(w.size[0] * channel_tiles * r.tap_tiles.value);
   const size_t shared = sizeof(float) * kLanes * static_cast<size_t>(r.taps_of_block | 1);
-  const auto kernel = w.dtype == DType::f32    ? reduce_splits<float>
-                      : w.dtype == DType::bf16 ? reduce_splits<BFloat16>
-                                               : reduce_splits<Float16>;
-  kernel<<<blocks, kLanes * kWarps, shared, stream>>>(r);
+  with_type([&](auto type) { reduce_splits<decltype(type)><<<blocks, kLanes * kWarps, shared, stream>>>(r); });
   check_launch("conv weight gradient: sum of splits");
 }
 
-/// Whether input channels are innermost, behind them the taps.
-bool is_dense_channels_last(const View& w) {
-  int64_t stride = 1;
-  for (const int axis : {1, 4, 3, 2}) {
-    if (w.size[axis] > 1 && w.stride[axis] != stride) return false;
-    stride *= w.size[axis];
-  }
-  return true;
+/// x without what lies behind the last position that a tap reads: there may be infinities.
+View read_part(View x, const ConvProblem& problem) {
+  for (int a = 0; a < 3; ++a) x.size[a + 2] = read_size(problem, a);
+  return x;
 }
 
 }  // namespace
@@ -221,7 +275,8 @@ bool wgrad(const View& w, const View& x, const View& y, const ConvGeometry& geom
   if (!remembered<plan_wgrad>(problem)) return false;
   const int64_t batch = problem.batch;
   const int parts = three_products(problem) ? 2 : 1;
-  Operand input(x, problem.groups, parts, launch), gradient(y, problem.groups, parts, launch);
+  const View read = read_part(x, problem);
+  Operand input(read, problem.groups, parts, launch), gradient(y, problem.groups, parts, launch);
   const int64_t of_sample = input.copy_bytes() + gradient.copy_bytes();
   problem.batch = std::clamp<int64_t>(kMostPacked / std::max<int64_t>(of_sample, 1), 1, batch);
   const auto plan = remembered<plan_wgrad>(problem);
