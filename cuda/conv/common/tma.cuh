@@ -85,6 +85,11 @@ __device__ inline void tma_load(uint32_t shared, const CUtensorMap& tensor, int 
       : "memory");
 }
 
+/// Fetches the description of a tensor, which the first copy would wait for.
+__device__ inline void prefetch_tensor(const CUtensorMap& tensor) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&tensor) : "memory");
+}
+
 /// Asks L2 for the 16-byte pieces that so many bytes lie in.
 __device__ inline void prefetch_bulk(const void* global, uint32_t bytes) {
   const auto first = reinterpret_cast<uintptr_t>(global), begin = first & ~uintptr_t{15};
@@ -125,6 +130,7 @@ __device__ inline void expect_bytes(uint32_t, uint32_t) {}
 __device__ inline void tma_load(uint32_t, const CUtensorMap&, int, int, int, int, uint32_t) {}
 __device__ inline void tma_load(uint32_t, const CUtensorMap&, int, int, int, int, int, uint32_t) {}
 __device__ inline void tma_load(uint32_t, const CUtensorMap&, int, int, int, uint32_t) {}
+__device__ inline void prefetch_tensor(const CUtensorMap&) {}
 __device__ inline void prefetch_bulk(const void*, uint32_t) {}
 __device__ inline void bulk_store(void*, uint32_t, uint32_t) {}
 __device__ inline void bulk_store_commit() {}

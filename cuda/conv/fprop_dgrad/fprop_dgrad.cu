@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(kBlock) reduce_splits(const __grid_constant__ 
 
 /// Where the taps are that lie in one box, and which box.
 void list_taps(Params& p, const FpropDgradPlan& plan, bool transposed) {
-  const int stage = stage_taps(plan.cta.columns);
+  const int stage = plan.stage_taps;
   const AxisPhases* axis = plan.axis;
   int loads = 0, taps = 0;
   const int parts[] = {axis[0].phases, axis[1].phases, axis[2].phases};
@@ -143,6 +143,7 @@ Params make_params(const View& out, const View& in, const ConvEpilogue& epilogue
   std::copy_n(plan.base, kMaxTiles, p.base);
   p.input_stages = plan.input_stages;
   p.weight_stages = plan.weight_stages;
+  p.stage_taps = plan.stage_taps;
   p.input_bytes = plan.input_bytes();
   list_taps(p, plan, transposed);
   p.input = describe_voxels(in, plan.chunk_channels, plan.box, p.in_step, "conv");
@@ -292,8 +293,7 @@ bool fprop_dgrad(const View& out, const View& in, const View& w, const ConvEpilo
   const bool n_major = describe_weights(p, weight_operand(w, transposed, three, any, copy, launch), transposed, *plan);
   const Workspace partial(launch, static_cast<size_t>(workspace_bytes(problem, *plan)));
   if (plan->splits > 1) store_partial_sums(p, out, partial.as<float>());
-  const int stage = stage_taps(plan->cta.columns) * plan->cta.columns * plan->row_bytes;
-  const int shared = 1024 + plan->input_stages * plan->input_bytes() + plan->weight_stages * stage;
+  const int shared = 1024 + plan->input_stages * plan->input_bytes() + plan->weight_stages * plan->weight_bytes();
   const int ctas = static_cast<int>(std::min<int64_t>(plan->units, problem.multiprocessors));
   with_arithmetic(arithmetic_of(problem), [&]<class Arithmetic>() {
     launch_kernel<typename Arithmetic::Element, Arithmetic::kParts == 2>(p, plan->cta.columns, plan->cta.row_tiles,

@@ -31,7 +31,6 @@ struct CtaTile {
   static constexpr int kConsumers = 2, kThreads = 128 * (kConsumers + 1);
   static constexpr int kRegisters = 232, kProducerRegisters = 40;
   static constexpr int kNBlock = kNMajor && kN > 64 ? 64 : kN;  // columns of a TMA box of weights
-  static constexpr int kStageTaps = stage_taps(kN);
 
   static constexpr int kExactTaps = 256 / kRowBytes;  // of three products: taps with K = 64
 
@@ -69,11 +68,11 @@ __device__ void produce_weights(const Params& p, uint32_t stages, Pipeline pipel
       const Load& box = block.box(p);
       const auto from = ChunkOperands::of<Tile::kThree>(p, block.chunk);
       const int k = unit.group * p.k_group + from.chunk * p.chunk_channels;
-      for (int begin = 0; begin < box.taps; begin += Tile::kStageTaps) {
-        const int taps = min(box.taps - begin, Tile::kStageTaps);
+      for (int begin = 0; begin < box.taps; begin += p.stage_taps) {
+        const int taps = min(box.taps - begin, p.stage_taps);
         pipeline.acquire();
         pipeline.commit(taps * tap_bytes);
-        uint32_t to = stages + pipeline.stage() * (Tile::kStageTaps * tap_bytes);
+        uint32_t to = stages + pipeline.stage() * (p.stage_taps * tap_bytes);
         for (int i = 0; i < taps; ++i) {
           const int tap = p.tap[box.first_tap + begin + i].weight + (from.low_weight ? p.taps : 0);
           for (int j = 0; j < Tile::kN; j += Tile::kNBlock) {
@@ -135,7 +134,7 @@ struct Mainloop {
     if (p.splits > 1) {
       boxes = stages = 0;
       for (KBlocks k(p, unit, phase); k.left > 0; k.next(), ++boxes)
-        stages += (k.box(p).taps + Tile::kStageTaps - 1) / Tile::kStageTaps;
+        stages += (k.box(p).taps + p.stage_taps - 1) / p.stage_taps;
     }
     ++gemm;
     weights.skip(stages);
@@ -159,11 +158,11 @@ struct Mainloop {
       input.wait();
       const uint64_t a = swizzled_operand(input_stages + input.stage() * p.input_bytes, Tile::kRowBytes,
                                           p.group_pitch * Tile::kRowBytes, 0);
-      for (int begin = 0; begin < box.taps; begin += Tile::kStageTaps) {
-        const int taps = min(box.taps - begin, Tile::kStageTaps);
+      for (int begin = 0; begin < box.taps; begin += p.stage_taps) {
+        const int taps = min(box.taps - begin, p.stage_taps);
         weights.wait();
         if (releases && k.left == 1 && taps == box.taps - begin && !p.cooperative) arrive(turn);
-        const uint32_t b = weight_stages + weights.stage() * (Tile::kStageTaps * Tile::kWeightBytes);
+        const uint32_t b = weight_stages + weights.stage() * (p.stage_taps * Tile::kWeightBytes);
         int i = 0;
         do {
           const int shift = p.tap[box.first_tap + begin + i].shift * Tile::kRowBytes / 16;
@@ -200,10 +199,10 @@ struct Mainloop {
       input.wait();
       const uint64_t a = swizzled_operand(input_stages + input.stage() * p.input_bytes, Tile::kRowBytes,
                                           p.group_pitch * Tile::kRowBytes, 0);
-      for (int begin = 0; begin < box.taps; begin += Tile::kStageTaps) {
-        const int taps = min(box.taps - begin, Tile::kStageTaps);
+      for (int begin = 0; begin < box.taps; begin += p.stage_taps) {
+        const int taps = min(box.taps - begin, p.stage_taps);
         weights.wait();
-        const uint32_t b = weight_stages + weights.stage() * (Tile::kStageTaps * Tile::kWeightBytes);
+        const uint32_t b = weight_stages + weights.stage() * (p.stage_taps * Tile::kWeightBytes);
         for (int i = 0; i < taps;) {
           Accumulator products[kTiles][Tile::kN8];
           const int end = min(i + Tile::kExactTaps, taps);
@@ -274,6 +273,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1) fprop_dgrad_kernel(const __
   const Pipeline weights(barrier + kMaxStages * Pipeline::kBarrierBytes, p.weight_stages);
   const uint32_t turn = barrier + 2 * kMaxStages * Pipeline::kBarrierBytes;
   if (threadIdx.x == 0) {
+    prefetch_tensor(p.input);
+    prefetch_tensor(p.weight);
     inputs.init(p.resident || p.cooperative ? Tile::kConsumers : 1);
     weights.init(p.cooperative ? Tile::kConsumers : 1);
     init_barrier(turn, 1);

@@ -66,6 +66,7 @@ struct Params {
   int group_pitch;      // rows of the box from 8 rows of an m64 tile to the next
   int base[kMaxTiles];  // row of the box at which an m64 tile begins
   int input_stages, weight_stages;
+  int stage_taps;   // whose weights are one stage
   int input_bytes;  // of a stage: the box, rounded up
   Phase phase_of[kMaxPhases];
   Load load[kMaxTaps];

@@ -164,6 +164,18 @@ class Search {
     choose_splits(plan);
   }
 
+  /// Taps that read one box.
+  static int most_box_taps(const FpropDgradPlan& plan) {
+    int all = 1;
+    for (int a = 0; a < 3; ++a) {
+      int most = 1;
+      for (int i = 0; plan.halo[a] && i < plan.axis[a].phases; ++i)
+        most = std::max(most, static_cast<int>(plan.axis[a].phase[i].taps));
+      all *= most;
+    }
+    return all;
+  }
+
   /// Rows that are read behind the box are those of no result, but have to be shared memory.
   bool choose_stages(FpropDgradPlan& plan, const Cover& covered) const {
     int end = 0;
@@ -171,7 +183,8 @@ class Search {
     for (int a = 0, pitch[] = {plan.box[2] * plan.box[3], plan.box[3], 1}; a < 3; ++a)
       if (plan.halo[a]) end += (plan.axis[a].max_span - 1) * pitch[a];
     const bool by_tap = !plan.halo[1] || taps_ == 1;
-    const int weight = stage_taps(plan.cta.columns) * plan.cta.columns * plan.row_bytes, input = plan.input_bytes();
+    plan.stage_taps = std::min(most_stage_taps(plan.cta.columns), most_box_taps(plan));
+    const int weight = plan.weight_bytes(), input = plan.input_bytes();
     const int room = p_.shared_limit - kStatic;
     plan.weight_stages = std::min(by_tap && !plan.resident ? room / (input + weight) : 4, kMostStages);
     const int most = plan.resident ? std::min(2 * plan.resident_chunks(), kMostStages)
@@ -215,7 +228,7 @@ class Search {
     const double loads = plan.resident ? plan.resident_chunks() : 1.0 * k_loads(plan) * phases * plan.chunks;
     const double bytes = (loads * plan.box_rows() + taps * n * plan.chunks) * plan.row_bytes;
     const double results = 64.0 * plan.m_tiles() * n * phases;
-    const double stages = taps * plan.chunks / (plan.halo[1] ? stage_taps(plan.cta.columns) : 1) * 60;
+    const double stages = taps * plan.chunks / plan.stage_taps * 60;
     const bool waits = plan.resident && plan.input_stages < 2 * plan.resident_chunks();  // for the boxes of each unit
     // One warpgroup's epilogue hides behind the other's products.
     const double epilogue =

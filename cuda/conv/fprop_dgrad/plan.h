@@ -21,8 +21,8 @@ constexpr bool is_compiled(int columns, int row_tiles, int row_bytes, bool three
 }
 /// Whether its columns are rows of swizzled boxes, too (halves, whose weights may be N-major).
 constexpr bool may_be_n_major(int columns) { return std::has_single_bit(static_cast<unsigned>(columns)); }
-/// Taps whose weights are one stage.
-constexpr int stage_taps(int columns) { return columns >= 128 ? 1 : columns > 32 ? 2 : 4; }
+/// Taps whose weights are one stage, at most.
+constexpr int most_stage_taps(int columns) { return columns >= 128 ? 1 : columns > 32 ? 2 : 4; }
 
 struct FpropDgradPlan {
   AxisPhases axis[3];
@@ -34,7 +34,7 @@ struct FpropDgradPlan {
   int group_pitch = 0, base[8] = {};  // Params of params.h
   int phases = 1;
   bool resident = false, merged = false, cooperative = false;
-  int splits = 1, input_stages = 0, weight_stages = 0;
+  int splits = 1, input_stages = 0, weight_stages = 0, stage_taps = 1;
   int64_t units = 0;
   double cycles = 0;  // by the model that chose
 
@@ -42,6 +42,7 @@ struct FpropDgradPlan {
   /// Boxes that stay for all phases: of three products, two read the same.
   int resident_chunks() const { return products == 3 ? chunks / 3 * 2 : chunks; }
   int box_rows() const { return box[0] * box[1] * box[2] * box[3]; }
+  int weight_bytes() const { return stage_taps * cta.columns * row_bytes; }  // of a stage
   int input_bytes() const { return (box_rows() * row_bytes + 1023) / 1024 * 1024; }
 };
 

@@ -234,7 +234,11 @@ __global__ void __launch_bounds__(Tile::kThreads, 1) wgrad_kernel(const __grid_c
   __shared__ uint64_t barriers[2 * kMaxStages];
   const uint32_t stages = (warp_uniform(shared_address(dynamic_shared)) + 1023) & ~1023u;
   const Pipeline pipeline(warp_uniform(shared_address(barriers)), p.stages);
-  if (threadIdx.x == 0) pipeline.init(Tile::kConsumers);
+  if (threadIdx.x == 0) {
+    prefetch_tensor(p.x);
+    prefetch_tensor(p.y);
+    pipeline.init(Tile::kConsumers);
+  }
   fence_barrier_init();
   __syncthreads();
   const int warpgroup = warp_uniform(static_cast<int>(threadIdx.x) / 128);
