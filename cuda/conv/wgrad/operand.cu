@@ -18,42 +18,57 @@ struct Voxels {
   int64_t stride[4];  // of sample, depth, height, width
   Divisor size[3];    // width, height, depth
   int count, channels;
+  bool dense;  // all voxels are as far apart as those of a line
 
-  __device__ const float* at(int voxel) const {
+  __device__ int64_t offset(int voxel) const {
+    if (dense) return voxel * stride[3];
     const int w = size[0].take(voxel), h = size[1].take(voxel), d = size[2].take(voxel);
-    return data + voxel * stride[0] + d * stride[1] + h * stride[2] + w * stride[3];
+    return voxel * stride[0] + d * stride[1] + h * stride[2] + w * stride[3];
   }
 };
 
 Voxels describe(const View& view) {
-  Voxels v{view.as<float>(), {view.stride[0], view.stride[2], view.stride[3], view.stride[4]}, {}, 0, 0};
+  Voxels v{view.as<float>(), {view.stride[0], view.stride[2], view.stride[3], view.stride[4]}, {}, 0, 0, true};
   for (int a = 0; a < 3; ++a) v.size[a] = Divisor(static_cast<int>(view.size[4 - a]));
   v.count = static_cast<int>(view.numel() / view.size[1]);
   v.channels = static_cast<int>(view.size[1]);
+  int64_t step = v.stride[3];
+  for (const int axis : {4, 3, 2, 0}) {
+    v.dense &= view.size[axis] == 1 || view.stride[axis] == step;
+    step *= view.size[axis];
+  }
   return v;
 }
 
-/// Each channel's largest finite magnitude, as bits, into zeros. A block looks at some voxels of `of_block` channels.
+/// Each channel's largest finite magnitude, as bits, into zeros. A block looks at some voxels of `of_block` vectors of
+/// `width` channels, which are innermost, or of one channel.
+template <int width>
 __global__ void __launch_bounds__(kBlock) find_maxima(const __grid_constant__ Voxels p, int64_t channel_stride,
-                                                      Divisor of_block, Divisor channel_tiles, uint32_t* maxima) {
-  __shared__ uint32_t largest[kBlock];
+                                                      Divisor of_block, Divisor tiles, uint32_t* maxima) {
+  __shared__ uint32_t largest[kBlock * width];
   int block = static_cast<int>(blockIdx.x), row = static_cast<int>(threadIdx.x);
-  const int channel = channel_tiles.take(block) * of_block.value, column = of_block.take(row);
-  const int rows = kBlock / of_block.value, step = static_cast<int>(gridDim.x) / channel_tiles.value * rows;
-  largest[threadIdx.x] = 0;
+  const int first = tiles.take(block) * of_block.value * width, column = of_block.take(row) * width;
+  const int rows = kBlock / of_block.value, step = static_cast<int>(gridDim.x) / tiles.value * rows;
+  for (int i = static_cast<int>(threadIdx.x); i < kBlock * width; i += kBlock) largest[i] = 0;
   __syncthreads();
-  uint32_t most = 0;
-  if (row < rows && channel + column < p.channels) {
+  uint32_t most[width] = {};
+  if (row < rows && first + column < p.channels) {
+    const float* const channel = p.data + (first + column) * channel_stride;
 #pragma unroll 8
     for (int voxel = block * rows + row; voxel < p.count; voxel += step) {
-      const uint32_t bits = __float_as_uint(p.at(voxel)[(channel + column) * channel_stride]) & 0x7fffffff;
-      if (bits < 0x7f800000) most = max(most, bits);
+      float x[width];
+      load_values<width>(channel + p.offset(voxel), x);
+#pragma unroll
+      for (int j = 0; j < width; ++j) {
+        const uint32_t bits = __float_as_uint(x[j]) & 0x7fffffff;
+        if (bits < 0x7f800000) most[j] = max(most[j], bits);
+      }
     }
-    atomicMax(&largest[column], most);
+    for (int j = 0; j < width; ++j) atomicMax(&largest[column + j], most[j]);
   }
   __syncthreads();
-  if (threadIdx.x < of_block.value && channel + column < p.channels)
-    atomicMax(&maxima[channel + column], largest[column]);
+  for (int i = static_cast<int>(threadIdx.x); i < of_block.value * width && first + i < p.channels; i += kBlock)
+    atomicMax(&maxima[first + i], largest[i]);
 }
 
 /// x times a power of two, and what rounding that to f16 loses.
@@ -77,7 +92,7 @@ __global__ void __launch_bounds__(kBlock)
   for (int64_t i = thread_index(); i < int64_t{p.count} * vectors; i += thread_count()) {
     const int voxel = static_cast<int>(i / vectors), channel = static_cast<int>(i - int64_t{voxel} * vectors) * width;
     float x[width];
-    load_values<width>(p.at(voxel) + channel, x);
+    load_values<width>(p.data + p.offset(voxel) + channel, x);
     Vector<Float16, width> highs, lows;
 #pragma unroll
     for (int j = 0; j < width; ++j) {
@@ -117,12 +132,15 @@ Operand::Operand(const View& view, int64_t groups, int parts, const Launch& laun
       cudaMemsetAsync(maxima_->as<void>(), 0, static_cast<size_t>(view.size[1]) * sizeof(uint32_t), launch.stream),
       kOp);
   const Voxels voxels = describe(view);
-  const Divisor of_block(view.stride[1] == 1 ? std::min(voxels.channels, kBlock) : 1);
-  const Divisor channel_tiles(divide_up(voxels.channels, of_block.value));
+  const bool vectors = view.stride[1] == 1 && view.size[1] % 4 == 0 && is_tma_tensor(view);
+  const int width = vectors ? 4 : 1, columns = voxels.channels / width;
+  const Divisor of_block(view.stride[1] == 1 ? std::min(columns, kBlock) : 1),
+      tiles(divide_up(columns, of_block.value));
   const int64_t blocks = divide_up(voxels.count, int64_t{16} * (kBlock / of_block.value));
-  const int64_t most = std::max<int64_t>(8 * kMultiprocessors / channel_tiles.value, 1);
-  find_maxima<<<static_cast<unsigned>(std::min(blocks, most) * channel_tiles.value), kBlock, 0, launch.stream>>>(
-      voxels, view.stride[1], of_block, channel_tiles, maxima_->as<uint32_t>());
+  const int64_t most = std::max<int64_t>(8 * kMultiprocessors / tiles.value, 1);
+  const auto kernel = vectors ? find_maxima<4> : find_maxima<1>;
+  kernel<<<static_cast<unsigned>(std::min(blocks, most) * tiles.value), kBlock, 0, launch.stream>>>(
+      voxels, view.stride[1], of_block, tiles, maxima_->as<uint32_t>());
   check_launch(kOp);
 }
 
