@@ -1,7 +1,9 @@
 // Which kernel takes a convolution (fprop), or its data gradient (dgrad, the transposed convolution).
 #include "cuda/conv/dispatch.h"
 #include "cuda/conv/fprop_dgrad/launch.h"
+#include "cuda/conv/plan_common.h"
 #include "cuda/conv/simt/tile.cuh"
+#include "cuda/conv/width_as_channels.h"
 #include "cuda/kernels.h"
 #include "ops/halves.h"
 
@@ -16,6 +18,10 @@ void convolve(const char* op, const View& out, const View& in, const View& w, co
   check(w.numel() / std::max<int64_t>(out.size[1] / geometry.groups, 1) < INT32_MAX, op,
         "the CUDA kernels take fewer than 2^31 weights an output channel");
   const Launch launch(out);
+  if (!transposed && suits_width_as_channels(conv_problem(pass, in, out, w, geometry))) {
+    const WidthAsChannels same(in, w, out, geometry, launch);
+    if (fprop_dgrad(out, same.in, same.w, epilogue, same.geometry, pass, launch)) return;
+  }
   if (fprop_dgrad(out, in, w, epilogue, geometry, pass, launch)) return;
   if (small_channel_fprop_dgrad(out, in, w, epilogue, geometry, pass, launch)) return;
   if (implicit_gemm_fprop_dgrad(out, in, w, epilogue, geometry, pass, launch)) return;

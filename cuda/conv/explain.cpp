@@ -3,6 +3,7 @@
 
 #include "core/error.h"
 #include "cuda/conv/fprop_dgrad/plan.h"
+#include "cuda/conv/plan_common.h"
 #include "cuda/conv/small_channel/plan.h"
 #include "cuda/conv/wgrad/plan.h"
 #include "cuda/kernels.h"
@@ -87,6 +88,15 @@ std::string describe(const ConvProblem& p, const WgradPlan& plan) {
 }
 
 std::string describe(const ConvProblem& p) {
+  if (suits_width_as_channels(p)) {
+    ConvProblem same = p;
+    same.in_channels = p.kernel[2];
+    same.kernel[2] = same.geometry.stride[2] = same.geometry.dilation[2] = 1;
+    same.geometry.padding[2] = 0;
+    same.in_size[2] = p.out_size[2];
+    same.in_channels_last = false;
+    return "taps along the width as channels, " + describe(same);
+  }
   if (p.pass == ConvPass::wgrad) {
     if (const auto plan = plan_wgrad(p)) return describe(p, *plan);
     if (const auto plan = plan_small_channel_wgrad(p)) return describe(p, *plan);

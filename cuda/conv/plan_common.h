@@ -29,7 +29,18 @@ inline int elements_of(const ConvProblem& p) { return p.dtype == DType::f32 ? 1 
 bool pays_to_pack(const ConvProblem& p);
 
 /// Where neither tensor is, packed/ is quicker: it writes its results as they lie, and copies no more.
-inline bool is_channels_last(const ConvProblem& p) { return p.in_channels_last || p.out_channels_last; }
+/// One channel lies so either way.
+inline bool is_channels_last(const ConvProblem& p) {
+  return (p.in_channels_last && p.groups * p.in_channels > 1) || (p.out_channels_last && p.groups * p.out_channels > 1);
+}
+
+/// Whether channels-last kernels take it as a problem of one channel for each tap along the width
+/// (width_as_channels.h).
+inline bool suits_width_as_channels(const ConvProblem& p) {
+  const ConvChoice& c = p.choice;
+  return p.pass != ConvPass::dgrad && p.in_channels == 1 && p.groups == 1 && p.kernel[2] > 1 && p.out_channels > 8 &&
+         p.out_channels_last && may_use_wgmma(p) && p.dtype != DType::f64 && !c.plain && !c.packed && !c.small_channel;
+}
 
 /// Few channels on both sides have kernels of their own (plan_narrow.h).
 inline bool is_narrow(const ConvProblem& p) { return p.in_channels <= 8 && p.out_channels <= 8 && p.choice.width == 0; }

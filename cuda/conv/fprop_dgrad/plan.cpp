@@ -262,7 +262,7 @@ std::optional<FpropDgradPlan> plan_fprop_dgrad(const ConvProblem& p) {
   if (is_narrow(p) || !may_use_wgmma(p) || p.choice.plain || p.choice.packed || p.choice.small_channel ||
       p.dtype == DType::f64)
     return std::nullopt;
-  if (p.choice == ConvChoice{} && (!is_channels_last(p) || (copied_bytes(p) > 0 && !pays_to_pack(p))))
+  if (p.choice == ConvChoice{} && (!is_channels_last(p) || (three_products(p) && !pays_to_pack(p))))
     return std::nullopt;
   if (copied_bytes(p) > p.batch * most_copied(p)) return std::nullopt;
   FpropDgradPlan axes;
