@@ -18,9 +18,9 @@ void convolve(const char* op, const View& out, const View& in, const View& w, co
   check(w.numel() / std::max<int64_t>(out.size[1] / geometry.groups, 1) < INT32_MAX, op,
         "the CUDA kernels take fewer than 2^31 weights an output channel");
   const Launch launch(out);
-  if (!transposed && suits_width_as_channels(conv_problem(pass, in, out, w, geometry))) {
-    const WidthAsChannels same(in, w, out, geometry, launch);
-    if (fprop_dgrad(out, same.in, same.w, epilogue, same.geometry, pass, launch)) return;
+  if (const ConvProblem problem = conv_problem(pass, in, out, w, geometry); suits_width_as_channels(problem)) {
+    WidthAsChannels same(in, w, out, problem, launch);
+    if (fprop_dgrad(same.out, same.in, same.w, same.epilogue(epilogue), same.geometry, pass, launch)) return;
   }
   if (fprop_dgrad(out, in, w, epilogue, geometry, pass, launch)) return;
   if (small_channel_fprop_dgrad(out, in, w, epilogue, geometry, pass, launch)) return;

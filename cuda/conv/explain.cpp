@@ -90,11 +90,13 @@ std::string describe(const ConvProblem& p, const WgradPlan& plan) {
 std::string describe(const ConvProblem& p) {
   if (suits_width_as_channels(p)) {
     ConvProblem same = p;
-    same.in_channels = p.kernel[2];
+    int64_t& channels = p.pass == ConvPass::dgrad ? same.out_channels : same.in_channels;
+    channels *= p.kernel[2];
+    (p.pass == ConvPass::dgrad ? same.out_size : same.in_size)[2] =
+        (p.pass == ConvPass::dgrad ? p.in_size : p.out_size)[2];
     same.kernel[2] = same.geometry.stride[2] = same.geometry.dilation[2] = 1;
     same.geometry.padding[2] = 0;
-    same.in_size[2] = p.out_size[2];
-    same.in_channels_last = false;
+    same.in_channels_last &= p.in_channels > 1;
     return "taps along the width as channels, " + describe(same);
   }
   if (p.pass == ConvPass::wgrad) {

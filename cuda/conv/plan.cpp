@@ -106,6 +106,7 @@ ConvProblem conv_problem(ConvPass pass, const View& in, const View& out, const V
                       .geometry = geometry,
                       .in_channels_last = has_channels_innermost(in),
                       .out_channels_last = has_channels_innermost(out),
+                      .weight_channels_last = has_channels_innermost(w) && w.stride[4] == w.size[1],
                       .choice = forced_choice.load()};
   for (int a = 0; a < 3; ++a) {
     problem.in_size[a] = in.size[a + 2];

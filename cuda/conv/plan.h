@@ -52,6 +52,7 @@ struct ConvProblem {
   bool wgmma = true;                  // the GPU has that instruction, and the program its code: sm_90a
   Triple in_stride{0}, out_stride{0};
   bool in_channels_last = false, out_channels_last = false;  // a voxel's channels are contiguous
+  bool weight_channels_last = false;  // so are, of the weights' second axis, those of the taps along the width
   ConvChoice choice{};
   friend bool operator==(const ConvProblem&, const ConvProblem&) = default;
 };

@@ -34,12 +34,25 @@ inline bool is_channels_last(const ConvProblem& p) {
   return (p.in_channels_last && p.groups * p.in_channels > 1) || (p.out_channels_last && p.groups * p.out_channels > 1);
 }
 
-/// Whether channels-last kernels take it as a problem of one channel for each tap along the width
-/// (width_as_channels.h).
+/// Whether the kernel is as wide as its stride, so that the voxels of the strided tensor that belong to one of the
+/// other lie side by side.
+inline bool has_width_of_stride(const ConvProblem& p) {
+  const ConvGeometry& g = p.geometry;
+  const int64_t stride = g.stride[2];
+  if (stride == 1 || p.kernel[2] != stride || g.dilation[2] > 1 || g.padding[2] > 0 || p.groups > 1) return false;
+  if (!p.weight_channels_last) return false;
+  return p.pass == ConvPass::dgrad ? p.out_channels_last && p.out_stride[2] == p.out_channels &&
+                                         p.out_size[2] == p.in_size[2] * stride && p.groups * p.out_channels > 1
+                                   : p.in_channels_last && p.in_stride[2] == p.in_channels;
+}
+/// Whether channels-last kernels take it with the taps along the width as channels (width_as_channels.h).
 inline bool suits_width_as_channels(const ConvProblem& p) {
   const ConvChoice& c = p.choice;
-  return p.pass != ConvPass::dgrad && p.in_channels == 1 && p.groups == 1 && p.kernel[2] > 1 && p.out_channels > 8 &&
-         p.out_channels_last && may_use_wgmma(p) && p.dtype != DType::f64 && !c.plain && !c.packed && !c.small_channel;
+  if (!is_channels_last(p) || !may_use_wgmma(p) || p.dtype == DType::f64 || c.plain || c.packed || c.small_channel)
+    return false;
+  const bool one_channel = p.pass != ConvPass::dgrad && p.in_channels == 1 && p.groups == 1 && p.kernel[2] > 1 &&
+                           p.out_channels > 8 && p.out_channels_last;
+  return one_channel || has_width_of_stride(p);
 }
 
 /// Few channels on both sides have kernels of their own (plan_narrow.h).

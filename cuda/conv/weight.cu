@@ -17,7 +17,7 @@ void conv_backward_weight(const View& w, const View& x, const View& y, const Con
   const Launch launch(w);
   const ConvProblem problem = conv_problem(ConvPass::wgrad, x, y, w, geometry);
   if (suits_width_as_channels(problem)) {
-    const WidthAsChannels same(x, w, y, geometry, launch);
+    const WidthAsChannels same(x, w, y, problem, launch);
     if (wgrad(same.w, same.in, y, same.geometry, launch)) return;
   }
   // Of few channels, what wgrad would copy is the longer part.

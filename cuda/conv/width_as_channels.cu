@@ -2,43 +2,72 @@
 
 #include <algorithm>
 
+#include "cuda/conv/plan_common.h"
 #include "cuda/kernels.h"
 
 namespace voxgrad::cuda {
 namespace {
 
-/// Positions along the width from the first that a tap reads to the last.
-int64_t read_width(const View& w, const View& out, const ConvGeometry& g) {
-  return (out.size[4] - 1) * g.stride[2] + (w.size[4] - 1) * g.dilation[2] + 1;
+/// One channel, and of its width what taps read, from the first to the last position, beyond the ends zeros.
+View padded_width(const View& in, const View& w, const View& out, const ConvGeometry& g,
+                  std::optional<Workspace>& memory, const Launch& launch) {
+  View padded = in;
+  padded.size[4] = (out.size[4] - 1) * g.stride[2] + (w.size[4] - 1) * g.dilation[2] + 1;
+  memory.emplace(launch, static_cast<size_t>(padded.numel() * item_size(in.dtype)));
+  padded = dense_like(padded, memory->as<void>(), in.dtype);
+  kernel::fill(padded, 0);
+  View from = in, to = padded;
+  to.size[4] = from.size[4] = std::clamp<int64_t>(padded.size[4] - g.padding[2], 0, in.size[4]);
+  to.data = to.as<char>() + g.padding[2] * item_size(in.dtype);
+  if (from.size[4] > 0) kernel::copy(to, from);
+  return padded;
 }
 
 }  // namespace
 
-WidthAsChannels::WidthAsChannels(const View& x, const View& weight, const View& out, const ConvGeometry& of,
+WidthAsChannels::WidthAsChannels(const View& of_in, const View& of_w, const View& of_out, const ConvProblem& problem,
                                  const Launch& launch)
-    : in(x),
-      w(weight),
-      geometry(of),
-      padded_(launch, static_cast<size_t>(x.size[0] * x.size[2] * x.size[3] * read_width(weight, out, of) *
-                                          item_size(x.dtype))) {
-  const int64_t width = read_width(weight, out, of), padding = of.padding[2];
-  View padded = x;
-  padded.size[4] = width;
-  padded = dense_like(padded, padded_.as<void>(), x.dtype);
-  kernel::fill(padded, 0);
-  View from = x, to = padded;
-  to.size[4] = from.size[4] = std::clamp<int64_t>(width - padding, 0, x.size[4]);
-  to.data = to.as<char>() + padding * item_size(x.dtype);
-  if (from.size[4] > 0) kernel::copy(to, from);
-  in = padded;
-  in.size[1] = w.size[1] = weight.size[4];
-  in.stride[1] = of.dilation[2];
-  in.size[4] = out.size[4];
-  in.stride[4] = of.stride[2];
-  w.stride[1] = weight.stride[4];
+    : in(of_in), w(of_w), out(of_out), geometry(problem.geometry), launch_(launch) {
+  const ConvGeometry& of = problem.geometry;
+  const int64_t taps = w.size[4];
+  if (has_width_of_stride(problem)) {
+    const bool dgrad = problem.pass == ConvPass::dgrad;
+    View& strided = dgrad ? out : in;
+    strided.size[1] *= taps;
+    strided.size[4] = dgrad ? in.size[4] : out.size[4];
+    strided.stride[4] *= taps;
+    w.size[1] *= taps;
+    strided.stride[1] = w.stride[1] = 1;
+  } else {
+    in = padded_width(of_in, of_w, of_out, of, padded_, launch);
+    in.size[1] = w.size[1] = taps;
+    in.stride[1] = of.dilation[2];
+    in.size[4] = out.size[4];
+    in.stride[4] = of.stride[2];
+    w.stride[1] = w.stride[4];
+  }
   w.size[4] = 1;
   geometry.stride[2] = geometry.dilation[2] = 1;
   geometry.padding[2] = 0;
+}
+
+ConvEpilogue WidthAsChannels::epilogue(const ConvEpilogue& of) {
+  if (!of.bias || of.bias->size[0] == out.size[1]) return of;
+  biases_.emplace(launch_, static_cast<size_t>(out.size[1] * item_size(of.bias->dtype)));
+  View from = *of.bias;
+  from.rank = 2;
+  from.size[1] = of.bias->size[0];
+  from.stride[1] = of.bias->stride[0];
+  from.size[0] = out.size[1] / from.size[1];
+  from.stride[0] = 0;
+  kernel::copy(dense_like(from, biases_->as<void>(), from.dtype), from);
+  bias_ = *of.bias;
+  bias_.data = biases_->as<void>();
+  bias_.size[0] = out.size[1];
+  bias_.stride[0] = 1;
+  ConvEpilogue repeated = of;
+  repeated.bias = &bias_;
+  return repeated;
 }
 
 }  // namespace voxgrad::cuda

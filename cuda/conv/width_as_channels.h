@@ -1,23 +1,34 @@
-// Convolutions of one input channel, of which the tensor cores' K would be mostly filling: a tap along the width
-// becomes a channel, and the kernel one voxel wide.
+// Taps along the width as channels, and the kernel one voxel wide: fewer and larger products.
+//
+// Where the kernel is as wide as its stride (k2 s2 and the like), the channels-last voxels that a tap reads, or writes,
+// lie between those of the others: as many of them as there are taps are one voxel with as many times the channels.
+// Of one input channel, the taps of neighbours overlap; they become channels of a view of a padded copy, since the
+// tensor cores' K would be mostly filling else.
 #pragma once
 
-#include "core/view.h"
+#include <optional>
+
+#include "cuda/conv/plan.h"
 #include "cuda/launch.h"
 #include "ops/kernels.h"
 
 namespace voxgrad::cuda {
 
-/// The same convolution (fprop or wgrad) of other views, for as long as it lives, if suits_width_as_channels().
+/// The same convolution of other views, for as long as it lives, if suits_width_as_channels(). `in` and `out` as in
+/// the problem.
 class WidthAsChannels {
  public:
-  WidthAsChannels(const View& in, const View& w, const View& out, const ConvGeometry& geometry, const Launch& launch);
+  WidthAsChannels(const View& in, const View& w, const View& out, const ConvProblem& problem, const Launch& launch);
+  /// Of the results: for each of their channels.
+  ConvEpilogue epilogue(const ConvEpilogue& of);
 
-  View in, w;
+  View in, w, out;
   ConvGeometry geometry;
 
  private:
-  Workspace padded_;
+  const Launch& launch_;
+  std::optional<Workspace> padded_, biases_;
+  View bias_;
 };
 
 }  // namespace voxgrad::cuda
