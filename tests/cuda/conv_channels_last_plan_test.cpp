@@ -124,6 +124,13 @@ TEST(ConvChannelsLastPlan, LeavesFarTapsToOtherKernels) {  // offsets of boxes h
   }
 }
 
+TEST(ConvChannelsLastPlan, LeavesMoreVoxelsThanAnIntTellsToOtherKernels) {
+  ConvProblem p = planned({1, 64, 64, {16, 16, 16}, {3, 3, 3}, {{1}, {1}, {1}, 1}}, ConvPass::wgrad, kModes[1]);
+  EXPECT_TRUE(plan_wgrad(p).has_value());
+  p.batch = int64_t{1} << 19;
+  EXPECT_FALSE(plan_wgrad(p).has_value());
+}
+
 /// nnU-Net's layers at rates that the model of a plan promises: a change of the planner that loses one is seen here.
 TEST(ConvChannelsLastPlan, TilesFillTheMultiprocessors) {
   const ConvGeometry same{{1}, {1}, {1}, 1};

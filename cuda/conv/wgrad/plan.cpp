@@ -190,8 +190,12 @@ std::optional<WgradPlan> plan_wgrad(const ConvProblem& p) {
     return std::nullopt;
   if (p.dtype == DType::f64 || p.batch == 0) return std::nullopt;
   if (!is_channels_last(p) && p.choice == ConvChoice{}) return std::nullopt;
-  for (int a = 0; a < 3; ++a)
-    if (p.in_size[a] == 0 || p.out_size[a] == 0) return std::nullopt;
+  int64_t in_voxels = p.batch, out_voxels = p.batch;
+  for (int a = 0; a < 3; ++a) {
+    in_voxels *= p.in_size[a];
+    out_voxels *= p.out_size[a];
+  }
+  if (in_voxels == 0 || out_voxels == 0 || std::max(in_voxels, out_voxels) > INT32_MAX) return std::nullopt;
   WgradPlan axes;
   if (!choose_axes(p, axes)) return std::nullopt;
   return Search(p, axes).best();
