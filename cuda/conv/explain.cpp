@@ -81,9 +81,12 @@ std::string describe(const ConvProblem& p, const FpropDgradPlan& plan) {
 }
 
 std::string describe(const ConvProblem& p, const WgradPlan& plan) {
-  return concat("tensor cores, ", name(arithmetic_of(p)), " by wgmma, channels-last: ", plan.sets.size(),
-                " sets of taps x ", plan.chunks * plan.cta.chunk, " by ", plan.cta.columns, " channels, CTA tile of ",
-                plan.tile[0], " x ", plan.tile[1], " x ", plan.tile[2], " x ", plan.tile[3], " voxels, ", plan.units,
+  const char* products = p.dtype != DType::f32 ? name(arithmetic_of(p))
+                         : three_products(p)   ? "3x scaled f16"
+                                               : "scaled f16";
+  return concat("tensor cores, ", products, " by wgmma, channels-last: ", plan.sets.size(), " sets of taps x ",
+                plan.chunks * plan.cta.chunk, " by ", plan.cta.columns, " channels, CTA tile of ", plan.tile[0], " x ",
+                plan.tile[1], " x ", plan.tile[2], " x ", plan.tile[3], " voxels, ", plan.units,
                 " work units, split-K ", plan.splits, ", workspace ", in_mib(workspace_bytes(p, plan)));
 }
 

@@ -24,7 +24,7 @@ inline int parts(const ConvProblem& p) { return three_products(p) ? 2 : 1; }
 /// Of a word.
 inline int elements_of(const ConvProblem& p) { return p.dtype == DType::f32 ? 1 : 2; }
 
-/// Whether inputs are read often enough, and by enough columns, that wgmma makes up for a pass that packs or copies
+/// Whether inputs are read often enough, and by enough columns, that wgmma makes up for a pass that packs or splits
 /// them (plan.cpp).
 bool pays_to_pack(const ConvProblem& p);
 
@@ -55,7 +55,7 @@ inline bool suits_width_as_channels(const ConvProblem& p) {
   return one_channel || has_width_of_stride(p);
 }
 
-/// Few channels on both sides have kernels of their own (plan_narrow.h).
+/// Few channels on both sides have kernels of their own (small_channel/plan.h).
 inline bool is_narrow(const ConvProblem& p) { return p.in_channels <= 8 && p.out_channels <= 8 && p.choice.width == 0; }
 
 /// Whether boxes of inputs are no further from their CTA tile than 16 bits tell (params.h of the channels-last
