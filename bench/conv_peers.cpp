@@ -77,16 +77,14 @@ Shape shape_of(const int64_t* size) { return {size[0], size[1], size[2], size[3]
 extern "C" {
 
 /// What the planner is to choose from now on (cuda/conv/plan.h: ConvChoice).
-void voxgrad_force_conv(int plain, int mma_sync, int small_channel, int packed, int slide, int tile_phases,
-                        int k_blocks, int pairs, int x_shifts, int width) {
+void voxgrad_force_conv(int plain, int mma_sync, int small_channel, int unsplit, int k_blocks, int m_tiles, int pairs,
+                        int width) {
   cuda::force_conv_choice({.plain = plain != 0,
                            .mma_sync = mma_sync != 0,
                            .small_channel = small_channel != 0,
-                           .packed = packed != 0,
-                           .slide = static_cast<uint8_t>(slide & 3),
-                           .x_shifts = static_cast<uint8_t>(x_shifts & 3),
-                           .tile_phases = static_cast<int8_t>(tile_phases),
+                           .unsplit = unsplit != 0,
                            .k_blocks = static_cast<int8_t>(k_blocks),
+                           .m_tiles = static_cast<int8_t>(m_tiles),
                            .pairs = static_cast<int8_t>(pairs),
                            .width = static_cast<int16_t>(width)});
 }

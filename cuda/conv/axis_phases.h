@@ -7,8 +7,7 @@
 // Dgrad has a phase for each residue of its *results* modulo the stride. Fprop has one for each residue of its
 // *inputs*: the result is the sum over them, in each of which the inputs residue, residue + stride, ... are a dense row
 // of their own. On the innermost axis the residues are staged together instead ("folded"), so that what mma.sync reads
-// from memory stays contiguous; in shared memory they lie apart again, and so they do in memory in what is packed for
-// wgmma.
+// from memory stays contiguous; in shared memory they lie apart again.
 #pragma once
 
 #include <cstdint>

@@ -22,9 +22,9 @@ void convolve(const char* op, const View& out, const View& in, const View& w, co
     WidthAsChannels same(in, w, out, problem, launch);
     if (fprop_dgrad(same.out, same.in, same.w, same.epilogue(epilogue), same.geometry, pass, launch)) return;
   }
-  if (fprop_dgrad(out, in, w, epilogue, geometry, pass, launch)) return;
   if (small_channel_fprop_dgrad(out, in, w, epilogue, geometry, pass, launch)) return;
-  if (implicit_gemm_fprop_dgrad(out, in, w, epilogue, geometry, pass, launch)) return;
+  if (fprop_dgrad(out, in, w, epilogue, geometry, pass, launch)) return;
+  if (mma_sync_fprop_dgrad(out, in, w, epilogue, geometry, pass, launch)) return;
   if (is_half(out.dtype))
     return through_float32(out, in, w, epilogue.bias, [&](const View& o, const View& i, const View& v, const View* b) {
       convolve(op, o, i, v, {b, epilogue.relu}, geometry, pass);
@@ -48,7 +48,6 @@ void conv_backward_data(const View& x, const View& y, const View& w, const ConvE
 
 void conv_transpose_backward(const View& dy, const View& dw, const View& dx, const View& y, const View& w,
                              const ConvGeometry& geometry) {
-  if (packed_fprop_and_wgrad(dy, dw, dx, y, w, geometry, Launch(dx))) return;
   conv_forward(dy, dx, w, {}, geometry);
   conv_backward_weight(dw, dx, y, geometry);
 }

@@ -3,6 +3,7 @@
 
 #include "core/error.h"
 #include "cuda/conv/fprop_dgrad/plan.h"
+#include "cuda/conv/mma_sync/plan.h"
 #include "cuda/conv/plan_common.h"
 #include "cuda/conv/small_channel/plan.h"
 #include "cuda/conv/wgrad/plan.h"
@@ -23,16 +24,14 @@ std::string in_mib(int64_t bytes) {
   return text;
 }
 
-std::string describe(const ConvProblem& p, const ImplicitGemmPlan& plan) {
-  int64_t tiles = p.batch * p.groups * plan.column_tiles;
-  for (const int along : plan.tiles) tiles *= along;
-  if (p.pass == ConvPass::dgrad) tiles *= plan.classes / plan.tile_phases;
-  return concat("tensor cores, ", name(arithmetic_of(p)), plan.wgmma ? " by wgmma" : " by mma.sync", ": CTA tile of ",
-                volume(plan.tile), " results x ", plan.tile_phases > 1 ? "2 phases x " : "", plan.columns,
-                " channels, halo of ", volume(plan.extent),
-                plan.slide > 1 ? concat(", sliding along ", plan.range, " planes") : "", ", ", plan.classes,
-                p.pass == ConvPass::dgrad ? " phases" : " residues", ", ", plan.k_blocks, " k-blocks, ", tiles,
-                plan.wgmma ? " tiles" : " CTAs", ", workspace ", in_mib(workspace_bytes(p, plan)));
+std::string describe(const ConvProblem& p, const MmaSyncPlan& plan) {
+  int64_t ctas = p.batch * p.groups * (plan.merged ? 1 : plan.column_tiles);
+  for (const int along : plan.tiles) ctas *= along;
+  if (p.pass == ConvPass::dgrad && !plan.merged) ctas *= plan.classes;
+  return concat("tensor cores, ", name(arithmetic_of(p)), " by mma.sync: CTA tile of ", volume(plan.tile),
+                " results x ", plan.columns, " channels, halo of ", volume(plan.extent), ", ", plan.classes,
+                p.pass == ConvPass::dgrad ? " phases" : " residues", ", ", plan.k_blocks, " k-blocks, ", ctas,
+                " CTAs, workspace ", in_mib(workspace_bytes(p, plan)));
 }
 
 std::string describe(const ConvProblem& p, const MmaSyncWgradPlan& plan) {
@@ -40,16 +39,6 @@ std::string describe(const ConvProblem& p, const MmaSyncWgradPlan& plan) {
   return concat("tensor cores, ", name(arithmetic_of(p)), " by mma.sync: CTA tile of ", plan.rows, " channels x ",
                 plan.column_tiles, " pieces of ", plan.columns * 8, " (channel, tap), k-blocks of ",
                 volume(plan.k_tile), " voxels, split-K of ", plan.ranges, " ranges of ", plan.range, ", ", ctas,
-                " CTAs, workspace ", in_mib(workspace_bytes(p, plan)));
-}
-
-std::string describe(const ConvProblem& p, const PackedWgradPlan& plan) {
-  return concat("tensor cores, ", name(arithmetic_of(p)), " by wgmma: ", plan.y_shifts, " taps x ", plan.row_octets * 8,
-                " channels by ", plan.depth.taps, " x ", plan.height.taps, " x ", plan.x_shifts, " taps x ",
-                plan.column_octets * 8, " channels, ", plan.products, " products of ", plan.columns,
-                plan.by_k_blocks ? " columns, of half the k-blocks" : " columns", " a warpgroup, sliding tiles of ",
-                plan.depth.tile, " x ", plan.height.tile, " x ", plan.pairs * 8 * (p.dtype == DType::f32 ? 1 : 2), ", ",
-                plan.x_stages, " stages, split-K of ", plan.ranges, " ranges of ", plan.range, ", ", blocks_of(p, plan),
                 " CTAs, workspace ", in_mib(workspace_bytes(p, plan)));
 }
 
@@ -105,12 +94,11 @@ std::string describe(const ConvProblem& p) {
   if (p.pass == ConvPass::wgrad) {
     if (const auto plan = plan_wgrad(p)) return describe(p, *plan);
     if (const auto plan = plan_small_channel_wgrad(p)) return describe(p, *plan);
-    if (const auto plan = plan_packed_wgrad(p)) return describe(p, *plan);
     if (const auto plan = plan_mma_sync_wgrad(p)) return describe(p, *plan);
   } else {
-    if (const auto plan = plan_fprop_dgrad(p)) return describe(p, *plan);
     if (const auto plan = plan_small_channel_fprop_dgrad(p)) return describe(p, *plan);
-    if (const auto plan = plan_implicit_gemm(p)) return describe(p, *plan);
+    if (const auto plan = plan_fprop_dgrad(p)) return describe(p, *plan);
+    if (const auto plan = plan_mma_sync_fprop_dgrad(p)) return describe(p, *plan);
   }
   if (p.dtype == DType::bf16 || p.dtype == DType::f16) {
     ConvProblem wide = p;

@@ -31,12 +31,8 @@ constexpr ConvArithmetic arithmetic_kind() {
 
 /// The instance of a tile: whoever compiles a launch of it makes it exist, from the program's start.
 template <class Tile, ConvPass kPass, int kWidth>
-inline ConvInstance conv_instance{kPass,
-                                  Tile::kWgmma ? ConvKernel::wgmma : ConvKernel::mma_sync,
-                                  arithmetic_kind<typename Tile::Arithmetic>(),
-                                  kWidth,
-                                  0,
-                                  0};
+inline ConvInstance mma_sync_instance{
+    kPass, ConvKernel::mma_sync, arithmetic_kind<typename Tile::Arithmetic>(), kWidth, 0, 0};
 template <class Tile, ConvPass kPass>
 inline ConvInstance small_channel_instance{
     kPass, ConvKernel::small_channel, Tile::kArithmetic, Tile::kColumns, Tile::kRows, Tile::kBlocks};

@@ -4,14 +4,18 @@
 #include <algorithm>
 #include <cstdlib>
 #include <type_traits>
+#include <vector>
 
 #include "cuda/conv/plan.h"
 
 namespace voxgrad::cuda {
 
-/// Bytes of packed inputs at a time, unless a single sample takes more and its planner allows that; of partial sums,
+/// Bytes of copied inputs at a time, unless a single sample takes more and its planner allows that; of partial sums,
 /// unless those of a single range are more.
-inline constexpr int64_t kMostPacked = int64_t{1} << 30, kMostSums = int64_t{256} << 20;
+inline constexpr int64_t kMostCopied = int64_t{1} << 30, kMostSums = int64_t{256} << 20;
+
+/// Of TMA: positions of a box's axis; from one that is copied to the next.
+inline constexpr int kMostBox = 256, kMostStep = 8;
 
 /// An H200's. Plans of sums go by them on every GPU: the sums of others shall have the same bits.
 inline constexpr int64_t kMultiprocessors = 132;
@@ -24,12 +28,14 @@ inline int parts(const ConvProblem& p) { return three_products(p) ? 2 : 1; }
 /// Of a word.
 inline int elements_of(const ConvProblem& p) { return p.dtype == DType::f32 ? 1 : 2; }
 
-/// Whether inputs are read often enough, and by enough columns, that wgmma makes up for a pass that packs or splits
-/// them (plan.cpp).
-bool pays_to_pack(const ConvProblem& p);
+/// Whether inputs are read often enough, and by enough columns, that wgmma makes up for a pass that copies them
+/// (plan.cpp).
+bool pays_to_copy(const ConvProblem& p);
 
-/// Where neither tensor is, packed/ is quicker: it writes its results as they lie, and copies no more.
-/// One channel lies so either way.
+/// The widths of tiles that are worth a look: those that divide `count` into n near-equal pieces.
+std::vector<int> box_widths(int count, int most);
+
+/// Whether one of the tensors is. One channel lies so either way.
 inline bool is_channels_last(const ConvProblem& p) {
   return (p.in_channels_last && p.groups * p.in_channels > 1) || (p.out_channels_last && p.groups * p.out_channels > 1);
 }
@@ -48,7 +54,7 @@ inline bool has_width_of_stride(const ConvProblem& p) {
 /// Whether channels-last kernels take it with the taps along the width as channels (width_as_channels.h).
 inline bool suits_width_as_channels(const ConvProblem& p) {
   const ConvChoice& c = p.choice;
-  if (!is_channels_last(p) || !may_use_wgmma(p) || p.dtype == DType::f64 || c.plain || c.packed || c.small_channel)
+  if (!is_channels_last(p) || !may_use_wgmma(p) || p.dtype == DType::f64 || c.plain || c.small_channel)
     return false;
   const bool one_channel = p.pass != ConvPass::dgrad && p.in_channels == 1 && p.groups == 1 && p.kernel[2] > 1 &&
                            p.out_channels > 8 && p.out_channels_last;

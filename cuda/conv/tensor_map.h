@@ -12,16 +12,6 @@
 
 namespace voxgrad::cuda {
 
-/// Packed voxels of 16 bytes: axes from the innermost, of consecutive voxels, to the outermost; boxes of so many of
-/// them, of each axis every step-th.
-struct PackedTensor {
-  void* data;
-  int64_t size[4];
-  int64_t stride[4];  // bytes; of the first 16
-  int box[4];         // that are copied
-  int step[4];        // at most 8; of the first 1
-};
-
 /// A channels-last tensor: the axes from the innermost, which is contiguous, in elements. Its boxes lie in shared
 /// memory as rows of `row_bytes` (32, 64 or 128) bytes along that axis, swizzled over so many bytes; float32 is rounded
 /// to TF32.
@@ -52,7 +42,6 @@ class TmaTensor {
 };
 
 /// Throws an Error of `op` if the driver has no words for it.
-CUtensorMap describe(const PackedTensor& tensor, const char* op);
 CUtensorMap describe(const SwizzledTensor& tensor, const char* op);
 
 /// Of a view that TMA reads: boxes of `channels` channels by box[] voxels (sample, depth, height, width), each

@@ -24,7 +24,7 @@ void conv_backward_weight(const View& w, const View& x, const View& y, const Con
   const bool as_they_lie = is_half(w.dtype) && problem.in_channels_last && problem.out_channels_last;
   if (as_they_lie && wgrad(w, x, y, geometry, launch)) return;
   if (small_channel_wgrad(w, x, y, geometry, launch) || wgrad(w, x, y, geometry, launch)) return;
-  if (packed_wgrad(w, x, y, geometry, launch) || mma_sync_wgrad(w, x, y, geometry, launch)) return;
+  if (mma_sync_wgrad(w, x, y, geometry, launch)) return;
   if (is_half(w.dtype))
     return through_float32(w, x, y, nullptr, [&](const View& weight, const View& a, const View& b, const View*) {
       conv_backward_weight(weight, a, b, geometry);

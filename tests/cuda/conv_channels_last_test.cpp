@@ -90,7 +90,7 @@ const Problem kProblems[] = {
 
 TEST_P(CudaConvChannelsLast, IsExactWithEveryTile) {
   const Mode& mode = GetParam();
-  std::vector<cuda::ConvChoice> choices{{}, {.tile_phases = 1}};
+  std::vector<cuda::ConvChoice> choices{{}, {.unsplit = true}};
   for (const cuda::FpropDgradTile& tile : cuda::fprop_dgrad_tiles())
     for (const int8_t row : {1, 2, 4})
       for (const int8_t warpgroups : {1, 2})  // that share a tile

@@ -1,11 +1,13 @@
 // What holds of the CUDA convolutions without another implementation: that they are adjoint, give the same bits every
 // time and on two threads at once, and go beyond 2^31 elements.
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <optional>
 #include <thread>
 
 #include "core/autograd.h"
+#include "cuda/conv/wgrad/plan.h"
 #include "ops/conv.h"
 #include "ops/create.h"
 #include "ops/elementwise.h"
@@ -86,11 +88,11 @@ TEST_F(CudaConv, RunsOnTwoThreadsAtOnce) {
       w = randn({64, 64, 3, 3, 3}, options);
       y = randn({1, 64, 10, 10, width - 2}, options);
     }
-    /// Columns and products of the kernel's tile, and its shared memory.
-    std::array<int, 3> plan() const {
+    /// The kernel's tile, and its shared memory.
+    std::array<int, 4> plan() const {
       const auto problem = cuda::conv_problem(ConvPass::wgrad, x.view_in(), y.view_in(), w.view_in(), ConvGeometry());
-      const auto chosen = cuda::plan_packed_wgrad(problem).value();
-      return {chosen.columns, chosen.products, cuda::memory_of(problem, chosen).total};
+      const auto chosen = cuda::plan_wgrad(problem).value();
+      return {chosen.cta.chunk, chosen.cta.columns, chosen.cta.slots, chosen.stages * chosen.stage_bytes()};
     }
     bool same() const {
       NoGradGuard no_grad;
@@ -109,7 +111,7 @@ TEST_F(CudaConv, RunsOnTwoThreadsAtOnce) {
   std::optional<Work> wider;  // which runs by the same kernel, with other memory
   for (int64_t width = 50; width < 130 && !wider; width += 4) {
     const auto here = narrow.plan(), there = wider.emplace(width).plan();
-    if (here[0] != there[0] || here[1] != there[1] || here[2] == there[2]) wider.reset();
+    if (!std::equal(here.begin(), here.begin() + 3, there.begin()) || here[3] == there[3]) wider.reset();
   }
   ASSERT_TRUE(wider.has_value());
   bool other_same = false;

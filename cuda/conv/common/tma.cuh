@@ -7,7 +7,6 @@
 #include <cstdint>
 
 #include "cuda/conv/common/wgmma.cuh"
-#include "cuda/divisor.h"
 
 namespace voxgrad::cuda {
 
@@ -16,17 +15,6 @@ struct PipelineState {
   int stage = 0, round = 0;
   __device__ void next(int stages) {
     if (++stage == stages) stage = 0, ++round;
-  }
-  __device__ void skip(int count, const Divisor& stages) {
-    int rounds = stage + count;
-    stage = stages.take(rounds);
-    round += rounds;
-  }
-  template <int kStages>
-  __device__ void skip(int count) {
-    stage += count;
-    round += stage / kStages;
-    stage %= kStages;
   }
 };
 
@@ -38,10 +26,6 @@ __device__ inline void init_barrier(uint32_t barrier, int threads) {
 __device__ inline void arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-/// Arrives when all copies (cp_async() and the like) that this thread has queued have come.
-__device__ inline void arrive_with_copies(uint32_t barrier) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
-}
 __device__ inline void fence_barrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
 /// Lets the barrier's round end when so many bytes have come.
@@ -49,26 +33,8 @@ __device__ inline void expect_bytes(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-/// Copies `bytes` bytes, all multiples and addresses being of 16, and lets the barrier's round end when they are there.
-__device__ inline void bulk_load(uint32_t shared, const void* global, uint32_t bytes, uint32_t barrier) {
-  expect_bytes(barrier, bytes);
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
-               "l"(global), "r"(bytes), "r"(barrier)
-               : "memory");
-}
-
-/// Copies the box of a tensor of 4 axes that begins at these coordinates, the innermost first, to a multiple of 128
-/// bytes; what is outside of the tensor is zero.
-__device__ inline void tma_load(uint32_t shared, const CUtensorMap& tensor, int x, int y, int z, int plane,
-                                uint32_t barrier) {
-  asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], "
-      "[%6];" ::"r"(shared),
-      "l"(&tensor), "r"(x), "r"(y), "r"(z), "r"(plane), "r"(barrier)
-      : "memory");
-}
-
-/// The same of 5 axes, and of 3.
+/// Copies the box of a tensor that begins at these coordinates, the innermost first, to a multiple of 128 bytes; what
+/// is outside of the tensor is zero.
 __device__ inline void tma_load(uint32_t shared, const CUtensorMap& tensor, int c, int x, int y, int z, int n,
                                 uint32_t barrier) {
   asm volatile(
@@ -123,11 +89,8 @@ __device__ inline void wait_barrier(uint32_t barrier, int round) {
 #else
 __device__ inline void init_barrier(uint32_t, int) {}
 __device__ inline void arrive(uint32_t) {}
-__device__ inline void arrive_with_copies(uint32_t) {}
 __device__ inline void fence_barrier_init() {}
-__device__ inline void bulk_load(uint32_t, const void*, uint32_t, uint32_t) {}
 __device__ inline void expect_bytes(uint32_t, uint32_t) {}
-__device__ inline void tma_load(uint32_t, const CUtensorMap&, int, int, int, int, uint32_t) {}
 __device__ inline void tma_load(uint32_t, const CUtensorMap&, int, int, int, int, int, uint32_t) {}
 __device__ inline void tma_load(uint32_t, const CUtensorMap&, int, int, int, uint32_t) {}
 __device__ inline void prefetch_tensor(const CUtensorMap&) {}

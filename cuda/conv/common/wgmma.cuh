@@ -1,15 +1,10 @@
 // Tensor-core products of a warpgroup (wgmma, sm_90a): 64 rows x 8 * kN8 columns x 8 words, both operands in shared
 // memory. The accumulators of each of the four warps are those of its m16n8 products in mma.cuh: a warp holds 16 rows.
 //
-// An operand, 8 words of 64 rows or of kN8 * 8 columns, is a slab in one of some forms: swizzled, with
-//
-//   word k of column n at  n * 8 + (k / 4 ^ n % 8 / 4) * 4 + k % 4,
-//
-// or made of core matrices, 4 words of 8 columns (n * 4 + k) each, at any multiple of 16 bytes; of halves also of 8
-// halves k of 8 columns (k * 8 + n) each ((M- or N-major)). All are read at the same rate, of 128 bytes a clock; each
-// product reads A and B anew. The products run by themselves: until warpgroup_wait() says that they are done, nobody
-// may touch their registers or the slabs. Words come to a slab by ordinary stores or copies: then the threads that
-// wrote call fence_async_proxy() before the barrier that ends their writing; or by TMA (tma.cuh), which needs nothing.
+// An operand is 8 words of 64 rows or of kN8 * 8 columns, as the kernels' descriptors tell: K-major, or of halves M- or
+// N-major. The products run by themselves: until warpgroup_wait() says that they are done, nobody may touch their
+// registers or operands. What ordinary stores write is seen if the threads that wrote call fence_async_proxy() before
+// the barrier that ends their writing; what TMA copies (tma.cuh) needs nothing.
 #pragma once
 
 #include <cstdint>
@@ -23,10 +18,6 @@
 #endif
 
 namespace voxgrad::cuda {
-
-/// Registers that a block of so many threads may have at its launch, if it is alone on a multiprocessor. setmaxnreg
-/// passes them on, no more: asked for more, it waits for ever.
-constexpr int launch_registers(int threads) { return 65536 / threads / 8 * 8 * threads; }
 
 /// What is the same in all lanes of a warp: told so, the compiler keeps it, and what follows from it, in uniform
 /// registers, of which the products take their operands.
@@ -42,18 +33,7 @@ __device__ inline bool is_leader() {
   return lane == 0;
 }
 
-/// What the instruction is told of a swizzled slab in shared memory, at a multiple of 256 bytes.
-__device__ inline uint64_t slab_descriptor(uint32_t shared) {
-  constexpr uint64_t kAlongColumns = 256 >> 4, kSwizzle32 = 3;  // bytes from 8 columns to the next, in 16s
-  return (shared & 0x3ffff) >> 4 | uint64_t{1} << 16 | kAlongColumns << 32 | kSwizzle32 << 62;
-}
-/// Of a slab of core matrices, which lie so many bytes apart, multiples of 16.
-__device__ inline uint64_t slab_descriptor(uint32_t shared, int along_k, int along_columns) {
-  return (shared & 0x3ffff) >> 4 | static_cast<uint64_t>(along_k >> 4) << 16 |
-         static_cast<uint64_t>(along_columns >> 4) << 32;
-}
-
-/// The same slab, `offset` times 16 bytes further on. In the lower word alone, which is all that changes.
+/// An operand's descriptor, `offset` times 16 bytes further on. In the lower word alone, which is all that changes.
 __device__ inline uint64_t advance_slab(uint64_t descriptor, int offset) {
   return (descriptor & 0xffffffff00000000) | (static_cast<uint32_t>(descriptor) + static_cast<uint32_t>(offset));
 }
@@ -80,25 +60,18 @@ __device__ inline void fence_async_proxy() { asm volatile("fence.proxy.async.sha
 #define VG_D16 VG_D12 ", %12, %13, %14, %15"
 #define VG_D24 VG_D16 ", %16, %17, %18, %19, %20, %21, %22, %23"
 #define VG_D32 VG_D24 ", %24, %25, %26, %27, %28, %29, %30, %31"
-#define VG_D36 VG_D32 ", %32, %33, %34, %35"
-#define VG_D40 VG_D36 ", %36, %37, %38, %39"
-#define VG_D48 VG_D40 ", %40, %41, %42, %43, %44, %45, %46, %47"
 #define VG_D64                                                                         \
   VG_D32                                                                               \
   ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
   "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 
 // The widths, each with the numbers of the operands that follow its accumulators.
-#define VG_EACH_WIDTH(form, type, k, tail)                                                         \
-  form(type, k, tail, 8, VG_D4, "%4", "%5", "%6", "%7", "%8", "%9", VG_C4(0));                     \
-  form(type, k, tail, 16, VG_D8, "%8", "%9", "%10", "%11", "%12", "%13", VG_C8(0));                \
-  form(type, k, tail, 24, VG_D12, "%12", "%13", "%14", "%15", "%16", "%17", VG_C8(0), VG_C4(2));   \
-  form(type, k, tail, 32, VG_D16, "%16", "%17", "%18", "%19", "%20", "%21", VG_C16(0));            \
-  form(type, k, tail, 48, VG_D24, "%24", "%25", "%26", "%27", "%28", "%29", VG_C16(0), VG_C8(4));  \
-  form(type, k, tail, 64, VG_D32, "%32", "%33", "%34", "%35", "%36", "%37", VG_C32(0));            \
-  form(type, k, tail, 72, VG_D36, "%36", "%37", "%38", "%39", "%40", "%41", VG_C32(0), VG_C4(8));  \
-  form(type, k, tail, 80, VG_D40, "%40", "%41", "%42", "%43", "%44", "%45", VG_C32(0), VG_C8(8));  \
-  form(type, k, tail, 96, VG_D48, "%48", "%49", "%50", "%51", "%52", "%53", VG_C32(0), VG_C16(8)); \
+#define VG_EACH_WIDTH(form, type, k, tail)                                                        \
+  form(type, k, tail, 16, VG_D8, "%8", "%9", "%10", "%11", "%12", "%13", VG_C8(0));               \
+  form(type, k, tail, 24, VG_D12, "%12", "%13", "%14", "%15", "%16", "%17", VG_C8(0), VG_C4(2));  \
+  form(type, k, tail, 32, VG_D16, "%16", "%17", "%18", "%19", "%20", "%21", VG_C16(0));           \
+  form(type, k, tail, 48, VG_D24, "%24", "%25", "%26", "%27", "%28", "%29", VG_C16(0), VG_C8(4)); \
+  form(type, k, tail, 64, VG_D32, "%32", "%33", "%34", "%35", "%36", "%37", VG_C32(0));           \
   form(type, k, tail, 128, VG_D64, "%64", "%65", "%66", "%67", "%68", "%69", VG_C32(0), VG_C32(8));
 #define VG_EACH_TYPE(form, halves_tail)                     \
   if constexpr (std::is_same_v<Element, float>) {           \
@@ -118,14 +91,12 @@ __device__ inline void fence_async_proxy() { asm volatile("fence.proxy.async.sha
                : __VA_ARGS__                                                \
                : "l"(a), "l"(b), "r"(static_cast<int>(adds)))
 
-/// Whether there is an instruction for kN8 blocks of 8 columns.
-constexpr bool is_wgmma_width(int n8) {
-  return (n8 >= 1 && n8 <= 6 && n8 != 5) || (n8 >= 8 && n8 <= 10) || n8 == 12 || n8 == 16;
-}
+/// Whether products of so many blocks of 8 columns are written out above.
+constexpr bool is_wgmma_width(int n8) { return n8 == 2 || n8 == 3 || n8 == 4 || n8 == 6 || n8 == 8 || n8 == 16; }
 
-/// Queues c += A * B, A a slab of 64 rows, B one of kN8 blocks of 8 columns; c = A * B unless `adds`. To be rounded
-/// before: the hardware truncates to TF32. kMMajorA, kNMajorB: halves in core matrices whose 16 bytes are 8 rows, or
-/// columns, of one k, of which 8 follow each other.
+/// Queues c += A * B, A of 64 rows, B of kN8 blocks of 8 columns, by their descriptors; c = A * B unless `adds`. To be
+/// rounded before: the hardware truncates to TF32. kMMajorA, kNMajorB: rows, or columns, of one k (halves) follow each
+/// other in memory.
 template <class Element, bool kMMajorA = false, bool kNMajorB = kMMajorA, int kN8>
 __device__ void multiply_async(Accumulator (&c)[kN8], uint64_t a, uint64_t b, bool adds = true) {
   static_assert(is_wgmma_width(kN8) && (!kNMajorB || sizeof(Element) == 2) && (!kMMajorA || kNMajorB));
@@ -151,9 +122,6 @@ __device__ void multiply_async(Accumulator (&c)[kN8], uint64_t a, uint64_t b, bo
 #undef VG_D16
 #undef VG_D24
 #undef VG_D32
-#undef VG_D36
-#undef VG_D40
-#undef VG_D48
 #undef VG_D64
 
 #else

@@ -275,7 +275,7 @@ bool fprop_dgrad(const View& out, const View& in, const View& w, const ConvEpilo
   if (!plan || !are_near(out, *plan)) return false;
   const bool three = plan->products > 1;
   const int64_t copied = three ? copied_bytes(problem) : TmaTensor::copy_bytes(in);
-  if (copied > kMostPacked && problem.batch > 1) {  // half of the samples, then the others
+  if (copied > kMostCopied && problem.batch > 1) {  // half of the samples, then the others
     const auto run = [&](int64_t first, int64_t count) {
       return fprop_dgrad(samples_of(out, first, count), samples_of(in, first, count), w, epilogue, geometry, pass,
                          launch);

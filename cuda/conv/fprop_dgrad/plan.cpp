@@ -209,7 +209,7 @@ class Search {
       plan.cycles = cycles(plan);
       if (plan.units < kMostUnits && (!best_ || plan.cycles < best_->cycles)) best_ = plan;
       const bool complete = std::all_of(plan.axis, plan.axis + 3, [](const AxisPhases& axis) { return axis.complete; });
-      if (!complete || units >= kMultiprocessors || plan.resident || p_.choice.tile_phases == 1) break;
+      if (!complete || units >= kMultiprocessors || plan.resident || p_.choice.unsplit) break;
     }
   }
   /// Boxes of a chunk, of the mean phase, not below 1.
@@ -259,11 +259,10 @@ class Search {
 std::span<const FpropDgradTile> fprop_dgrad_tiles() { return kTiles; }
 
 std::optional<FpropDgradPlan> plan_fprop_dgrad(const ConvProblem& p) {
-  if (is_narrow(p) || !may_use_wgmma(p) || p.choice.plain || p.choice.packed || p.choice.small_channel ||
-      p.dtype == DType::f64)
+  if (is_narrow(p) || !may_use_wgmma(p) || p.choice.plain || p.choice.small_channel || p.dtype == DType::f64)
     return std::nullopt;
-  if (p.choice == ConvChoice{} && (!is_channels_last(p) || (three_products(p) && !pays_to_pack(p))))
-    return std::nullopt;
+  const bool copies = three_products(p) || !is_channels_last(p);
+  if (copies && p.choice == ConvChoice{} && !pays_to_copy(p)) return std::nullopt;
   if (copied_bytes(p) > p.batch * most_copied(p)) return std::nullopt;
   FpropDgradPlan axes;
   if (!choose_axes(p, axes)) return std::nullopt;
@@ -276,7 +275,7 @@ int64_t copied_bytes(const ConvProblem& p) {
   return parts(p) * p.batch * p.in_size[0] * p.in_size[1] * p.in_size[2] * voxel;
 }
 
-int64_t most_copied(const ConvProblem& p) { return std::max(kMostPacked, sample_bytes(p)); }
+int64_t most_copied(const ConvProblem& p) { return std::max(kMostCopied, sample_bytes(p)); }
 
 int64_t workspace_bytes(const ConvProblem& p, const FpropDgradPlan& plan) {
   if (plan.splits == 1) return 0;

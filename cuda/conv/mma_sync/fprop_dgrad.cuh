@@ -13,15 +13,16 @@
 // (axis_phases.h), so that no tap is multiplied for nothing.
 #pragma once
 
-#include "cuda/conv/common/implicit_gemm.cuh"
+#include "cuda/conv/common/arithmetic.cuh"
+#include "cuda/conv/instances.h"
+#include "cuda/conv/mma_sync/params.cuh"
 
 namespace voxgrad::cuda {
 
 template <class Arithmetic_, int kN8_>
 struct MmaSyncTile {
   using Arithmetic = Arithmetic_;
-  static constexpr bool kWgmma = false;
-  static constexpr int kM16 = 4, kN8 = kN8_, kWarps = 4, kThreads = 32 * kWarps, kProducers = kThreads;
+  static constexpr int kM16 = 4, kN8 = kN8_, kThreads = kMmaSyncThreads, kWarps = kThreads / 32;
   static constexpr int kRows = 16 * kM16 * kWarps, kColumns = 8 * kN8;
   static constexpr int kSlab = kColumns * kKWords * Arithmetic::kParts;  // words of one tap of B
   static constexpr int kStageTaps = kSlab > 256 ? 4 : 8, kStages = 3;
@@ -29,7 +30,7 @@ struct MmaSyncTile {
   static constexpr int kBlocks = kAccumulators * Arithmetic::kParts > 64 ? 2 : 3;  // a multiprocessor: bounds registers
   static constexpr int kRing = kStages * kStageTaps * kSlab;                       // words
 
-  static size_t shared_bytes(const ImplicitGemmParams& p) {
+  static size_t shared_bytes(const MmaSyncParams& p) {
     return sizeof(uint32_t) * (kRing + p.input_stages * kKWords * p.pitch + 2 * p.rounds * kThreads);
   }
 };
@@ -38,7 +39,7 @@ struct MmaSyncTile {
 inline constexpr uint32_t kOutside = UINT32_MAX;
 
 /// The least position on each axis that a tile of a class reads.
-__device__ inline void halo_first(const ImplicitGemmParams& p, const TileCoord& place, int number, int (&first)[3]) {
+__device__ inline void halo_first(const MmaSyncParams& p, const TileCoord& place, int number, int (&first)[3]) {
   int part[3];
   class_phases(p, number, part);
   for (int a = 0; a < 3; ++a) {
@@ -47,7 +48,7 @@ __device__ inline void halo_first(const ImplicitGemmParams& p, const TileCoord& 
   }
 }
 /// In elements from the first of the sample.
-__device__ inline int64_t halo_corner(const ImplicitGemmParams& p, const TileCoord& place, int number) {
+__device__ inline int64_t halo_corner(const MmaSyncParams& p, const TileCoord& place, int number) {
   int first[3];
   halo_first(p, place, number, first);
   int64_t corner = 0;
@@ -56,11 +57,11 @@ __device__ inline int64_t halo_corner(const ImplicitGemmParams& p, const TileCoo
 }
 /// Where the voxels of the halo are: bytes from its corner, or kOutside.
 template <class Element>
-__device__ void locate_halo(const ImplicitGemmParams& p, const TileCoord& place, int number, uint32_t* offsets,
-                            int thread, int threads) {
+__device__ void locate_halo(const MmaSyncParams& p, const TileCoord& place, int number, uint32_t* offsets, int thread,
+                            int threads) {
   int first[3];
   halo_first(p, place, number, first);
-  for (int v = thread; v < p.staged_voxels; v += threads) {
+  for (int v = thread; v < p.rounds * threads; v += threads) {
     int index = v, offset = 0;
     bool inside = v < p.halo_voxels;
     for (int a = 2; a >= 0; --a) {
@@ -115,7 +116,7 @@ struct StagedVoxel {
 
 /// Fills the table of where the voxels that a thread stages go: bytes from the staged corner.
 template <int kThreads>
-__device__ void place_words(const ImplicitGemmParams& p, int* targets, int thread) {
+__device__ void place_words(const MmaSyncParams& p, int* targets, int thread) {
   const int fold = p.axis[2].fold;
   for (int v = thread; v < p.rounds * kThreads; v += kThreads) {
     int lines = v;
@@ -147,7 +148,7 @@ __device__ void store_in_order(Element* at, Element value, bool really) {
 
 /// out = sum + bias of a tile, of class `number`.
 template <class Tile>
-__device__ void store_results(const ImplicitGemmParams& p, const TileCoord& place, int number,
+__device__ void store_results(const MmaSyncParams& p, const TileCoord& place, int number,
                               const Accumulator (&sum)[Tile::kM16][Tile::kN8]) {
   using Element = typename Tile::Arithmetic::Element;
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -192,7 +193,7 @@ __device__ void store_results(const ImplicitGemmParams& p, const TileCoord& plac
 
 template <class Tile>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
-    fprop_dgrad_mma_sync(const __grid_constant__ ImplicitGemmParams p) {
+    fprop_dgrad_mma_sync(const __grid_constant__ MmaSyncParams p) {
   using Arithmetic = typename Tile::Arithmetic;
   using Element = typename Arithmetic::Element;
   constexpr int kM16 = Tile::kM16, kN8 = Tile::kN8, kParts = Arithmetic::kParts, kThreads = Tile::kThreads;
@@ -208,7 +209,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
 
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, t = lane % 4;
   TileCoord place = tile_coord(p, blockIdx.x);
-  if (!p.merged && !has_results<1>(p, place)) return;
+  if (!p.merged && !has_results(p, place)) return;
   const int last_class = p.transposed && !p.merged ? place.phase + 1 : p.classes;
 
   // ---- A on its way

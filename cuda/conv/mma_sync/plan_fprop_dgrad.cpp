@@ -4,6 +4,7 @@
 #include <cmath>
 #include <vector>
 
+#include "cuda/conv/mma_sync/plan.h"
 #include "cuda/conv/plan_common.h"
 
 namespace voxgrad::cuda {
@@ -12,10 +13,40 @@ namespace {
 constexpr int kRows = 256;               // results of a block
 constexpr int kMaxExtent = 1023;         // voxels of a halo along an axis: packed into 10 bits
 constexpr int kHalfShared = 112 * 1024;  // bytes of shared memory with which two blocks fit on sm_90
-constexpr int kKWords = 8;
+constexpr int kKWords = 8, kMaxTaps = 1024, kMaxClasses = 64;
+
+bool choose_axes(const ConvProblem& p, MmaSyncPlan& plan) {
+  const bool transposed = p.pass == ConvPass::dgrad;
+  plan.classes = 1;
+  int all_taps = 1;
+  for (int a = 0; a < 3; ++a) {
+    const ConvGeometry& g = p.geometry;
+    const auto axis =
+        transposed
+            ? dgrad_phases(p.in_size[a], p.out_size[a], p.kernel[a], g.stride[a], g.padding[a], g.dilation[a])
+            : fprop_phases(p.in_size[a], p.out_size[a], p.kernel[a], g.stride[a], g.padding[a], g.dilation[a], a == 2);
+    if (!axis || axis->kernel > kMaxTaps) return false;
+    plan.axis[a] = *axis;
+    plan.classes *= axis->phases;
+    all_taps *= axis->kernel;
+    if (all_taps > kMaxTaps) return false;
+  }
+  return plan.classes > 0 && plan.classes <= kMaxClasses;
+}
+
+int choose_columns(const ConvProblem& p) {
+  const auto compiled = mma_sync_widths(arithmetic_of(p));
+  if (const auto asked = asked_width(p, compiled)) return *asked;
+  int best = compiled.front();
+  for (const int columns : compiled) {
+    const auto computed = [&](int c) { return divide_up(p.out_channels, c) * (c + 12); };  // 12: of a tile by itself
+    if (computed(columns) < computed(best)) best = columns;
+  }
+  return best;
+}
 
 /// Of the weights on their way.
-int ring_bytes(const ConvProblem& p, const ImplicitGemmPlan& plan) {
+int ring_bytes(const ConvProblem& p, const MmaSyncPlan& plan) {
   const int tap = plan.columns * kKWords * 4 * parts(p);
   return 3 * (tap <= 1024 ? 8 : 4) * tap;
 }
@@ -24,13 +55,13 @@ int ring_bytes(const ConvProblem& p, const ImplicitGemmPlan& plan) {
 int line_words(int tile, int extent) { return tile % 8 == 0 ? extent : tile + round_up(extent - tile, 8); }
 
 /// Bytes of shared memory of a block: staged inputs, where each of their voxels comes from and goes to, weights.
-int64_t shared_bytes(const ConvProblem& p, const ImplicitGemmPlan& plan, int64_t halo, int64_t words) {
+int64_t shared_bytes(const ConvProblem& p, const MmaSyncPlan& plan, int64_t halo, int64_t words) {
   const int64_t pitch = words + 32, staged = halo + 128;  // at most
   return plan.input_stages * kKWords * 4 * pitch + 8 * staged + ring_bytes(p, plan);
 }
 
 /// Multiprocessor cycles of a tile, roughly; nothing if it does not fit.
-std::optional<double> cost(const ConvProblem& p, const ImplicitGemmPlan& plan, const int (&tile)[3]) {
+std::optional<double> cost(const ConvProblem& p, const MmaSyncPlan& plan, const int (&tile)[3]) {
   int halo = 1, words = 1;
   double blocks = 1;
   for (int a = 0; a < 3; ++a) {
@@ -70,7 +101,7 @@ std::optional<double> cost(const ConvProblem& p, const ImplicitGemmPlan& plan, c
   return blocks * (std::max(work, memory) + 0.3 * std::min(work, memory)) * (alone ? 1.3 : 1);
 }
 
-void choose_tile(const ConvProblem& p, ImplicitGemmPlan& plan) {
+void choose_tile(const ConvProblem& p, MmaSyncPlan& plan) {
   plan.cycles = -1;
   std::array<std::vector<int>, 3> candidates;
   for (int a = 0; a < 3; ++a) candidates[a] = box_widths(plan.axis[a].count, kRows);
@@ -88,28 +119,70 @@ void choose_tile(const ConvProblem& p, ImplicitGemmPlan& plan) {
     }
 }
 
+/// Fills in what follows from the tile; false if that leaves the range of the kernels.
+bool finish(const ConvProblem& p, MmaSyncPlan& plan) {
+  plan.halo_voxels = 1;
+  double blocks = static_cast<double>(p.batch * p.groups) * (plan.merged ? 1 : plan.column_tiles);
+  if (p.pass == ConvPass::dgrad && !plan.merged) blocks *= plan.classes;
+  double reach = 0, spread = 0;  // of a halo and of a tile, in elements: offsets in it are 32-bit and not negative
+  for (int a = 0; a < 3; ++a) {
+    plan.extent[a] = (plan.tile[a] - 1 + plan.axis[a].max_span) * plan.axis[a].fold;
+    plan.tiles[a] = divide_up(plan.axis[a].count, plan.tile[a]);
+    plan.halo_voxels *= plan.extent[a];
+    blocks *= plan.tiles[a];
+    if (p.in_stride[a] < 0 || p.out_stride[a] < 0) return false;
+    reach += static_cast<double>(p.in_stride[a]) * plan.axis[a].in_step * plan.extent[a];
+    spread += static_cast<double>(p.out_stride[a]) * plan.axis[a].out_step * (plan.tile[a] + 1);
+  }
+  plan.line = line_words(plan.tile[2], plan.extent[2]);
+  const int words = plan.extent[0] * plan.extent[1] * plan.line;
+  plan.pitch = round_up(words + 1 - 8, 32) + 8;  // 8 modulo the 32 banks
+  return blocks < 2147483647.0 && reach < (1 << 29) && spread < (1 << 30);
+}
+
 }  // namespace
 
-std::optional<ImplicitGemmPlan> plan_implicit_gemm_mma_sync(const ConvProblem& p, const ImplicitGemmPlan& axes) {
-  ImplicitGemmPlan plan = axes;
+std::span<const int> mma_sync_widths(ConvArithmetic arithmetic) {
+  static constexpr int kWidths[] = {8, 16, 24, 32, 48, 64};
+  // Three products: the sums of a step stand in registers beside the accumulators.
+  return std::span(kWidths).first(arithmetic == ConvArithmetic::tf32x3 ? 4 : 6);
+}
+
+std::optional<int> asked_width(const ConvProblem& p, std::span<const int> widths) {
+  const bool compiled = std::find(widths.begin(), widths.end(), p.choice.width) != widths.end();
+  return compiled ? std::optional<int>(p.choice.width) : std::nullopt;
+}
+
+std::optional<MmaSyncPlan> plan_mma_sync_fprop_dgrad(const ConvProblem& p) {
+  MmaSyncPlan axes{};
+  if (p.dtype == DType::f64 || p.choice.plain || !choose_axes(p, axes)) return std::nullopt;
+  axes.k_blocks = static_cast<int>(divide_up(p.in_channels, kKWords * elements_of(p)));
+  axes.columns = choose_columns(p);
+  axes.column_tiles = static_cast<int>(divide_up(p.out_channels, axes.columns));
+  MmaSyncPlan plan = axes;
   plan.input_stages = 2;
   choose_tile(p, plan);
   // Phases read the same inputs. With one k-block of channels they are staged once for all of them; with more, what a
   // block would have to hold leaves a multiprocessor to it alone, which was slower (by a third for 8 k-blocks).
   if (p.pass == ConvPass::dgrad && plan.classes > 1 && plan.k_blocks == 1) {
-    ImplicitGemmPlan merged = axes;
+    MmaSyncPlan merged = axes;
     merged.merged = true;
     merged.input_stages = 1;
     for (AxisPhases& axis : merged.axis) merge_halos(axis);
     choose_tile(p, merged);
     if (merged.cycles >= 0 && (plan.cycles < 0 || merged.cycles < plan.cycles)) plan = merged;
   }
-  plan.range = plan.tile[0];
-  if (plan.cycles < 0 || !finish(p, plan)) return std::nullopt;
-  plan.line = line_words(plan.tile[2], plan.extent[2]);
-  const int words = plan.extent[0] * plan.extent[1] * plan.line;
-  plan.pitch = round_up(words + 1 - 8, 32) + 8;  // 8 modulo the 32 banks
-  return plan;
+  return plan.cycles >= 0 && finish(p, plan) ? std::optional(plan) : std::nullopt;
+}
+
+int64_t workspace_bytes(const ConvProblem& p, const MmaSyncPlan& plan) {
+  int64_t words = p.groups * plan.column_tiles * plan.columns * plan.k_blocks * kKWords * parts(p);
+  for (const AxisPhases& axis : plan.axis) {
+    int64_t taps = 0;
+    for (int i = 0; i < axis.phases; ++i) taps += axis.phase[i].taps;
+    words *= taps;
+  }
+  return words * static_cast<int64_t>(sizeof(uint32_t));
 }
 
 }  // namespace voxgrad::cuda

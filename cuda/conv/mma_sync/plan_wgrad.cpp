@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "cuda/conv/mma_sync/plan.h"
 #include "cuda/conv/plan_common.h"
 
 namespace voxgrad::cuda {
@@ -106,7 +107,7 @@ bool tile_weight(const ConvProblem& p, MmaSyncWgradPlan& plan) {
 }
 
 int choose_rows(const ConvProblem& p) {
-  const auto compiled = wgrad_widths(arithmetic_of(p), false);
+  const auto compiled = mma_sync_wgrad_widths();
   if (const auto asked = asked_width(p, compiled)) return *asked;
   int best = compiled.front();
   for (const int rows : compiled) {
@@ -153,9 +154,8 @@ std::optional<MmaSyncWgradPlan> best_weight(const ConvProblem& p, MmaSyncWgradPl
 
 }  // namespace
 
-std::span<const int> wgrad_widths(ConvArithmetic, bool wgmma) {
-  static constexpr int kWidths[] = {16, 32, 48, 64}, kWgmmaWidths[] = {8, 16, 24, 32, 48, 64, 72, 80, 96, 128};
-  if (wgmma) return kWgmmaWidths;
+std::span<const int> mma_sync_wgrad_widths() {
+  static constexpr int kWidths[] = {16, 32, 48, 64};
   return kWidths;
 }
 

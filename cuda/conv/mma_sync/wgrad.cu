@@ -4,6 +4,7 @@
 #include "cuda/conv/common/arithmetic.cuh"
 #include "cuda/conv/common/wgrad_reduce.cuh"
 #include "cuda/conv/dispatch.h"
+#include "cuda/conv/mma_sync/plan.h"
 #include "cuda/conv/plan_cache.h"
 
 namespace voxgrad::cuda {

@@ -60,7 +60,6 @@ struct MmaSyncWgradParams {
 template <class Arithmetic_, int kM16_, int kN8_>
 struct MmaSyncWgradTile {
   using Arithmetic = Arithmetic_;
-  static constexpr bool kWgmma = false;
   static constexpr int kM16 = kM16_, kN8 = kN8_, kWarps = 4;
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kRows = 16 * kM16, kColumns = kN8 * kWarps;  // columns of 8

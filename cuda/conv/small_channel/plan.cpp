@@ -5,6 +5,7 @@
 #include <cmath>
 #include <set>
 
+#include "cuda/conv/fprop_dgrad/plan.h"
 #include "cuda/conv/plan_common.h"
 
 namespace voxgrad::cuda {
@@ -155,14 +156,13 @@ std::vector<int> read_along(const AxisPhases& axis) {
 
 namespace {
 
-/// Whether packed/fprop_dgrad.cuh will be quicker than so many clocks: its model knows products better than what
-/// strided results and small tiles cost beside (measured: 1.2 to 2 times what it says).
-bool is_better_packed(const ConvProblem& p, double clocks) {
-  if (p.choice.small_channel) return false;
-  const auto plan = plan_implicit_gemm(p);
-  if (!plan || !plan->wgmma) return false;
-  const double packing = 2.0 * static_cast<double>(p.batch * input_bytes(p)) / 2350;  // bytes; a clock
-  return 1.5 * (plan->cycles / p.multiprocessors + packing) < clocks;
+/// Whether fprop_dgrad/ takes it: channels-last tensors always, others if that is quicker than so many clocks, with a
+/// copy of the inputs. Its model knows products better than what strided results and small tiles cost beside.
+bool is_better_by_wgmma(const ConvProblem& p, double clocks) {
+  const auto plan = plan_fprop_dgrad(p);
+  if (!plan || is_channels_last(p)) return plan.has_value();
+  const double copy = 2.0 * static_cast<double>(copied_bytes(p)) / 2350;  // bytes; a clock
+  return 1.5 * (plan->cycles + copy) < clocks;
 }
 
 }  // namespace
@@ -205,7 +205,7 @@ std::optional<SmallChannelPlan> plan_small_channel_fprop_dgrad(const ConvProblem
       if ((p.choice.width == 0 || p.choice.width == 128 * plan.row_tiles) && finish(p, plan) &&
           (!best || plan.cycles < best->cycles))
         best = plan;
-  if (!best || is_better_packed(p, best->cycles)) return std::nullopt;
+  if (!best || is_better_by_wgmma(p, best->cycles)) return std::nullopt;
   const double blocks = static_cast<double>(p.batch * p.groups) * best->tiles[0] * best->tiles[1];
   return blocks < 2147483647.0 ? best : std::nullopt;
 }

@@ -278,7 +278,7 @@ bool wgrad(const View& w, const View& x, const View& y, const ConvGeometry& geom
   const View read = read_part(x, problem);
   Operand input(read, problem.groups, parts, launch), gradient(y, problem.groups, parts, launch);
   const int64_t of_sample = input.copy_bytes() + gradient.copy_bytes();
-  problem.batch = std::clamp<int64_t>(kMostPacked / std::max<int64_t>(of_sample, 1), 1, batch);
+  problem.batch = std::clamp<int64_t>(kMostCopied / std::max<int64_t>(of_sample, 1), 1, batch);
   // Of two parts the low one begins behind the last sample: a tile of samples must not reach it in any launch.
   while (parts > 1 && batch % problem.batch != 0) --problem.batch;
   const auto plan = remembered<plan_wgrad>(problem);

@@ -1,0 +1,50 @@
+// What the host sides of the kernel families share.
+#include "cuda/conv/dispatch.h"
+
+#include "cuda/kernels.h"
+
+namespace voxgrad::cuda {
+namespace {
+
+int attribute(int device, cudaDeviceAttr which) {
+  int value = 0;
+  check_cuda(cudaDeviceGetAttribute(&value, which, device), "conv");
+  return value;
+}
+
+}  // namespace
+
+void fill_bias(const View& out, const ConvEpilogue& epilogue, const Launch& launch) {
+  if (!epilogue.bias) return kernel::fill(out, 0);
+  View values = *epilogue.bias;
+  const Workspace rectified(launch, epilogue.relu ? sizeof(float) * static_cast<size_t>(values.size[0]) : 0);
+  if (epilogue.relu) {  // in float: halves have no element-wise kernels
+    values.data = rectified.as<void>();
+    values.dtype = DType::f32;
+    values.stride[0] = 1;
+    kernel::copy(values, *epilogue.bias);
+    kernel::unary(UnaryOp::relu, values, values, 0, 0);
+  }
+  View broadcast = out;
+  broadcast.data = values.data;
+  broadcast.dtype = values.dtype;
+  for (int a = 0; a < out.rank; ++a) broadcast.stride[a] = a == 1 ? values.stride[0] : 0;
+  kernel::copy(out, broadcast);
+}
+
+void describe_device(ConvProblem& problem, const Launch& launch) {
+  problem.shared_limit = attribute(launch.device, cudaDevAttrMaxSharedMemoryPerBlockOptin);
+  problem.multiprocessors = attribute(launch.device, cudaDevAttrMultiProcessorCount);
+  problem.wgmma = has_wgmma(launch.device);
+}
+
+bool has_wgmma(int device) {
+#ifdef VOXGRAD_SM90A
+  return attribute(device, cudaDevAttrComputeCapabilityMajor) == 9;
+#else
+  static_cast<void>(device);
+  return false;
+#endif
+}
+
+}  // namespace voxgrad::cuda
