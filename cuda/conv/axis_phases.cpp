@@ -25,7 +25,6 @@ void add(AxisPhases& axis, AxisPhase phase) {
   phase.span = static_cast<int>(floor_div(std::max<int64_t>(phase.start, last), axis.fold) - low + 1);
   axis.count = std::max(axis.count, phase.count);
   axis.max_span = std::max(axis.max_span, phase.span);
-  axis.max_taps = std::max(axis.max_taps, phase.taps);
   axis.phase[axis.phases++] = phase;
 }
 

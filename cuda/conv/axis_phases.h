@@ -35,7 +35,7 @@ struct AxisPhases {
   int in_step, out_step, fold;
   int kernel;  // taps in all
   int count;   // results of the largest phase
-  int max_span, max_taps;
+  int max_span;
   bool complete;  // every result belongs to a phase with taps; the others are the bias alone
   int phases;
   AxisPhase phase[kMaxAxisPhases];

@@ -9,6 +9,7 @@
 #include "cuda/conv/common/mma.cuh"
 #include "cuda/conv/common/tma.cuh"
 #include "cuda/conv/small_channel/plan.h"
+#include "cuda/divisor.h"
 #include "cuda/launch.h"
 
 namespace voxgrad::cuda {
