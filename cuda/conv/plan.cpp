@@ -22,6 +22,13 @@ bool is_used_little(const ConvProblem& p, double little) {
          taps * results / inputs * static_cast<double>(p.out_channels) < little;
 }
 
+bool has_channels_innermost(const View& view) {
+  bool innermost = view.size[1] == 1 || view.stride[1] == 1;
+  for (int a = 0; a < 5; ++a)
+    if (a != 1 && view.size[a] > 1) innermost &= view.stride[a] >= view.size[1];
+  return innermost;
+}
+
 }  // namespace
 
 /// Few columns are no work for wgmma: 64 rows of A are read for each 8 words, however few, and three times for three
@@ -38,17 +45,6 @@ const char* name(ConvArithmetic arithmetic) {
   constexpr const char* kNames[] = {"TF32", "3xTF32", "bf16", "f16"};
   return kNames[static_cast<int>(arithmetic)];
 }
-
-namespace {
-
-bool has_channels_innermost(const View& view) {
-  bool innermost = view.size[1] == 1 || view.stride[1] == 1;
-  for (int a = 0; a < 5; ++a)
-    if (a != 1 && view.size[a] > 1) innermost &= view.stride[a] >= view.size[1];
-  return innermost;
-}
-
-}  // namespace
 
 void force_conv_choice(ConvChoice choice) { forced_choice.store(choice); }
 
