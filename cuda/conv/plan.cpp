@@ -77,6 +77,13 @@ ConvArithmetic arithmetic_of(const ConvProblem& p) {
   return p.precision == Float32Precision::highest ? ConvArithmetic::tf32x3 : ConvArithmetic::tf32;
 }
 
+int64_t read_size(const ConvProblem& p, int axis) {
+  const ConvGeometry& g = p.geometry;
+  const int64_t last =
+      (p.out_size[axis] - 1) * g.stride[axis] - g.padding[axis] + (p.kernel[axis] - 1) * g.dilation[axis];
+  return std::clamp<int64_t>(last + 1, 0, p.in_size[axis]);
+}
+
 bool may_use_wgmma(const ConvProblem& p) { return p.wgmma && !p.choice.mma_sync; }
 
 std::vector<int> box_widths(int count, int most) {

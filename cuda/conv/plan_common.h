@@ -28,6 +28,9 @@ inline int parts(const ConvProblem& p) { return three_products(p) ? 2 : 1; }
 /// Of a word.
 inline int elements_of(const ConvProblem& p) { return p.dtype == DType::f32 ? 1 : 2; }
 
+/// Of fprop and wgrad: positions of the inputs along an axis up to the last one that a tap reads.
+int64_t read_size(const ConvProblem& p, int axis);
+
 /// Whether inputs are read often enough, and by enough columns, that wgmma makes up for a pass that copies them
 /// (plan.cpp).
 bool pays_to_copy(const ConvProblem& p);

@@ -57,7 +57,7 @@ TEST(ConvPlan, CopiesNoInputThatIsMostlyPadding) {
     p.choice.width = 0;
   }
   p.in_channels = 1;
-  p.channels_last = true;  // nothing to copy
+  p.in_channels_last = p.out_channels_last = true;  // nothing to copy
   EXPECT_TRUE(plan_fprop_dgrad(p));
 }
 

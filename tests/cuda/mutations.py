@@ -63,8 +63,8 @@ MUTATIONS = {  # file, what stands there once, what is put in its place
                                "* halo.step[2] + halo.low[2] + 1;"),
     "no_rounding": ("cuda/conv/common/mma.cuh", 'asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));',
                     "bits = __float_as_uint(value);"),
-    "wgrad_reads_what_no_tap_reads": ("cuda/conv/plan.cpp", "std::min(std::max<int64_t>(last + 1, 1), in_size)",
-                                       "in_size + 0 * last"),
+    "wgrad_reads_what_no_tap_reads": ("cuda/conv/plan.cpp", "return std::clamp<int64_t>(last + 1, 0, p.in_size[axis]);",
+                                       "return p.in_size[axis] + 0 * last;"),
 }
 
 

@@ -5,6 +5,7 @@
 #include "cuda/conv/common/wgrad_reduce.cuh"
 #include "cuda/conv/dispatch.h"
 #include "cuda/conv/plan_cache.h"
+#include "cuda/conv/plan_common.h"
 
 namespace voxgrad::cuda {
 namespace {
@@ -52,11 +53,8 @@ bool small_channel_wgrad(const View& w, const View& x, const View& y, const Conv
   SmallChannelWgradParams p{};
   p.x = describe_input(x, static_cast<int>(problem.in_channels), plan->x);
   p.y = describe_input(y, static_cast<int>(problem.out_channels), plan->y);
-  for (int a = 0; a < 3; ++a) {  // beyond lies what no tap of a real voxel reads
-    const int64_t last = (problem.out_size[a] - 1) * geometry.stride[a] - geometry.padding[a] +
-                         (problem.kernel[a] - 1) * geometry.dilation[a];
-    p.x.size[a] = static_cast<int>(std::clamp<int64_t>(last + 1, 0, x.size[a + 2]));
-  }
+  for (int a = 0; a < 3; ++a)  // beyond lies what no tap of a real voxel reads
+    p.x.size[a] = static_cast<int>(read_size(problem, a));
   std::copy_n(plan->tile, 3, p.tiles.tile);
   std::copy_n(plan->tiles, 3, p.tiles.tiles);
   p.tiles.count = plan->axis[0].count;

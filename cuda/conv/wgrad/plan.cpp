@@ -188,7 +188,6 @@ std::span<const WgradTile> wgrad_tiles(ConvArithmetic arithmetic) {
 std::optional<WgradPlan> plan_wgrad(const ConvProblem& p) {
   if (is_narrow(p) || !may_use_wgmma(p) || p.choice.plain || p.choice.small_channel) return std::nullopt;
   if (p.dtype == DType::f64 || p.batch == 0) return std::nullopt;
-  if (!is_channels_last(p) && p.choice == ConvChoice{}) return std::nullopt;
   int64_t in_voxels = p.batch, out_voxels = p.batch;
   for (int a = 0; a < 3; ++a) {
     in_voxels *= p.in_size[a];

@@ -263,7 +263,7 @@ void reduce(const View& w, const Params& p, const float* partial, int splits, co
 
 /// x without what lies behind the last position that a tap reads: there may be infinities.
 View read_part(View x, const ConvProblem& problem) {
-  for (int a = 0; a < 3; ++a) x.size[a + 2] = read_size(problem, a);
+  for (int a = 0; a < 3; ++a) x.size[a + 2] = std::max<int64_t>(read_size(problem, a), 1);
   return x;
 }
 
