@@ -3,6 +3,7 @@
 
 #include "core/device.h"
 #include "core/error.h"
+#include "cuda/conv/plan.h"
 #include "cuda/cuda.h"
 #include "cuda/kernels.h"
 
@@ -60,6 +61,8 @@ const Runtime& cuda_runtime() {
 namespace cuda {
 
 bool has_wgmma(int) { return false; }
+ConvGpu conv_gpu(int) { return {}; }
+void describe_device(ConvProblem&, int) {}
 bool is_available() { return false; }
 int device_count() { return 0; }
 

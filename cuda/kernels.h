@@ -33,7 +33,7 @@ Signature<&Kernels::cumsum> cumsum;
 Signature<&Kernels::sort> sort;
 // blas.cpp
 Signature<&Kernels::matmul> matmul;
-// conv/conv.cu, conv/weight.cu
+// conv/conv.cu
 Signature<&Kernels::conv_forward> conv_forward;
 Signature<&Kernels::conv_backward_data> conv_backward_data;
 Signature<&Kernels::conv_backward_weight> conv_backward_weight;

@@ -1,49 +1,61 @@
-// Which kernel takes a convolution (fprop), or its data gradient (dgrad, the transposed convolution).
+// Convolutions, their data gradients (the transposed convolutions) and their weight gradients, each by the kernels that
+// choose() names.
+#include <optional>
+
 #include "cuda/conv/dispatch.h"
-#include "cuda/conv/fprop_dgrad/launch.h"
-#include "cuda/conv/plan_common.h"
 #include "cuda/conv/simt/tile.cuh"
 #include "cuda/conv/width_as_channels.h"
 #include "cuda/kernels.h"
 #include "ops/halves.h"
 
 namespace voxgrad::cuda {
-namespace {
 
-void convolve(const char* op, const View& out, const View& in, const View& w, const ConvEpilogue& epilogue,
-              const ConvGeometry& geometry, ConvPass pass) {
-  if (out.numel() == 0) return;
-  const bool transposed = pass == ConvPass::dgrad;
-  check_positions(op, transposed ? out : in, w, transposed ? in : out, geometry);
-  check(w.numel() / std::max<int64_t>(out.size[1] / geometry.groups, 1) < INT32_MAX, op,
+void convolve(const ConvCall& call) {
+  const View &in = call.in, &out = call.out, &w = call.w;
+  const View& result = call.pass == ConvPass::wgrad ? w : out;
+  if (result.numel() == 0) return;
+  const bool transposed = call.pass == ConvPass::dgrad;
+  check_positions(call.op, transposed ? out : in, w, transposed ? in : out, call.geometry);
+  check(w.numel() / std::max<int64_t>(out.size[1] / call.geometry.groups, 1) < INT32_MAX - 256, call.op,
         "the CUDA kernels take fewer than 2^31 weights an output channel");
-  const Launch launch(out);
-  if (const ConvProblem problem = conv_problem(pass, in, out, w, geometry); suits_width_as_channels(problem)) {
-    WidthAsChannels same(in, w, out, problem, launch);
-    if (fprop_dgrad(same.out, same.in, same.w, same.epilogue(epilogue), same.geometry, pass, launch)) return;
-  }
-  if (small_channel_fprop_dgrad(out, in, w, epilogue, geometry, pass, launch)) return;
-  if (fprop_dgrad(out, in, w, epilogue, geometry, pass, launch)) return;
-  if (mma_sync_fprop_dgrad(out, in, w, epilogue, geometry, pass, launch)) return;
-  if (is_half(out.dtype))
-    return through_float32(out, in, w, epilogue.bias, [&](const View& o, const View& i, const View& v, const View* b) {
-      convolve(op, o, i, v, {b, epilogue.relu}, geometry, pass);
-    });
-  simt_fprop_dgrad(op, out, in, w, epilogue, geometry, pass, launch);
+  const Launch launch(result);
+  const ConvProblem problem = conv_problem(call.pass, in, out, w, call.geometry);
+  const auto plan = choose(problem);
+  std::optional<WidthAsChannels> same;
+  if (plan->width_as_channels) same.emplace(call, problem, launch);
+  std::visit([&](const auto& family) { run_plan(same ? same->call() : call, plan->problem, family, launch); },
+             plan->family);
 }
 
-}  // namespace
+void run_plan(const ConvCall& call, const ConvProblem&, std::monostate, const Launch& launch) {
+  const bool wgrad = call.pass == ConvPass::wgrad;
+  if (!is_half(call.w.dtype)) return wgrad ? simt_wgrad(call, launch) : simt_fprop_dgrad(call, launch);
+  through_float32(wgrad ? call.w : call.out, call.in, wgrad ? call.out : call.w, call.epilogue.bias,
+                  [&](const View& result, const View& in, const View& other, const View* bias) {
+                    convolve({call.op,
+                              call.pass,
+                              in,
+                              wgrad ? other : result,
+                              wgrad ? result : other,
+                              {bias, call.epilogue.relu},
+                              call.geometry});
+                  });
+}
 
 namespace kernel {
 
 void conv_forward(const View& y, const View& x, const View& w, const ConvEpilogue& epilogue,
                   const ConvGeometry& geometry) {
-  convolve("conv", y, x, w, epilogue, geometry, ConvPass::fprop);
+  convolve({"conv", ConvPass::fprop, x, y, w, epilogue, geometry});
 }
 
 void conv_backward_data(const View& x, const View& y, const View& w, const ConvEpilogue& epilogue,
                         const ConvGeometry& geometry) {
-  convolve("conv_transpose", x, y, w, epilogue, geometry, ConvPass::dgrad);
+  convolve({"conv_transpose", ConvPass::dgrad, y, x, w, epilogue, geometry});
+}
+
+void conv_backward_weight(const View& w, const View& x, const View& y, const ConvGeometry& geometry) {
+  convolve({"conv weight gradient", ConvPass::wgrad, x, y, w, {}, geometry});
 }
 
 void conv_transpose_backward(const View& dy, const View& dw, const View& dx, const View& y, const View& w,

@@ -1,6 +1,7 @@
 // What the host sides of the kernel families share.
 #include "cuda/conv/dispatch.h"
 
+#include "cuda/cuda.h"
 #include "cuda/kernels.h"
 
 namespace voxgrad::cuda {
@@ -32,10 +33,20 @@ void fill_bias(const View& out, const ConvEpilogue& epilogue, const Launch& laun
   kernel::copy(out, broadcast);
 }
 
-void describe_device(ConvProblem& problem, const Launch& launch) {
-  problem.shared_limit = attribute(launch.device, cudaDevAttrMaxSharedMemoryPerBlockOptin);
-  problem.multiprocessors = attribute(launch.device, cudaDevAttrMultiProcessorCount);
-  problem.wgmma = has_wgmma(launch.device);
+ConvGpu conv_gpu(int device) {
+  if (device < 0 || device >= device_count()) return {};
+  cudaDeviceProp properties;
+  check_cuda(cudaGetDeviceProperties(&properties, device), "conv");
+  const double bytes = attribute(device, cudaDevAttrGlobalMemoryBusWidth) / 8.0;
+  return {properties.name, properties.major * 10 + properties.minor, properties.multiProcessorCount,
+          1e3 * attribute(device, cudaDevAttrClockRate), 2e3 * attribute(device, cudaDevAttrMemoryClockRate) * bytes};
+}
+
+void describe_device(ConvProblem& problem, int device) {
+  if (device < 0 || device >= device_count()) return;
+  problem.shared_limit = attribute(device, cudaDevAttrMaxSharedMemoryPerBlockOptin);
+  problem.multiprocessors = attribute(device, cudaDevAttrMultiProcessorCount);
+  problem.wgmma = has_wgmma(device);
 }
 
 bool has_wgmma(int device) {

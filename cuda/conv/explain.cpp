@@ -2,19 +2,26 @@
 #include <cstdio>
 
 #include "core/error.h"
-#include "cuda/conv/fprop_dgrad/plan.h"
-#include "cuda/conv/mma_sync/plan.h"
+#include "cuda/conv/choose.h"
 #include "cuda/conv/plan_common.h"
-#include "cuda/conv/small_channel/plan.h"
-#include "cuda/conv/wgrad/plan.h"
 #include "cuda/kernels.h"
+#include "ops/halves.h"
 
 namespace voxgrad::cuda {
 namespace {
 
-// Of one H200, where nothing else limits: measured (TF32 at the clock that it keeps, halves, memory), or a third of
-// TF32's for three products.
+// Of one H200, where nothing else limits: measured (TF32 at the clock that it keeps, halves, memory).
 constexpr double kTf32Rate = 402e12, kHalfRate = 797e12, kDoubleRate = 67e12, kByteRate = 4.23e12;
+
+/// FLOP of a multiprocessor a clock, of dense products; ascending. f64 of CUDA cores where tensor cores have none.
+struct TensorCores {
+  int capability;
+  double tf32, half, f64;
+};
+constexpr TensorCores kTensorCores[] = {
+    {80, 1024, 2048, 128}, {86, 512, 1024, 4}, {89, 512, 1024, 4}, {90, 2048, 4096, 256}, {100, 4096, 8192, 128}};
+
+std::string describe(const ConvProblem& p);
 
 std::string volume(const int (&size)[3]) { return concat(size[0], " x ", size[1], " x ", size[2]); }
 
@@ -79,28 +86,8 @@ std::string describe(const ConvProblem& p, const WgradPlan& plan) {
                 " work units, split-K ", plan.splits, ", workspace ", in_mib(workspace_bytes(p, plan)));
 }
 
-std::string describe(const ConvProblem& p) {
-  if (suits_width_as_channels(p)) {
-    ConvProblem same = p;
-    int64_t& channels = p.pass == ConvPass::dgrad ? same.out_channels : same.in_channels;
-    channels *= p.kernel[2];
-    (p.pass == ConvPass::dgrad ? same.out_size : same.in_size)[2] =
-        (p.pass == ConvPass::dgrad ? p.in_size : p.out_size)[2];
-    same.kernel[2] = same.geometry.stride[2] = same.geometry.dilation[2] = 1;
-    same.geometry.padding[2] = 0;
-    same.in_channels_last &= p.in_channels > 1;
-    return "taps along the width as channels, " + describe(same);
-  }
-  if (p.pass == ConvPass::wgrad) {
-    if (const auto plan = plan_wgrad(p)) return describe(p, *plan);
-    if (const auto plan = plan_small_channel_wgrad(p)) return describe(p, *plan);
-    if (const auto plan = plan_mma_sync_wgrad(p)) return describe(p, *plan);
-  } else {
-    if (const auto plan = plan_small_channel_fprop_dgrad(p)) return describe(p, *plan);
-    if (const auto plan = plan_fprop_dgrad(p)) return describe(p, *plan);
-    if (const auto plan = plan_mma_sync_fprop_dgrad(p)) return describe(p, *plan);
-  }
-  if (p.dtype == DType::bf16 || p.dtype == DType::f16) {
+std::string describe(const ConvProblem& p, std::monostate) {
+  if (is_half(p.dtype)) {
     ConvProblem wide = p;
     wide.dtype = DType::f32;
     return "float32 copies, then " + describe(wide);
@@ -109,27 +96,42 @@ std::string describe(const ConvProblem& p) {
                                    : "plain kernel, no workspace";
 }
 
-double flop_rate(const ConvProblem& p) {
-  if (p.dtype == DType::f64) return kDoubleRate;
-  switch (arithmetic_of(p)) {
-    case ConvArithmetic::tf32:
-      return kTf32Rate;
-    case ConvArithmetic::tf32x3:
-      return kTf32Rate / 3;
-    default:
-      return kHalfRate;
-  }
+std::string describe(const ConvProblem& p) {
+  const auto plan = choose(p);
+  return (plan->width_as_channels ? "taps along the width as channels, " : "") +
+         std::visit([&](const auto& family) { return describe(plan->problem, family); }, plan->family);
+}
+
+/// Of the problem's arithmetic, nominal.
+double peak_flop_rate(const ConvProblem& p, const ConvGpu& gpu) {
+  const TensorCores* cores = kTensorCores;
+  for (const TensorCores& of : kTensorCores)
+    if (of.capability <= gpu.capability) cores = &of;
+  return (p.dtype == DType::f64 ? cores->f64
+          : is_half(p.dtype)    ? cores->half
+                                : cores->tf32) *
+         gpu.multiprocessors * gpu.clock;
+}
+
+/// What an H200 does, times what the GPU's peak is of an H200's.
+double flop_rate(const ConvProblem& p, const ConvGpu& gpu) {
+  const double measured = p.dtype == DType::f64 ? kDoubleRate : is_half(p.dtype) ? kHalfRate : kTf32Rate;
+  const int products = p.dtype == DType::f32 && three_products(p) ? 3 : 1;
+  return measured / products * (peak_flop_rate(p, gpu) / peak_flop_rate(p, {}));
 }
 
 }  // namespace
 
-ConvExplanation explain(const ConvProblem& problem) { return {describe(problem), flop_rate(problem), kByteRate}; }
+ConvExplanation explain(const ConvProblem& problem, const ConvGpu& gpu) {
+  return {concat(describe(problem), "; on ", gpu.name), flop_rate(problem, gpu),
+          kByteRate * (gpu.byte_rate / ConvGpu().byte_rate)};
+}
 
 namespace kernel {
 
 ConvExplanation explain_conv(ConvPass pass, const View& x, const View& w, const View& y, const ConvGeometry& geometry) {
   const bool dgrad = pass == ConvPass::dgrad;
-  return explain(conv_problem(pass, dgrad ? y : x, dgrad ? x : y, w, geometry));
+  return explain(conv_problem(pass, dgrad ? y : x, dgrad ? x : y, w, geometry), conv_gpu(w.device));
 }
 
 }  // namespace kernel

@@ -41,9 +41,28 @@ bool pays_to_copy(const ConvProblem& p) {
   return p.out_channels > few && p.in_channels > 2 * elements_of(p) && !is_used_little(p, little);
 }
 
+ConvProblem with_width_as_channels(ConvProblem p) {
+  const bool dgrad = p.pass == ConvPass::dgrad;
+  (dgrad ? p.out_channels : p.in_channels) *= p.kernel[2];
+  (dgrad ? p.out_size : p.in_size)[2] = (dgrad ? p.in_size : p.out_size)[2];
+  if (dgrad) p.out_stride[2] *= p.kernel[2];
+  p.in_channels_last &= has_width_of_stride(p);
+  p.kernel[2] = p.geometry.stride[2] = p.geometry.dilation[2] = 1;
+  p.geometry.padding[2] = 0;
+  return p;
+}
+
 const char* name(ConvArithmetic arithmetic) {
   constexpr const char* kNames[] = {"TF32", "3xTF32", "bf16", "f16"};
   return kNames[static_cast<int>(arithmetic)];
+}
+
+bool is_tma_tensor(const View& view) {
+  const int64_t wide = 16 / item_size(view.dtype);
+  bool aligned = reinterpret_cast<uintptr_t>(view.data) % 16 == 0 && (view.size[1] == 1 || view.stride[1] == 1);
+  for (int a = 0; a < 5; ++a)
+    if (a != 1 && view.size[a] > 1) aligned &= view.stride[a] > 0 && view.stride[a] % wide == 0;
+  return aligned;
 }
 
 void force_conv_choice(ConvChoice choice) { forced_choice.store(choice); }
@@ -57,8 +76,13 @@ ConvProblem conv_problem(ConvPass pass, const View& in, const View& out, const V
                       .in_channels = in.size[1] / geometry.groups,
                       .out_channels = out.size[1] / geometry.groups,
                       .geometry = geometry,
+                      .in_channel_stride = in.stride[1],
+                      .out_channel_stride = out.stride[1],
+                      .out_sample_stride = out.stride[0],
                       .in_channels_last = has_channels_innermost(in),
                       .out_channels_last = has_channels_innermost(out),
+                      .in_aligned = is_tma_tensor(in),
+                      .out_aligned = is_tma_tensor(out),
                       .weight_channels_last = has_channels_innermost(w) && w.stride[4] == w.size[1],
                       .choice = forced_choice.load()};
   for (int a = 0; a < 3; ++a) {
@@ -68,6 +92,7 @@ ConvProblem conv_problem(ConvPass pass, const View& in, const View& out, const V
     problem.in_stride[a] = in.stride[a + 2];
     problem.out_stride[a] = out.stride[a + 2];
   }
+  describe_device(problem, w.device);
   return problem;
 }
 

@@ -1,6 +1,8 @@
 // Which convolution kernel takes which problem, and how: a pure function of the problem, tested on the host.
 #pragma once
 
+#include <string>
+
 #include "core/precision.h"
 #include "core/view.h"
 #include "cuda/conv/axis_phases.h"
@@ -43,14 +45,16 @@ struct ConvProblem {
   int multiprocessors = 132;          // an H200's
   bool wgmma = true;                  // the GPU has that instruction, and the program its code: sm_90a
   Triple in_stride{0}, out_stride{0};
+  int64_t in_channel_stride = 1, out_channel_stride = 1, out_sample_stride = 0;
   bool in_channels_last = false, out_channels_last = false;  // a voxel's channels are contiguous
+  bool in_aligned = true, out_aligned = true;                // if they are, TMA reads them so (is_tma_tensor())
   bool weight_channels_last = false;  // so are, of the weights' second axis, those of the taps along the width
   ConvChoice choice{};
   friend bool operator==(const ConvProblem&, const ConvProblem&) = default;
 };
 
-/// The problem of these views, with the precision and the choice that are set now. In a weight gradient `in` is x and
-/// `out` the lattice y.
+/// The problem of these views and of their GPU, with the precision and the choice that are set now. In a weight
+/// gradient `in` is x and `out` the lattice y.
 ConvProblem conv_problem(ConvPass pass, const View& in, const View& out, const View& w, const ConvGeometry& geometry);
 /// Not for f64.
 ConvArithmetic arithmetic_of(const ConvProblem& problem);
@@ -59,7 +63,18 @@ bool has_wgmma(int device);
 /// Whether its products may be wgmma's.
 bool may_use_wgmma(const ConvProblem& problem);
 
-/// The plan in words, and the rates of an H200: the arithmetic's (f64: tensor cores'), and memory's.
-ConvExplanation explain(const ConvProblem& problem);
+/// What rates follow from. An H200's.
+struct ConvGpu {
+  std::string name = "NVIDIA H200";
+  int capability = 90, multiprocessors = 132;
+  double clock = 1.98e9, byte_rate = 2 * 3.201e9 * 6144 / 8;  // nominal, a second
+};
+/// GPU `device`; where there is none, an H200.
+ConvGpu conv_gpu(int device);
+/// Fills in what plans depend on of GPU `device`, if there is one.
+void describe_device(ConvProblem& problem, int device);
+
+/// The plan in words, and the rates of the GPU: the arithmetic's (f64: tensor cores', if they have it), and memory's.
+ConvExplanation explain(const ConvProblem& problem, const ConvGpu& gpu = {});
 
 }  // namespace voxgrad::cuda

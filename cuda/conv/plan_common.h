@@ -43,6 +43,9 @@ inline bool is_channels_last(const ConvProblem& p) {
   return (p.in_channels_last && p.groups * p.in_channels > 1) || (p.out_channels_last && p.groups * p.out_channels > 1);
 }
 
+/// Whether TMA reads a (N, C, D, H, W) view with its channels innermost as it lies: addresses in multiples of 16 bytes.
+bool is_tma_tensor(const View& view);
+
 /// Whether the kernel is as wide as its stride, so that the voxels of the strided tensor that belong to one of the
 /// other lie side by side.
 inline bool has_width_of_stride(const ConvProblem& p) {
@@ -57,12 +60,13 @@ inline bool has_width_of_stride(const ConvProblem& p) {
 /// Whether channels-last kernels take it with the taps along the width as channels (width_as_channels.h).
 inline bool suits_width_as_channels(const ConvProblem& p) {
   const ConvChoice& c = p.choice;
-  if (!is_channels_last(p) || !may_use_wgmma(p) || p.dtype == DType::f64 || c.plain || c.small_channel)
-    return false;
+  if (!is_channels_last(p) || !may_use_wgmma(p) || p.dtype == DType::f64 || c.plain || c.small_channel) return false;
   const bool one_channel = p.pass != ConvPass::dgrad && p.in_channels == 1 && p.groups == 1 && p.kernel[2] > 1 &&
                            p.out_channels > 8 && p.out_channels_last;
   return one_channel || has_width_of_stride(p);
 }
+/// That problem.
+ConvProblem with_width_as_channels(ConvProblem p);
 
 /// Few channels on both sides have kernels of their own (small_channel/plan.h).
 inline bool is_narrow(const ConvProblem& p) { return p.in_channels <= 8 && p.out_channels <= 8 && p.choice.width == 0; }

@@ -28,14 +28,6 @@ auto encoder(const char* op) {
 
 }  // namespace
 
-bool is_tma_tensor(const View& view) {
-  const int64_t wide = 16 / item_size(view.dtype);
-  bool aligned = reinterpret_cast<uintptr_t>(view.data) % 16 == 0 && (view.size[1] == 1 || view.stride[1] == 1);
-  for (int a = 0; a < 5; ++a)
-    if (a != 1 && view.size[a] > 1) aligned &= view.stride[a] > 0 && view.stride[a] % wide == 0;
-  return aligned;
-}
-
 int64_t TmaTensor::copy_bytes(const View& view) {
   if (is_tma_tensor(view)) return 0;
   const int64_t voxel = (view.size[1] * item_size(view.dtype) + 15) / 16 * 16;

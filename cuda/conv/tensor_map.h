@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "core/view.h"
+#include "cuda/conv/plan_common.h"
 #include "cuda/launch.h"
 
 namespace voxgrad::cuda {
@@ -24,9 +25,6 @@ struct SwizzledTensor {
   int row_bytes;
   int rank;
 };
-
-/// Whether TMA reads a (N, C, D, H, W) view with its channels innermost as it lies: addresses in multiples of 16 bytes.
-bool is_tma_tensor(const View& view);
 
 /// The view, or a copy of it that is channels-last with voxels at multiples of 16 bytes.
 class TmaTensor {

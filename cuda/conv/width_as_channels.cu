@@ -25,13 +25,12 @@ View padded_width(const View& in, const View& w, const View& out, const ConvGeom
 
 }  // namespace
 
-WidthAsChannels::WidthAsChannels(const View& of_in, const View& of_w, const View& of_out, const ConvProblem& problem,
-                                 const Launch& launch)
-    : in(of_in), w(of_w), out(of_out), geometry(problem.geometry), launch_(launch) {
-  const ConvGeometry& of = problem.geometry;
+WidthAsChannels::WidthAsChannels(const ConvCall& call, const ConvProblem& problem, const Launch& launch) : call_(call) {
+  View &in = call_.in, &w = call_.w, &out = call_.out;
+  ConvGeometry& geometry = call_.geometry;
   const int64_t taps = w.size[4];
   if (has_width_of_stride(problem)) {
-    const bool dgrad = problem.pass == ConvPass::dgrad;
+    const bool dgrad = call.pass == ConvPass::dgrad;
     View& strided = dgrad ? out : in;
     strided.size[1] *= taps;
     strided.size[4] = dgrad ? in.size[4] : out.size[4];
@@ -39,35 +38,32 @@ WidthAsChannels::WidthAsChannels(const View& of_in, const View& of_w, const View
     w.size[1] *= taps;
     strided.stride[1] = w.stride[1] = 1;
   } else {
-    in = padded_width(of_in, of_w, of_out, of, padded_, launch);
+    in = padded_width(in, w, out, geometry, padded_, launch);
     in.size[1] = w.size[1] = taps;
-    in.stride[1] = of.dilation[2];
+    in.stride[1] = geometry.dilation[2];
     in.size[4] = out.size[4];
-    in.stride[4] = of.stride[2];
+    in.stride[4] = geometry.stride[2];
     w.stride[1] = w.stride[4];
   }
   w.size[4] = 1;
   geometry.stride[2] = geometry.dilation[2] = 1;
   geometry.padding[2] = 0;
+  if (call.epilogue.bias && call.epilogue.bias->size[0] != out.size[1]) repeat_bias(launch);
 }
 
-ConvEpilogue WidthAsChannels::epilogue(const ConvEpilogue& of) {
-  if (!of.bias || of.bias->size[0] == out.size[1]) return of;
-  biases_.emplace(launch_, static_cast<size_t>(out.size[1] * item_size(of.bias->dtype)));
-  View from = *of.bias;
+void WidthAsChannels::repeat_bias(const Launch& launch) {
+  View from = bias_ = *call_.epilogue.bias;
   from.rank = 2;
-  from.size[1] = of.bias->size[0];
-  from.stride[1] = of.bias->stride[0];
-  from.size[0] = out.size[1] / from.size[1];
+  from.size[1] = from.size[0];
+  from.stride[1] = from.stride[0];
+  from.size[0] = call_.out.size[1] / from.size[1];
   from.stride[0] = 0;
+  biases_.emplace(launch, static_cast<size_t>(call_.out.size[1] * item_size(from.dtype)));
   kernel::copy(dense_like(from, biases_->as<void>(), from.dtype), from);
-  bias_ = *of.bias;
   bias_.data = biases_->as<void>();
-  bias_.size[0] = out.size[1];
+  bias_.size[0] = call_.out.size[1];
   bias_.stride[0] = 1;
-  ConvEpilogue repeated = of;
-  repeated.bias = &bias_;
-  return repeated;
+  call_.epilogue.bias = &bias_;
 }
 
 }  // namespace voxgrad::cuda

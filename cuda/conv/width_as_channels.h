@@ -8,25 +8,21 @@
 
 #include <optional>
 
-#include "cuda/conv/plan.h"
-#include "cuda/launch.h"
-#include "ops/kernels.h"
+#include "cuda/conv/dispatch.h"
 
 namespace voxgrad::cuda {
 
-/// The same convolution of other views, for as long as it lives, if suits_width_as_channels(). `in` and `out` as in
-/// the problem.
+/// The same convolution of other views, for as long as it lives, if suits_width_as_channels().
 class WidthAsChannels {
  public:
-  WidthAsChannels(const View& in, const View& w, const View& out, const ConvProblem& problem, const Launch& launch);
-  /// Of the results: for each of their channels.
-  ConvEpilogue epilogue(const ConvEpilogue& of);
-
-  View in, w, out;
-  ConvGeometry geometry;
+  WidthAsChannels(const ConvCall& call, const ConvProblem& problem, const Launch& launch);
+  const ConvCall& call() const { return call_; }
 
  private:
-  const Launch& launch_;
+  /// For each channel of the results.
+  void repeat_bias(const Launch& launch);
+
+  ConvCall call_;
   std::optional<Workspace> padded_, biases_;
   View bias_;
 };

@@ -3,11 +3,8 @@
 #include <set>
 #include <tuple>
 
-#include "cuda/conv/fprop_dgrad/plan.h"
+#include "cuda/conv/choose.h"
 #include "cuda/conv/instances.h"
-#include "cuda/conv/mma_sync/plan.h"
-#include "cuda/conv/plan_cache.h"
-#include "cuda/conv/wgrad/plan.h"
 #include "tests/cuda/random_view.h"
 
 namespace voxgrad::cudatest {
@@ -76,15 +73,62 @@ TEST(ConvPlan, CopiesNoLargeInputThatIsUsedLittle) {
   EXPECT_TRUE(plan_fprop_dgrad(p));
 }
 
+TEST(ConvPlan, NamesTheFirstFamilyThatTakesIt) {
+  ConvProblem p = plain_problem(ConvPass::fprop, bf16);
+  EXPECT_TRUE(std::holds_alternative<FpropDgradPlan>(choose(p)->family));
+  p.out_sample_stride = -1;
+  EXPECT_TRUE(std::holds_alternative<MmaSyncPlan>(choose(p)->family));
+  p = plain_problem(ConvPass::wgrad, bf16);
+  p.in_channels = p.out_channels = 16;
+  p.in_stride = p.out_stride = {400, 20, 1};
+  EXPECT_TRUE(std::holds_alternative<SmallChannelWgradPlan>(choose(p)->family));
+  p.in_channel_stride = int64_t{1} << 40;
+  EXPECT_TRUE(std::holds_alternative<WgradPlan>(choose(p)->family));
+  p.in_channel_stride = 1;
+  p.in_channels_last = p.out_channels_last = true;
+  EXPECT_TRUE(std::holds_alternative<WgradPlan>(choose(p)->family));
+  p.dtype = f64;
+  EXPECT_TRUE(std::holds_alternative<std::monostate>(choose(p)->family));
+}
+
+TEST(ConvPlan, TakesTheWidthOfStrideAsChannels) {
+  ConvProblem p = plain_problem(ConvPass::dgrad, bf16);
+  p.kernel = p.geometry.stride = {2};
+  p.geometry.padding = {0};
+  p.in_channels = p.out_channels = 32;
+  p.in_size = {10};
+  p.out_stride = {20 * 20 * 32, 20 * 32, 32};
+  p.in_channels_last = p.out_channels_last = p.weight_channels_last = true;
+  const auto plan = choose(p);
+  EXPECT_TRUE(plan->width_as_channels);
+  EXPECT_EQ(plan->problem.out_channels, 64);
+  EXPECT_EQ(plan->problem.out_size[2], 10);
+  EXPECT_EQ(plan->problem.out_stride[2], 64);
+  EXPECT_TRUE(std::holds_alternative<FpropDgradPlan>(plan->family));
+}
+
+TEST(ConvPlan, CopiesNoMoreThanAGibibyteAtATime) {
+  ConvProblem p = plain_problem(ConvPass::wgrad, f32);  // of x and y high and low parts, and floats
+  p.batch = 30;
+  p.in_channels = p.out_channels = 64;
+  p.in_size = p.out_size = {64};
+  p.in_channel_stride = p.out_channel_stride = 64 * 64 * 64;
+  EXPECT_EQ(plan_wgrad(p)->samples, 3);  // of 268 MB; equal launches
+  p.dtype = bf16;
+  p.in_channels_last = p.out_channels_last = true;
+  EXPECT_EQ(plan_wgrad(p)->samples, 30);
+}
+
 TEST(ConvPlan, IsRememberedForItsProblemAlone) {
   ConvProblem p = plain_problem(ConvPass::fprop, f32);
-  const auto plan = remembered<plan_mma_sync_fprop_dgrad>(p);
-  ASSERT_TRUE(plan && plan->columns != 8);
-  EXPECT_EQ(remembered<plan_mma_sync_fprop_dgrad>(p)->columns, plan->columns);
+  p.wgmma = false;
+  const auto plan = choose(p);
+  ASSERT_NE(std::get<MmaSyncPlan>(plan->family).columns, 8);
+  EXPECT_EQ(choose(p), plan);
   p.choice.width = 8;
-  EXPECT_EQ(remembered<plan_mma_sync_fprop_dgrad>(p)->columns, 8);
+  EXPECT_EQ(std::get<MmaSyncPlan>(choose(p)->family).columns, 8);
   p.choice.plain = true;
-  EXPECT_FALSE(remembered<plan_mma_sync_fprop_dgrad>(p));
+  EXPECT_TRUE(std::holds_alternative<std::monostate>(choose(p)->family));
 }
 
 TEST(ConvPlan, KnowsEveryCompiledTile) {

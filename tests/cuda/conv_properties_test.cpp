@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "core/autograd.h"
-#include "cuda/conv/wgrad/plan.h"
+#include "cuda/conv/choose.h"
 #include "ops/conv.h"
 #include "ops/create.h"
 #include "ops/elementwise.h"
@@ -91,7 +91,7 @@ TEST_F(CudaConv, RunsOnTwoThreadsAtOnce) {
     /// The kernel's tile, and its shared memory.
     std::array<int, 4> plan() const {
       const auto problem = cuda::conv_problem(ConvPass::wgrad, x.view_in(), y.view_in(), w.view_in(), ConvGeometry());
-      const auto chosen = cuda::plan_wgrad(problem).value();
+      const auto chosen = std::get<cuda::WgradPlan>(cuda::choose(problem)->family);
       return {chosen.cta.chunk, chosen.cta.columns, chosen.cta.slots, chosen.stages * chosen.stage_bytes()};
     }
     bool same() const {

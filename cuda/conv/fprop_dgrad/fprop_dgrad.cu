@@ -5,10 +5,7 @@
 #include "cuda/conv/dispatch.h"
 #include "cuda/conv/fprop_dgrad/epilogue.cuh"
 #include "cuda/conv/fprop_dgrad/launch.h"
-#include "cuda/conv/fprop_dgrad/plan.h"
 #include "cuda/conv/fprop_dgrad/split.h"
-#include "cuda/conv/plan_cache.h"
-#include "cuda/conv/plan_common.h"
 #include "cuda/conv/tensor_map.h"
 #include "cuda/kernels.h"
 #include "ops/halves.h"
@@ -247,17 +244,6 @@ void reduce(const View& out, const ConvEpilogue& epilogue, const Params& p, cons
   check_launch("conv: sum of splits");
 }
 
-/// Whether results of a CTA tile are in reach of 32-bit offsets from the first (ResultRow).
-bool are_near(const View& out, const FpropDgradPlan& plan) {
-  int64_t reach = 0;
-  for (int a = 0; a < 4; ++a) {
-    const int64_t stride = out.stride[a == 0 ? 0 : a + 1];
-    if (stride < 0) return false;
-    reach += stride * (plan.tile[a] - 1) * (a == 0 ? 1 : plan.axis[a - 1].out_step);
-  }
-  return reach <= UINT32_MAX;
-}
-
 View samples_of(View view, int64_t first, int64_t count) {
   view.data = static_cast<char*>(view.data) + first * view.stride[0] * item_size(view.dtype);
   view.size[0] = count;
@@ -266,42 +252,37 @@ View samples_of(View view, int64_t first, int64_t count) {
 
 }  // namespace
 
-bool fprop_dgrad(const View& out, const View& in, const View& w, const ConvEpilogue& epilogue,
-                 const ConvGeometry& geometry, ConvPass pass, const Launch& launch) {
-  const bool transposed = pass == ConvPass::dgrad;
-  ConvProblem problem = conv_problem(pass, in, out, w, geometry);
-  describe_device(problem, launch);
-  const auto plan = remembered<plan_fprop_dgrad>(problem);
-  if (!plan || !are_near(out, *plan)) return false;
-  const bool three = plan->products > 1;
-  const int64_t copied = three ? copied_bytes(problem) : TmaTensor::copy_bytes(in);
-  if (copied > kMostCopied && problem.batch > 1) {  // half of the samples, then the others
-    const auto run = [&](int64_t first, int64_t count) {
-      return fprop_dgrad(samples_of(out, first, count), samples_of(in, first, count), w, epilogue, geometry, pass,
-                         launch);
-    };
-    return run(0, problem.batch / 2) && run(problem.batch / 2, (problem.batch + 1) / 2);
+void run_plan(const ConvCall& call, const ConvProblem& problem, const FpropDgradPlan& plan, const Launch& launch) {
+  const View &out = call.out, &in = call.in, &w = call.w;
+  const bool transposed = call.pass == ConvPass::dgrad, three = plan.products > 1;
+  const int64_t copied = three ? copied_bytes(problem) : TmaTensor::copy_bytes(in), half = problem.batch / 2;
+  if (copied > kMostCopied && half > 0) {  // half of the samples, then the others
+    for (const int64_t first : {int64_t{0}, half}) {
+      ConvCall part = call;
+      part.in = samples_of(in, first, first == 0 ? half : problem.batch - half);
+      part.out = samples_of(out, first, part.in.size[0]);
+      convolve(part);
+    }
+    return;
   }
-  if (copied > most_copied(problem)) return false;
-  if (!std::all_of(plan->axis, plan->axis + 3, [](const AxisPhases& axis) { return axis.complete; }))
-    fill_bias(out, epilogue, launch);
+  if (!std::all_of(plan.axis, plan.axis + 3, [](const AxisPhases& axis) { return axis.complete; }))
+    fill_bias(out, call.epilogue, launch);
   std::optional<TmaTensor> whole;
   std::optional<Workspace> parts, copy;
   const View input = three ? split_copy(in, {1, 4, 3, 2, 0}, parts, launch) : whole.emplace(in, launch).view();
-  Params p = make_params(out, input, epilogue, problem, *plan);
-  const bool any = is_half(w.dtype) && may_be_n_major(plan->cta.columns);
-  const bool n_major = describe_weights(p, weight_operand(w, transposed, three, any, copy, launch), transposed, *plan);
-  const Workspace partial(launch, static_cast<size_t>(workspace_bytes(problem, *plan)));
-  if (plan->splits > 1) store_partial_sums(p, out, partial.as<float>());
-  const int shared = 1024 + plan->input_stages * plan->input_bytes() + plan->weight_stages * plan->weight_bytes();
-  const int ctas = static_cast<int>(std::min<int64_t>(plan->units, problem.multiprocessors));
+  Params p = make_params(out, input, call.epilogue, problem, plan);
+  const bool any = is_half(w.dtype) && may_be_n_major(plan.cta.columns);
+  const bool n_major = describe_weights(p, weight_operand(w, transposed, three, any, copy, launch), transposed, plan);
+  const Workspace partial(launch, static_cast<size_t>(workspace_bytes(problem, plan)));
+  if (plan.splits > 1) store_partial_sums(p, out, partial.as<float>());
+  const int shared = 1024 + plan.input_stages * plan.input_bytes() + plan.weight_stages * plan.weight_bytes();
+  const int ctas = static_cast<int>(std::min<int64_t>(plan.units, problem.multiprocessors));
   with_arithmetic(arithmetic_of(problem), [&]<class Arithmetic>() {
-    launch_kernel<typename Arithmetic::Element, Arithmetic::kParts == 2>(p, plan->cta.columns, plan->cta.row_tiles,
+    launch_kernel<typename Arithmetic::Element, Arithmetic::kParts == 2>(p, plan.cta.columns, plan.cta.row_tiles,
                                                                          n_major, ctas, shared, launch.stream);
   });
   check_launch("conv");
-  if (plan->splits > 1) reduce(out, epilogue, p, problem, launch.stream);
-  return true;
+  if (plan.splits > 1) reduce(out, call.epilogue, p, problem, launch.stream);
 }
 
 }  // namespace voxgrad::cuda

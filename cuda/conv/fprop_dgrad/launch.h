@@ -7,10 +7,6 @@
 
 namespace voxgrad::cuda {
 
-/// False, and nothing done, if the problem is not its own (plan_fprop_dgrad()).
-bool fprop_dgrad(const View& out, const View& in, const View& w, const ConvEpilogue& epilogue,
-                 const ConvGeometry& geometry, ConvPass pass, const Launch& launch);
-
 namespace implicit_gemm {
 struct Params;
 

@@ -254,6 +254,16 @@ class Search {
   std::optional<FpropDgradPlan> best_;
 };
 
+/// Whether results of a CTA tile are in reach of 32-bit offsets from the first (ResultRow).
+bool are_near(const ConvProblem& p, const FpropDgradPlan& plan) {
+  int64_t reach = p.out_sample_stride * (plan.tile[0] - 1), least = p.out_sample_stride;
+  for (int a = 0; a < 3; ++a) {
+    reach += p.out_stride[a] * (plan.tile[a + 1] - 1) * plan.axis[a].out_step;
+    least = std::min(least, p.out_stride[a]);
+  }
+  return least >= 0 && reach <= UINT32_MAX;
+}
+
 }  // namespace
 
 std::span<const FpropDgradTile> fprop_dgrad_tiles() { return kTiles; }
@@ -266,11 +276,12 @@ std::optional<FpropDgradPlan> plan_fprop_dgrad(const ConvProblem& p) {
   if (copied_bytes(p) > p.batch * most_copied(p)) return std::nullopt;
   FpropDgradPlan axes;
   if (!choose_axes(p, axes)) return std::nullopt;
-  return Search(p, axes).best();
+  const auto best = Search(p, axes).best();
+  return best && are_near(p, *best) ? best : std::nullopt;
 }
 
 int64_t copied_bytes(const ConvProblem& p) {
-  if (p.in_channels_last && !three_products(p)) return 0;
+  if (p.in_channels_last && p.in_aligned && !three_products(p)) return 0;
   const int64_t voxel = divide_up(p.groups * p.in_channels * static_cast<int64_t>(item_size(p.dtype)), 16) * 16;
   return parts(p) * p.batch * p.in_size[0] * p.in_size[1] * p.in_size[2] * voxel;
 }

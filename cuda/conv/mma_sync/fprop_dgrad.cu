@@ -5,8 +5,6 @@
 #include "cuda/conv/dispatch.h"
 #include "cuda/conv/mma_sync/pack.h"
 #include "cuda/conv/mma_sync/params.cuh"
-#include "cuda/conv/mma_sync/plan.h"
-#include "cuda/conv/plan_cache.h"
 #include "cuda/conv/plan_common.h"
 
 namespace voxgrad::cuda {
@@ -108,25 +106,19 @@ PackWeights weights_of(const View& w, const MmaSyncParams& p, const ConvProblem&
 
 }  // namespace
 
-bool mma_sync_fprop_dgrad(const View& out, const View& in, const View& w, const ConvEpilogue& epilogue,
-                          const ConvGeometry& geometry, ConvPass pass, const Launch& launch) {
-  ConvProblem problem = conv_problem(pass, in, out, w, geometry);
-  describe_device(problem, launch);
-  const auto plan = remembered<plan_mma_sync_fprop_dgrad>(problem);
-  if (!plan) return false;
-  if (!std::all_of(plan->axis, plan->axis + 3, [](const AxisPhases& axis) { return axis.complete; }))
-    fill_bias(out, epilogue, launch);
-  const Workspace packed(launch, static_cast<size_t>(workspace_bytes(problem, *plan)));
-  MmaSyncParams p = make_params(out, in, epilogue, problem, *plan);
+void run_plan(const ConvCall& call, const ConvProblem& problem, const MmaSyncPlan& plan, const Launch& launch) {
+  if (!std::all_of(plan.axis, plan.axis + 3, [](const AxisPhases& axis) { return axis.complete; }))
+    fill_bias(call.out, call.epilogue, launch);
+  const Workspace packed(launch, static_cast<size_t>(workspace_bytes(problem, plan)));
+  MmaSyncParams p = make_params(call.out, call.in, call.epilogue, problem, plan);
   p.weights = packed.as<uint4>();
   const ConvArithmetic arithmetic = arithmetic_of(problem);
-  pack_weights(weights_of(w, p, problem, *plan), arithmetic, packed.as<void>(), launch.stream);
-  const int64_t blocks = number_tiles(p, problem, *plan);
+  pack_weights(weights_of(call.w, p, problem, plan), arithmetic, packed.as<void>(), launch.stream);
+  const int64_t blocks = number_tiles(p, problem, plan);
   with_arithmetic(arithmetic, [&]<class Arithmetic>() {
-    launch_fprop_dgrad_mma_sync<Arithmetic>(p, plan->columns, blocks, launch.stream);
+    launch_fprop_dgrad_mma_sync<Arithmetic>(p, plan.columns, blocks, launch.stream);
   });
   check_launch("conv");
-  return true;
 }
 
 }  // namespace voxgrad::cuda

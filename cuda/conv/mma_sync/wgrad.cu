@@ -4,8 +4,6 @@
 #include "cuda/conv/common/arithmetic.cuh"
 #include "cuda/conv/common/wgrad_reduce.cuh"
 #include "cuda/conv/dispatch.h"
-#include "cuda/conv/mma_sync/plan.h"
-#include "cuda/conv/plan_cache.h"
 
 namespace voxgrad::cuda {
 namespace {
@@ -86,12 +84,8 @@ void run(MmaSyncWgradParams& p, WgradReduction& sum, const MmaSyncWgradPlan& pla
 
 }  // namespace
 
-bool mma_sync_wgrad(const View& w, const View& x, const View& y, const ConvGeometry& geometry, const Launch& launch) {
-  ConvProblem problem = conv_problem(ConvPass::wgrad, x, y, w, geometry);
-  describe_device(problem, launch);
-  const auto plan = remembered<plan_mma_sync_wgrad>(problem);
-  if (!plan) return false;
-
+void run_plan(const ConvCall& call, const ConvProblem& problem, const MmaSyncWgradPlan& plan, const Launch& launch) {
+  const View &w = call.w, &x = call.in, &y = call.out;
   MmaSyncWgradParams p{};
   p.x = x.data;
   p.y = y.data;
@@ -100,30 +94,30 @@ bool mma_sync_wgrad(const View& w, const View& x, const View& y, const ConvGeome
   p.in_channels = static_cast<int>(problem.in_channels);
   p.out_channels = static_cast<int>(problem.out_channels);
   p.groups = static_cast<int>(problem.groups);
-  p.row_tiles = plan->row_tiles;
-  p.column_tiles = plan->column_tiles;
-  p.classes = static_cast<int>(plan->classes.size());
-  p.columns = plan->columns;
-  p.run = plan->run;
-  p.halo_words = plan->halo_words;
-  p.pitch = plan->pitch;
-  p.stages = plan->stages;
-  p.stage_words = plan->shared_bytes / 4;
-  p.k_tiles = plan->k_tiles;
-  p.range = plan->range;
+  p.row_tiles = plan.row_tiles;
+  p.column_tiles = plan.column_tiles;
+  p.classes = static_cast<int>(plan.classes.size());
+  p.columns = plan.columns;
+  p.run = plan.run;
+  p.halo_words = plan.halo_words;
+  p.pitch = plan.pitch;
+  p.stages = plan.stages;
+  p.stage_words = plan.shared_bytes / 4;
+  p.k_tiles = plan.k_tiles;
+  p.range = plan.range;
   for (int a = 0; a < 3; ++a) {
-    p.axis[a] = plan->axis[a];
-    p.k_tile[a] = Divisor(plan->k_tile[a]);
-    p.extent[a] = Divisor(plan->extent[a]);
-    p.tiles[a] = plan->tiles[a];
+    p.axis[a] = plan.axis[a];
+    p.k_tile[a] = Divisor(plan.k_tile[a]);
+    p.extent[a] = Divisor(plan.extent[a]);
+    p.tiles[a] = plan.tiles[a];
   }
-  list_classes(*plan, p);
+  list_classes(plan, p);
   const int elements = w.dtype == DType::f32 ? 1 : 2;
   for (int k_block = 0; k_block < kKTileWords / 8; ++k_block) {
     int word = k_block * 8 * elements;
     const int x_word = p.k_tile[2].take(word) / elements, row = p.k_tile[1].take(word);
     p.k_block_offset[k_block] =
-        word < plan->k_tile[0] ? ((word * plan->extent[1] + row) * plan->extent[2] + x_word) * 4 : 0;
+        word < plan.k_tile[0] ? ((word * plan.extent[1] + row) * plan.extent[2] + x_word) * 4 : 0;
   }
 
   WgradReduction sum{.partial = nullptr,
@@ -134,16 +128,15 @@ bool mma_sync_wgrad(const View& w, const View& x, const View& y, const ConvGeome
                      .in_channels = p.in_channels,
                      .columns = p.columns,
                      .elements = w.size[0] * p.columns * 8,
-                     .ranges = plan->ranges,
+                     .ranges = plan.ranges,
                      .classes = p.classes,
                      .axis = {},
                      .of_class = {},
                      .real_taps = {}};
   std::copy_n(p.axis, 3, sum.axis);
   std::copy_n(p.of_class, kWgradClasses, sum.of_class);
-  for (int c = 0; c < p.classes; ++c) sum.real_taps[c] = plan->classes[c].taps;
-  with_arithmetic(arithmetic_of(problem), [&]<class Arithmetic>() { run<Arithmetic>(p, sum, *plan, launch); });
-  return true;
+  for (int c = 0; c < p.classes; ++c) sum.real_taps[c] = plan.classes[c].taps;
+  with_arithmetic(arithmetic_of(problem), [&]<class Arithmetic>() { run<Arithmetic>(p, sum, plan, launch); });
 }
 
 }  // namespace voxgrad::cuda

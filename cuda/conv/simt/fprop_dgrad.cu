@@ -207,9 +207,10 @@ ConvAxis conv_axis(const View& in, const View& out, const View& w, const ConvGeo
 }
 
 template <class T>
-void run(const View& out, const View& in, const View& w, const ConvEpilogue& epilogue, const ConvGeometry& geometry,
-         bool transposed, cudaStream_t stream) {
-  const View* bias = epilogue.bias;
+void run(const ConvCall& call, cudaStream_t stream) {
+  const View &out = call.out, &in = call.in, &w = call.w, *bias = call.epilogue.bias;
+  const ConvGeometry& geometry = call.geometry;
+  const bool transposed = call.pass == ConvPass::dgrad;
   const int in_axis = transposed ? 0 : 1;  // of the weight
   const int64_t group_outputs = out.size[1] / geometry.groups;
   FpropDgradParams<T> problem{};
@@ -229,7 +230,7 @@ void run(const View& out, const View& in, const View& w, const ConvEpilogue& epi
   problem.in_channels = static_cast<int>(in.size[1] / geometry.groups);
   problem.out_channels = static_cast<int>(group_outputs);
   problem.transposed = transposed;
-  problem.relu = epilogue.relu;
+  problem.relu = call.epilogue.relu;
   for (int axis = 0; axis < 3; ++axis) problem.axis[axis] = conv_axis(in, out, w, geometry, axis, transposed);
 
   const bool innermost = channels_innermost(in);
@@ -242,11 +243,9 @@ void run(const View& out, const View& in, const View& w, const ConvEpilogue& epi
 
 }  // namespace
 
-void simt_fprop_dgrad(const char* op, const View& out, const View& in, const View& w, const ConvEpilogue& epilogue,
-                      const ConvGeometry& geometry, ConvPass pass, const Launch& launch) {
-  dispatch(WideFloats(), out.dtype, op, "CUDA",
-           [&]<class T>() { run<T>(out, in, w, epilogue, geometry, pass == ConvPass::dgrad, launch.stream); });
-  check_launch(op);
+void simt_fprop_dgrad(const ConvCall& call, const Launch& launch) {
+  dispatch(WideFloats(), call.out.dtype, call.op, "CUDA", [&]<class T>() { run<T>(call, launch.stream); });
+  check_launch(call.op);
 }
 
 }  // namespace voxgrad::cuda

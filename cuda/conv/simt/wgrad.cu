@@ -165,9 +165,9 @@ void run(const View& w, const View& x, const View& y, const ConvGeometry& geomet
 
 }  // namespace
 
-void simt_wgrad(const char* op, const View& w, const View& x, const View& y, const ConvGeometry& geometry,
-                const Launch& launch) {
-  dispatch(WideFloats(), w.dtype, op, "CUDA", [&]<class T>() { run<T>(w, x, y, geometry, launch); });
+void simt_wgrad(const ConvCall& call, const Launch& launch) {
+  dispatch(WideFloats(), call.w.dtype, call.op, "CUDA",
+           [&]<class T>() { run<T>(call.w, call.in, call.out, call.geometry, launch); });
 }
 
 }  // namespace voxgrad::cuda

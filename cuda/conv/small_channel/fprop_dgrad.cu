@@ -5,7 +5,6 @@
 
 #include "cuda/conv/common/arithmetic.cuh"
 #include "cuda/conv/dispatch.h"
-#include "cuda/conv/plan_cache.h"
 
 namespace voxgrad::cuda {
 namespace {
@@ -38,62 +37,56 @@ void list_units(SmallChannelParams& p, const SmallChannelPlan& plan) {
 
 }  // namespace
 
-bool small_channel_fprop_dgrad(const View& out, const View& in, const View& w, const ConvEpilogue& epilogue,
-                               const ConvGeometry& geometry, ConvPass pass, const Launch& launch) {
-  const int in_axis = pass == ConvPass::dgrad ? 0 : 1;  // of the weight
-  ConvProblem problem = conv_problem(pass, in, out, w, geometry);
-  describe_device(problem, launch);
-  const auto plan = remembered<plan_small_channel_fprop_dgrad>(problem);
-  if (!plan || !is_in_reach(in, problem.in_channels)) return false;
-
+void run_plan(const ConvCall& call, const ConvProblem& problem, const SmallChannelPlan& plan, const Launch& launch) {
+  const View &out = call.out, &in = call.in, &w = call.w, *bias = call.epilogue.bias;
+  const int in_axis = call.pass == ConvPass::dgrad ? 0 : 1;  // of the weight
   SmallChannelParams p{};
-  p.in = describe_input(in, static_cast<int>(problem.in_channels), plan->halo);
+  p.in = describe_input(in, static_cast<int>(problem.in_channels), plan.halo);
   p.weight = w.data;
-  p.weight_group = w.size[0] / geometry.groups * w.stride[0];
+  p.weight_group = w.size[0] / problem.groups * w.stride[0];
   p.weight_in = w.stride[in_axis];
   p.weight_out = w.stride[1 - in_axis];
   std::copy_n(w.stride + 2, 3, p.weight_tap);
-  p.bias = epilogue.bias ? epilogue.bias->data : nullptr;
-  p.bias_stride = epilogue.bias ? epilogue.bias->stride[0] : 0;
-  p.relu = epilogue.relu;
+  p.bias = bias ? bias->data : nullptr;
+  p.bias_stride = bias ? bias->stride[0] : 0;
+  p.relu = call.epilogue.relu;
   p.out = out.data;
   std::copy_n(out.stride, 3, p.out_stride);
   p.out_channels = static_cast<int>(problem.out_channels);
   p.height = static_cast<int>(out.size[3]);
   p.width = static_cast<int>(out.size[4]);
-  std::copy_n(plan->tile, 3, p.tiles.tile);
-  std::copy_n(plan->tiles, 3, p.tiles.tiles);
-  p.tiles.count = plan->axis[0].count;
-  p.tiles.groups = static_cast<int>(geometry.groups);
-  std::copy_n(plan->axis, 3, p.axis);
-  p.tile_width = Divisor(plan->tile[2]);
-  p.tile_voxels = plan->tile[1] * plan->tile[2];
+  std::copy_n(plan.tile, 3, p.tiles.tile);
+  std::copy_n(plan.tiles, 3, p.tiles.tiles);
+  p.tiles.count = plan.axis[0].count;
+  p.tiles.groups = static_cast<int>(problem.groups);
+  std::copy_n(plan.axis, 3, p.axis);
+  p.tile_width = Divisor(plan.tile[2]);
+  p.tile_voxels = plan.tile[1] * plan.tile[2];
   p.kernel_depth = static_cast<int>(w.size[2]);
-  p.result_pitch = plan->result_pitch;
-  p.pairs = Divisor(plan->pairs);
-  p.phases = Divisor(plan->axis[2].out_step);
-  p.tap_distance = Divisor(std::abs(plan->axis[2].phase[0].step));
-  list_units(p, *plan);
-  const int64_t blocks = problem.batch * problem.groups * plan->tiles[0] * plan->tiles[1];
+  p.result_pitch = plan.result_pitch;
+  p.pairs = Divisor(plan.pairs);
+  p.phases = Divisor(plan.axis[2].out_step);
+  p.tap_distance = Divisor(std::abs(plan.axis[2].phase[0].step));
+  list_units(p, plan);
+  const int64_t blocks = problem.batch * problem.groups * plan.tiles[0] * plan.tiles[1];
   with_float_arithmetic(arithmetic_of(problem), [&]<class Arithmetic, class Element, ConvArithmetic kKind>() {
     constexpr bool kThree = Arithmetic::kParts == 2;
     const auto queue = [&]<int kM16, int kN8>() {
       const auto launch_tile = [&]<int kBlocks>() {
         launch_fprop_dgrad_small_channel<SmallChannelTile<Arithmetic, Element, kKind, kM16, kN8, kBlocks>>(
-            p, blocks, plan->shared_bytes, launch.stream);
+            p, blocks, plan.shared_bytes, launch.stream);
       };
       if constexpr (!kThree && kN8 < 4)
-        if (plan->blocks == 2) return launch_tile.template operator()<2>();
+        if (plan.blocks == 2) return launch_tile.template operator()<2>();
       launch_tile.template operator()<1>();
     };
     const auto with_columns = [&]<int kM16>() {
-      if (plan->columns == 8) return queue.template operator()<kM16, 1>();
-      plan->columns == 16 ? queue.template operator()<kM16, 2>() : queue.template operator()<kM16, 4>();
+      if (plan.columns == 8) return queue.template operator()<kM16, 1>();
+      plan.columns == 16 ? queue.template operator()<kM16, 2>() : queue.template operator()<kM16, 4>();
     };
-    plan->row_tiles == 1 ? with_columns.template operator()<1>() : with_columns.template operator()<2>();
+    plan.row_tiles == 1 ? with_columns.template operator()<1>() : with_columns.template operator()<2>();
   });
   check_launch("conv");
-  return true;
 }
 
 }  // namespace voxgrad::cuda

@@ -21,6 +21,12 @@ bool few_channels(const ConvProblem& p) {
          p.batch >= 1 && p.groups >= 1 && few(p.in_channels) && few(p.out_channels) && p.batch * p.groups < kReach;
 }
 
+/// Whether the channels of a group are in reach of 32-bit offsets from the first.
+bool are_in_reach(const ConvProblem& p, int64_t channels, int64_t stride) {
+  constexpr int64_t kMost = int64_t{3} << 30;  // bytes; a plane has up to 2^30
+  return channels == 1 || (stride >= 0 && stride <= kMost / static_cast<int64_t>(item_size(p.dtype)) / (channels - 1));
+}
+
 /// Lines of neighbours in memory, whose planes are in reach of 32-bit offsets.
 bool has_dense_lines(const Triple& size, const Triple& stride) {
   const double reach = static_cast<double>(size[1]) * static_cast<double>(stride[1]) + static_cast<double>(size[2]);
@@ -172,6 +178,7 @@ std::optional<SmallChannelPlan> plan_small_channel_fprop_dgrad(const ConvProblem
   if (!few_channels(p) || !has_dense_lines(p.in_size, p.in_stride) || !has_dense_lines(p.out_size, p.out_stride))
     return std::nullopt;
   if (p.out_stride[1] != p.out_size[2] && p.out_size[1] > 1) return std::nullopt;  // consecutive lines of results
+  if (!are_in_reach(p, p.in_channels, p.in_channel_stride)) return std::nullopt;
   SmallChannelPlan plan{};
   for (int a = 0; a < 3; ++a) {
     const ConvGeometry& g = p.geometry;
@@ -250,6 +257,8 @@ bool finish(const ConvProblem& p, SmallChannelWgradPlan& plan) {
 
 std::optional<SmallChannelWgradPlan> plan_small_channel_wgrad(const ConvProblem& p) {
   if (!few_channels(p) || !has_dense_lines(p.in_size, p.in_stride) || !has_dense_lines(p.out_size, p.out_stride))
+    return std::nullopt;
+  if (!are_in_reach(p, p.in_channels, p.in_channel_stride) || !are_in_reach(p, p.out_channels, p.out_channel_stride))
     return std::nullopt;
   SmallChannelWgradPlan plan{};
   int64_t taps = 1;

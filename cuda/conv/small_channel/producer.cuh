@@ -74,18 +74,11 @@ __device__ Element from_float(float x) {
 struct SmallChannelInput {
   const char* data;
   int64_t stride[5];       // bytes
-  uint32_t channel_bytes;  // the stride of channels: those of a group lie in reach of 32 bits (is_in_reach())
+  uint32_t channel_bytes;  // the stride of channels: those of a group lie in reach of 32 bits (plan.cpp)
   int size[3];             // beyond, and before, lies zero
   int channels;            // of a group
   SmallChannelHalo halo;
 };
-
-/// Whether the channels of a group are in reach of 32-bit offsets from the first. Lines are, say the planners.
-inline bool is_in_reach(const View& view, int64_t channels) {
-  constexpr int64_t kReach = int64_t{3} << 30;  // bytes; a plane has up to 2^30
-  return channels == 1 || (view.stride[1] >= 0 &&
-                           view.stride[1] <= kReach / static_cast<int64_t>(item_size(view.dtype)) / (channels - 1));
-}
 
 inline SmallChannelInput describe_input(const View& view, int channels, const SmallChannelHalo& halo) {
   SmallChannelInput in{};

@@ -4,7 +4,6 @@
 #include "cuda/conv/common/arithmetic.cuh"
 #include "cuda/conv/common/wgrad_reduce.cuh"
 #include "cuda/conv/dispatch.h"
-#include "cuda/conv/plan_cache.h"
 #include "cuda/conv/plan_common.h"
 
 namespace voxgrad::cuda {
@@ -43,28 +42,24 @@ void list_units(SmallChannelWgradParams& p, const SmallChannelWgradPlan& plan, c
 
 }  // namespace
 
-bool small_channel_wgrad(const View& w, const View& x, const View& y, const ConvGeometry& geometry,
-                         const Launch& launch) {
-  ConvProblem problem = conv_problem(ConvPass::wgrad, x, y, w, geometry);
-  describe_device(problem, launch);
-  const auto plan = remembered<plan_small_channel_wgrad>(problem);
-  if (!plan || !is_in_reach(x, problem.in_channels) || !is_in_reach(y, problem.out_channels)) return false;
-
+void run_plan(const ConvCall& call, const ConvProblem& problem, const SmallChannelWgradPlan& plan,
+              const Launch& launch) {
+  const View &w = call.w, &x = call.in, &y = call.out;
   SmallChannelWgradParams p{};
-  p.x = describe_input(x, static_cast<int>(problem.in_channels), plan->x);
-  p.y = describe_input(y, static_cast<int>(problem.out_channels), plan->y);
+  p.x = describe_input(x, static_cast<int>(problem.in_channels), plan.x);
+  p.y = describe_input(y, static_cast<int>(problem.out_channels), plan.y);
   for (int a = 0; a < 3; ++a)  // beyond lies what no tap of a real voxel reads
     p.x.size[a] = static_cast<int>(read_size(problem, a));
-  std::copy_n(plan->tile, 3, p.tiles.tile);
-  std::copy_n(plan->tiles, 3, p.tiles.tiles);
-  p.tiles.count = plan->axis[0].count;
-  p.tiles.groups = static_cast<int>(geometry.groups);
-  p.units = plan->units;
-  p.splits = plan->splits;
-  p.line_octs = Divisor(plan->y.line / 8);
-  p.octs = plan->tile[1] * p.line_octs.value;
-  list_units(p, *plan, problem);
-  const Workspace partial(launch, static_cast<size_t>(workspace_bytes(problem, *plan)));
+  std::copy_n(plan.tile, 3, p.tiles.tile);
+  std::copy_n(plan.tiles, 3, p.tiles.tiles);
+  p.tiles.count = plan.axis[0].count;
+  p.tiles.groups = static_cast<int>(problem.groups);
+  p.units = plan.units;
+  p.splits = plan.splits;
+  p.line_octs = Divisor(plan.y.line / 8);
+  p.octs = plan.tile[1] * p.line_octs.value;
+  list_units(p, plan, problem);
+  const Workspace partial(launch, static_cast<size_t>(workspace_bytes(problem, plan)));
   p.partial = partial.as<float>();
 
   WgradReduction sum{.partial = p.partial,
@@ -74,23 +69,22 @@ bool small_channel_wgrad(const View& w, const View& x, const View& y, const Conv
                      .tap_stride = {w.stride[2], w.stride[3], w.stride[4]},
                      .in_channels = p.x.channels,
                      .out_channels = p.y.channels,
-                     .columns = plan->columns,
-                     .octets = plan->octets,
-                     .units = plan->units,
+                     .columns = plan.columns,
+                     .octets = plan.octets,
+                     .units = plan.units,
                      .kernel = {static_cast<int>(w.size[2]), static_cast<int>(w.size[3]), static_cast<int>(w.size[4])},
-                     .elements = problem.groups * plan->units * 8 * plan->columns,
-                     .ranges = plan->ranges};
-  const int64_t blocks = plan->ranges * problem.groups;
+                     .elements = problem.groups * plan.units * 8 * plan.columns,
+                     .ranges = plan.ranges};
+  const int64_t blocks = plan.ranges * problem.groups;
   with_float_arithmetic(arithmetic_of(problem), [&]<class Arithmetic, class Element, ConvArithmetic kKind>() {
     const auto queue = [&]<int kN8>() {
-      launch_wgrad_small_channel<SmallChannelWgradTile<Arithmetic, Element, kKind, kN8>>(p, blocks, plan->shared_bytes,
+      launch_wgrad_small_channel<SmallChannelWgradTile<Arithmetic, Element, kKind, kN8>>(p, blocks, plan.shared_bytes,
                                                                                          launch.stream);
     };
-    plan->columns == 8 ? queue.template operator()<1>() : queue.template operator()<2>();
+    plan.columns == 8 ? queue.template operator()<1>() : queue.template operator()<2>();
     check_launch("conv weight gradient");
     reduce_ranges<Element>(sum, launch.stream);
   });
-  return true;
 }
 
 }  // namespace voxgrad::cuda

@@ -6,9 +6,6 @@
 
 namespace voxgrad::cuda {
 
-/// False, and nothing done, if the problem is not its own (plan_wgrad()).
-bool wgrad(const View& w, const View& x, const View& y, const ConvGeometry& geometry, const Launch& launch);
-
 struct WgradTile;
 namespace implicit_wgrad {
 struct Params;

@@ -148,13 +148,6 @@ bool Operand::as_it_lies() const {
   return is_half(view_.dtype) && is_tma_tensor(view_) && (groups_ == 1 || view_.size[1] / groups_ % 8 == 0);
 }
 
-int64_t Operand::copy_bytes() const {
-  if (as_it_lies()) return 0;
-  const int64_t voxels = view_.size[2] * view_.size[3] * view_.size[4];
-  const int64_t floats = view_.dtype == DType::f32 && view_.stride[1] != 1 ? 4 * view_.size[1] : 0;
-  return voxels * (floats + parts_ * 2 * ((groups_ * channel_pitch_ + 7) / 8 * 8));
-}
-
 void Operand::allocate(int64_t samples) {
   if (as_it_lies()) return;
   const int64_t voxels = samples * view_.size[2] * view_.size[3] * view_.size[4];

@@ -17,8 +17,6 @@ namespace voxgrad::cuda::implicit_wgrad {
 class Operand {
  public:
   Operand(const View& view, int64_t groups, int parts, const Launch& launch);
-  /// Bytes of a sample's copies, 0 where the tensor is read as it lies.
-  int64_t copy_bytes() const;
   /// Memory for so many samples at a time.
   void allocate(int64_t samples);
   /// Those samples, behind each other by parts. Of its channels, those of a group begin at multiples of

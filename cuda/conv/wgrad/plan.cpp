@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cuda/conv/plan_common.h"
+#include "ops/halves.h"
 
 namespace voxgrad::cuda {
 namespace {
@@ -172,6 +173,26 @@ class Search {
   std::optional<WgradPlan> best_;
 };
 
+/// How many samples may be copied at a time (operand.h).
+int64_t samples_at_once(const ConvProblem& p) {
+  const bool halves = is_half(p.dtype);
+  const auto copied = [&](int64_t channels, bool lies, int64_t stride) -> int64_t {  // of a voxel
+    if (halves && lies && (p.groups == 1 || channels % 8 == 0)) return 0;
+    const int64_t pitch = p.groups > 1 ? divide_up(channels, 8) * 8 : channels;
+    return parts(p) * 2 * (divide_up(p.groups * pitch, 8) * 8) + (halves || stride == 1 ? 0 : 4 * p.groups * channels);
+  };
+  int64_t in = copied(p.in_channels, p.in_channels_last && p.in_aligned, p.in_channel_stride),
+          out = copied(p.out_channels, p.out_channels_last && p.out_aligned, p.out_channel_stride);
+  for (int a = 0; a < 3; ++a) {
+    in *= std::max<int64_t>(read_size(p, a), 1);
+    out *= p.out_size[a];
+  }
+  int64_t samples = std::clamp<int64_t>(kMostCopied / std::max<int64_t>(in + out, 1), 1, p.batch);
+  // Of two parts the low one begins behind the last sample: a tile of samples must not reach it in any launch.
+  while (parts(p) > 1 && p.batch % samples != 0) --samples;
+  return samples;
+}
+
 }  // namespace
 
 int WgradPlan::most_boxes() const {
@@ -196,7 +217,9 @@ std::optional<WgradPlan> plan_wgrad(const ConvProblem& p) {
   if (in_voxels == 0 || out_voxels == 0 || std::max(in_voxels, out_voxels) > INT32_MAX) return std::nullopt;
   WgradPlan axes;
   if (!choose_axes(p, axes)) return std::nullopt;
-  return Search(p, axes).best();
+  ConvProblem at_once = p;
+  at_once.batch = axes.samples = samples_at_once(p);
+  return Search(at_once, axes).best();
 }
 
 int64_t workspace_bytes(const ConvProblem& p, const WgradPlan& plan) {

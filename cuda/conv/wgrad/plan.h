@@ -30,7 +30,7 @@ struct WgradPlan {
   int chunks = 1, channel_tiles = 1;                              // chunks of a CTA; CTAs along input channels
   int tile[4] = {}, box[4] = {};                                  // (sample, depth, height, width): of y; of x
   int splits = 1, tiles_of_split = 0, all_tiles = 0, stages = 0;  // tiles: of all products
-  int64_t units = 0;
+  int64_t units = 0, samples = 1;                                 // samples: of a launch
   double cycles = 0;
 
   int rows() const { return tile[0] * tile[1] * tile[2] * tile[3]; }
@@ -41,7 +41,8 @@ struct WgradPlan {
   int stage_bytes() const { return most_boxes() * box_bytes() + (rows() * 2 * cta.columns + 1023) / 1024 * 1024; }
 };
 
-/// Nothing if the problem is not its own (f64, too many taps or residues).
+/// Of as many samples at a time as may be copied. Nothing if the problem is not its own (f64, too many taps or
+/// residues).
 std::optional<WgradPlan> plan_wgrad(const ConvProblem& problem);
 /// Partial sums.
 int64_t workspace_bytes(const ConvProblem& problem, const WgradPlan& plan);

@@ -1,12 +1,10 @@
 // Host side of kernel.cuh: tensor maps, the table of taps, launches, and the kernel that adds up the splits.
 #include "cuda/conv/dispatch.h"
-#include "cuda/conv/plan_cache.h"
 #include "cuda/conv/plan_common.h"
 #include "cuda/conv/tensor_map.h"
 #include "cuda/conv/wgrad/launch.h"
 #include "cuda/conv/wgrad/operand.h"
 #include "cuda/conv/wgrad/params.h"
-#include "cuda/conv/wgrad/plan.h"
 #include "cuda/vector.cuh"
 #include "ops/halves.h"
 
@@ -269,46 +267,36 @@ View read_part(View x, const ConvProblem& problem) {
 
 }  // namespace
 
-bool wgrad(const View& w, const View& x, const View& y, const ConvGeometry& geometry, const Launch& launch) {
-  ConvProblem problem = conv_problem(ConvPass::wgrad, x, y, w, geometry);
-  describe_device(problem, launch);
-  if (!remembered<plan_wgrad>(problem)) return false;
-  const int64_t batch = problem.batch;
+void run_plan(const ConvCall& call, const ConvProblem& problem, const WgradPlan& plan, const Launch& launch) {
+  const View &w = call.w, read = read_part(call.in, problem);
   const int parts = three_products(problem) ? 2 : 1;
-  const View read = read_part(x, problem);
-  Operand input(read, problem.groups, parts, launch), gradient(y, problem.groups, parts, launch);
-  const int64_t of_sample = input.copy_bytes() + gradient.copy_bytes();
-  problem.batch = std::clamp<int64_t>(kMostCopied / std::max<int64_t>(of_sample, 1), 1, batch);
-  // Of two parts the low one begins behind the last sample: a tile of samples must not reach it in any launch.
-  while (parts > 1 && batch % problem.batch != 0) --problem.batch;
-  const auto plan = remembered<plan_wgrad>(problem);
-  input.allocate(problem.batch);
-  gradient.allocate(problem.batch);
-  Params p = make_params(input, gradient, problem, *plan);
-  const int64_t launches = divide_up(batch, problem.batch);
-  const bool direct = is_half(w.dtype) && launches * plan->splits == 1 && is_dense_channels_last(w);
-  const Workspace partial(launch, direct ? 0 : static_cast<size_t>(launches * workspace_bytes(problem, *plan)));
+  Operand input(read, problem.groups, parts, launch), gradient(call.out, problem.groups, parts, launch);
+  input.allocate(plan.samples);
+  gradient.allocate(plan.samples);
+  Params p = make_params(input, gradient, problem, plan);
+  const int64_t launches = divide_up(problem.batch, plan.samples);
+  const bool direct = is_half(w.dtype) && launches * plan.splits == 1 && is_dense_channels_last(w);
+  const Workspace partial(launch, direct ? 0 : static_cast<size_t>(launches * workspace_bytes(problem, plan)));
   p.partial = partial.as<float>();
   if (direct) {
     p.result = w.data;
     p.out_stride = w.stride[0];
   }
-  const int shared = 1024 + plan->stages * plan->stage_bytes();
-  const auto run = !is_half(x.dtype) ? (parts == 2 ? launch_kernel<Float16, true> : launch_kernel<Float16, false>)
-                   : x.dtype == DType::bf16 ? launch_kernel<BFloat16, false>
+  const int shared = 1024 + plan.stages * plan.stage_bytes();
+  const auto run = !is_half(w.dtype) ? (parts == 2 ? launch_kernel<Float16, true> : launch_kernel<Float16, false>)
+                   : w.dtype == DType::bf16 ? launch_kernel<BFloat16, false>
                                             : launch_kernel<Float16, false>;
   int splits = 0;
-  for (int64_t first = 0; first < batch; first += problem.batch) {
-    const int64_t count = std::min(problem.batch, batch - first);
+  for (int64_t first = 0; first < problem.batch; first += plan.samples) {
+    const int64_t count = std::min(plan.samples, problem.batch - first);
     const View in = input.samples(first, count), out = gradient.samples(first, count);
-    const int more = set_samples(p, in, out, static_cast<int>(count), problem, *plan);
-    run(p, plan->cta, std::min(p.units, problem.multiprocessors), shared, launch.stream);
+    const int more = set_samples(p, in, out, static_cast<int>(count), problem, plan);
+    run(p, plan.cta, std::min(p.units, problem.multiprocessors), shared, launch.stream);
     check_launch("conv weight gradient");
     p.partial += more * p.split_stride;
     splits += more;
   }
   if (!direct) reduce(w, p, partial.as<float>(), splits, input, gradient, launch.stream);
-  return true;
 }
 
 }  // namespace voxgrad::cuda
