@@ -43,10 +43,10 @@ bool pays_to_copy(const ConvProblem& p) {
 
 ConvProblem with_width_as_channels(ConvProblem p) {
   const bool dgrad = p.pass == ConvPass::dgrad;
+  p.in_channels_last &= has_width_of_stride(p);
   (dgrad ? p.out_channels : p.in_channels) *= p.kernel[2];
   (dgrad ? p.out_size : p.in_size)[2] = (dgrad ? p.in_size : p.out_size)[2];
   if (dgrad) p.out_stride[2] *= p.kernel[2];
-  p.in_channels_last &= has_width_of_stride(p);
   p.kernel[2] = p.geometry.stride[2] = p.geometry.dilation[2] = 1;
   p.geometry.padding[2] = 0;
   return p;
@@ -100,6 +100,13 @@ ConvArithmetic arithmetic_of(const ConvProblem& p) {
   if (p.dtype == DType::bf16) return ConvArithmetic::bf16;
   if (p.dtype == DType::f16) return ConvArithmetic::f16;
   return p.precision == Float32Precision::highest ? ConvArithmetic::tf32x3 : ConvArithmetic::tf32;
+}
+
+std::optional<AxisPhases> phases_of(const ConvProblem& p, int a, bool fold) {
+  const ConvGeometry& g = p.geometry;
+  return p.pass == ConvPass::dgrad
+             ? dgrad_phases(p.in_size[a], p.out_size[a], p.kernel[a], g.stride[a], g.padding[a], g.dilation[a])
+             : fprop_phases(p.in_size[a], p.out_size[a], p.kernel[a], g.stride[a], g.padding[a], g.dilation[a], fold);
 }
 
 int64_t read_size(const ConvProblem& p, int axis) {

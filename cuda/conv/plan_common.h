@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <optional>
 #include <type_traits>
 #include <vector>
 
@@ -28,6 +29,7 @@ inline int parts(const ConvProblem& p) { return three_products(p) ? 2 : 1; }
 /// Of a word.
 inline int elements_of(const ConvProblem& p) { return p.dtype == DType::f32 ? 1 : 2; }
 
+std::optional<AxisPhases> phases_of(const ConvProblem& p, int axis, bool fold);
 /// Of fprop and wgrad: positions of the inputs along an axis up to the last one that a tap reads.
 int64_t read_size(const ConvProblem& p, int axis);
 

@@ -104,6 +104,7 @@ TEST(ConvPlan, TakesTheWidthOfStrideAsChannels) {
   EXPECT_EQ(plan->problem.out_channels, 64);
   EXPECT_EQ(plan->problem.out_size[2], 10);
   EXPECT_EQ(plan->problem.out_stride[2], 64);
+  EXPECT_EQ(copied_bytes(plan->problem), 0);
   EXPECT_TRUE(std::holds_alternative<FpropDgradPlan>(plan->family));
 }
 

@@ -44,7 +44,6 @@ struct Params {
   int64_t channel_stride;  // of the results likewise
   float* partial;          // split-K: dense (split, N, D, H, W, C); else null
   int64_t partial_stride;  // from a split to the next
-  int out_size[3];
   bool relu;
   bool vectors;      // results lie so that 16 bytes of a voxel's channels can be stored at once
   bool resident;     // all phases of a CTA tile read the same boxes, one a chunk, which are loaded once

@@ -65,11 +65,7 @@ bool choose_axes(const ConvProblem& p, FpropDgradPlan& plan) {
   const bool transposed = p.pass == ConvPass::dgrad;
   int taps = 1, parts = 1;
   for (int a = 0; a < 3; ++a) {
-    const ConvGeometry& g = p.geometry;
-    const auto axis =
-        transposed
-            ? dgrad_phases(p.in_size[a], p.out_size[a], p.kernel[a], g.stride[a], g.padding[a], g.dilation[a])
-            : fprop_phases(p.in_size[a], p.out_size[a], p.kernel[a], g.stride[a], g.padding[a], g.dilation[a], false);
+    const auto axis = phases_of(p, a, false);
     if (!axis || axis->in_step > kMostStep || axis->kernel > kMostTaps) return false;
     taps *= axis->kernel;
     parts *= axis->phases;
@@ -273,7 +269,7 @@ std::optional<FpropDgradPlan> plan_fprop_dgrad(const ConvProblem& p) {
     return std::nullopt;
   const bool copies = three_products(p) || !is_channels_last(p);
   if (copies && p.choice == ConvChoice{} && !pays_to_copy(p)) return std::nullopt;
-  if (copied_bytes(p) > p.batch * most_copied(p)) return std::nullopt;
+  if (copied_bytes(p) > p.batch * std::max(kMostCopied, sample_bytes(p))) return std::nullopt;
   FpropDgradPlan axes;
   if (!choose_axes(p, axes)) return std::nullopt;
   const auto best = Search(p, axes).best();
@@ -285,8 +281,6 @@ int64_t copied_bytes(const ConvProblem& p) {
   const int64_t voxel = divide_up(p.groups * p.in_channels * static_cast<int64_t>(item_size(p.dtype)), 16) * 16;
   return parts(p) * p.batch * p.in_size[0] * p.in_size[1] * p.in_size[2] * voxel;
 }
-
-int64_t most_copied(const ConvProblem& p) { return std::max(kMostCopied, sample_bytes(p)); }
 
 int64_t workspace_bytes(const ConvProblem& p, const FpropDgradPlan& plan) {
   if (plan.splits == 1) return 0;

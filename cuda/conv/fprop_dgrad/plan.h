@@ -48,10 +48,8 @@ struct FpropDgradPlan {
 
 /// Nothing if the problem is not its own (f64, few channels, a copy that does not pay, too many taps or residues).
 std::optional<FpropDgradPlan> plan_fprop_dgrad(const ConvProblem& problem);
-/// Of a channels-last copy of the inputs of all samples, if they need one (two for three products); how many there may
-/// be for one sample.
+/// Of a channels-last copy of the inputs of all samples, if they need one (two for three products).
 int64_t copied_bytes(const ConvProblem& problem);
-int64_t most_copied(const ConvProblem& problem);
 /// Partial sums of split-K.
 int64_t workspace_bytes(const ConvProblem& problem, const FpropDgradPlan& plan);
 

@@ -16,15 +16,10 @@ constexpr int kHalfShared = 112 * 1024;  // bytes of shared memory with which tw
 constexpr int kKWords = 8, kMaxTaps = 1024, kMaxClasses = 64;
 
 bool choose_axes(const ConvProblem& p, MmaSyncPlan& plan) {
-  const bool transposed = p.pass == ConvPass::dgrad;
   plan.classes = 1;
   int all_taps = 1;
   for (int a = 0; a < 3; ++a) {
-    const ConvGeometry& g = p.geometry;
-    const auto axis =
-        transposed
-            ? dgrad_phases(p.in_size[a], p.out_size[a], p.kernel[a], g.stride[a], g.padding[a], g.dilation[a])
-            : fprop_phases(p.in_size[a], p.out_size[a], p.kernel[a], g.stride[a], g.padding[a], g.dilation[a], a == 2);
+    const auto axis = phases_of(p, a, a == 2);
     if (!axis || axis->kernel > kMaxTaps) return false;
     plan.axis[a] = *axis;
     plan.classes *= axis->phases;

@@ -164,9 +164,7 @@ std::optional<MmaSyncWgradPlan> plan_mma_sync_wgrad(const ConvProblem& p) {
   if (p.dtype == DType::f64 || p.batch == 0 || p.choice.plain) return std::nullopt;
   int64_t taps = 1, classes = 1;
   for (int a = 0; a < 3; ++a) {
-    const ConvGeometry& g = p.geometry;
-    const auto axis =
-        fprop_phases(p.in_size[a], p.out_size[a], p.kernel[a], g.stride[a], g.padding[a], g.dilation[a], a == 2);
+    const auto axis = phases_of(p, a, a == 2);
     if (!axis) return std::nullopt;
     plan.axis[a] = *axis;
     taps *= axis->kernel;

@@ -174,18 +174,13 @@ bool is_better_by_wgmma(const ConvProblem& p, double clocks) {
 }  // namespace
 
 std::optional<SmallChannelPlan> plan_small_channel_fprop_dgrad(const ConvProblem& p) {
-  const bool transposed = p.pass == ConvPass::dgrad;
   if (!few_channels(p) || !has_dense_lines(p.in_size, p.in_stride) || !has_dense_lines(p.out_size, p.out_stride))
     return std::nullopt;
   if (p.out_stride[1] != p.out_size[2] && p.out_size[1] > 1) return std::nullopt;  // consecutive lines of results
   if (!are_in_reach(p, p.in_channels, p.in_channel_stride)) return std::nullopt;
   SmallChannelPlan plan{};
   for (int a = 0; a < 3; ++a) {
-    const ConvGeometry& g = p.geometry;
-    const auto axis =
-        transposed
-            ? dgrad_phases(p.in_size[a], p.out_size[a], p.kernel[a], g.stride[a], g.padding[a], g.dilation[a])
-            : fprop_phases(p.in_size[a], p.out_size[a], p.kernel[a], g.stride[a], g.padding[a], g.dilation[a], true);
+    const auto axis = phases_of(p, a, true);
     if (!axis || !axis->complete || axis->phases == 0 || p.out_size[a] < 1 || p.in_size[a] < 1) return std::nullopt;
     if (axis->out_step > kMaxAxisPhases) return std::nullopt;
     plan.axis[a] = *axis;
@@ -263,9 +258,7 @@ std::optional<SmallChannelWgradPlan> plan_small_channel_wgrad(const ConvProblem&
   SmallChannelWgradPlan plan{};
   int64_t taps = 1;
   for (int a = 0; a < 3; ++a) {
-    const ConvGeometry& g = p.geometry;
-    const auto axis =
-        fprop_phases(p.in_size[a], p.out_size[a], p.kernel[a], g.stride[a], g.padding[a], g.dilation[a], true);
+    const auto axis = phases_of(p, a, true);
     if (!axis || p.out_size[a] < 1 || p.in_size[a] < 1) return std::nullopt;
     plan.axis[a] = *axis;
     taps *= p.kernel[a];

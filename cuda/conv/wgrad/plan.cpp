@@ -22,9 +22,7 @@ int slots_of(const WgradTile& cta, int taps) { return divide_up(taps, 64 / cta.c
 bool choose_axes(const ConvProblem& p, WgradPlan& plan) {
   int taps = 1;
   for (int a = 0; a < 3; ++a) {
-    const ConvGeometry& g = p.geometry;
-    const auto axis =
-        fprop_phases(p.in_size[a], p.out_size[a], p.kernel[a], g.stride[a], g.padding[a], g.dilation[a], false);
+    const auto axis = phases_of(p, a, false);
     if (!axis || axis->in_step > kMostStep || !has_short_offsets(*axis)) return false;
     plan.axis[a] = *axis;
     taps *= axis->kernel;
