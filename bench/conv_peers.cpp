@@ -117,9 +117,9 @@ const char* voxgrad_conv(int transposed, int what, int dtype, int high, int chan
                      : kernel.conv_backward_data(from, to, ws, nullptr, geometry);
     }
     const View dxs = view_of(dx, type, x_size, channels_last), dws = view_of(dw, type, w_size, channels_last);
-    if (transposed) return kernel.conv_transpose_backward(dxs, dws, ys, xs, ws, geometry);
-    kernel.conv_backward_data(dxs, ys, ws, nullptr, geometry);
-    kernel.conv_backward_weight(dws, xs, ys, geometry);
+    transposed ? kernel.conv_forward(dxs, ys, ws, nullptr, geometry)
+               : kernel.conv_backward_data(dxs, ys, ws, nullptr, geometry);
+    kernel.conv_backward_weight(dws, from, to, geometry);
   });
 }
 

@@ -37,7 +37,6 @@ Signature<&Kernels::matmul> matmul;
 Signature<&Kernels::conv_forward> conv_forward;
 Signature<&Kernels::conv_backward_data> conv_backward_data;
 Signature<&Kernels::conv_backward_weight> conv_backward_weight;
-Signature<&Kernels::conv_transpose_backward> conv_transpose_backward;
 // conv/explain.cpp
 Signature<&Kernels::explain_conv> explain_conv;
 // loss.cu

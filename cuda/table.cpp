@@ -23,7 +23,6 @@ const Kernels& cuda_kernels() {
       .conv_forward = kernel::conv_forward,
       .conv_backward_data = kernel::conv_backward_data,
       .conv_backward_weight = kernel::conv_backward_weight,
-      .conv_transpose_backward = kernel::conv_transpose_backward,
       .explain_conv = kernel::explain_conv,
       .class_sums = kernel::class_sums,
       .class_sums_backward = kernel::class_sums_backward,

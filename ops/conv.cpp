@@ -36,11 +36,6 @@ struct WeightForm {
 };
 WeightForm form_of(const Tensor& weight) { return {spatial_size(weight), weight.suggest_memory_format()}; }
 
-Tensor empty_weight(const Tensor& x, const Tensor& y, const WeightForm& form, const ConvGeometry& geometry) {
-  const Triple& size = form.size;
-  return empty({y.size(1), x.size(1) / geometry.groups, size[0], size[1], size[2]}, x.options(), form.format);
-}
-
 /// What a kernel does behind a convolution; whether the bias is recorded as an input (ops/unrecorded.h).
 struct Behind {
   bool relu = false, bias_recorded = true;
@@ -77,23 +72,16 @@ Tensor convolve_transposed(const Tensor& y, const Tensor& weight, const Tensor& 
   return record("conv_transpose", x, {y, weight, behind.bias_recorded ? bias : Tensor()},
                 [=, y_saved = saved_if(dw, y), w_saved = saved_if(dy, weight), y_size = spatial_size(y),
                  w_form = form_of(weight)](const Tensor& grad) {
-                  const Tensor bias_grad = db ? sum_over_voxels(grad) : Tensor();
-                  if (dy && dw && !grad_enabled()) {  // nothing to record: in one call
-                    Tensor y_grad = empty_volume(grad, y_saved().size(1), y_size, grad.dtype());
-                    Tensor weight_grad = empty_weight(grad, y_saved(), w_form, geometry);
-                    kernels(grad.device())
-                        .conv_transpose_backward(y_grad.view_out(), weight_grad.view_out(), grad.view_in(),
-                                                 y_saved().view_in(), w_saved().view_in(), geometry);
-                    return Tensors{y_grad, weight_grad, bias_grad};
-                  }
                   return Tensors{dy ? convolve(grad, w_saved(), {}, y_size, geometry) : Tensor(),
-                                 dw ? convolve_weight(grad, y_saved(), w_form, geometry) : Tensor(), bias_grad};
+                                 dw ? convolve_weight(grad, y_saved(), w_form, geometry) : Tensor(),
+                                 db ? sum_over_voxels(grad) : Tensor()};
                 });
 }
 
 /// The weight (y's channels, x's channels / groups, form.size...) for which <convolve(x, weight), y> grows fastest.
 Tensor convolve_weight(const Tensor& x, const Tensor& y, const WeightForm& form, const ConvGeometry& geometry) {
-  Tensor weight = empty_weight(x, y, form, geometry);
+  const Triple& size = form.size;
+  Tensor weight = empty({y.size(1), x.size(1) / geometry.groups, size[0], size[1], size[2]}, x.options(), form.format);
   kernels(x.device()).conv_backward_weight(weight.view_out(), x.view_in(), y.view_in(), geometry);
   const bool dx = wants_grad(x), dy = wants_grad(y);
   return record("conv_weight", weight, {x, y},

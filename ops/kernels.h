@@ -169,11 +169,7 @@ struct Kernels {
   void (*conv_backward_data)(const View& x, const View& y, const View& w, const ConvEpilogue& epilogue,
                              const ConvGeometry& geometry);
   void (*conv_backward_weight)(const View& w, const View& x, const View& y, const ConvGeometry& geometry);
-  /// The gradients of conv_backward_data, from its result's: dy = conv_forward(dx, w), dw = conv_backward_weight(dx,
-  /// y), bit for bit, but dx is prepared for both at once.
-  void (*conv_transpose_backward)(const View& dy, const View& dw, const View& dx, const View& y, const View& w,
-                                  const ConvGeometry& geometry);
-  /// What one of the first three would run by itself; the views' data is not looked at. On CUDA also without a GPU.
+  /// What one of them would run; the views' data is not looked at. On CUDA also without a GPU.
   ConvExplanation (*explain_conv)(ConvPass pass, const View& x, const View& w, const View& y,
                                   const ConvGeometry& geometry);
 

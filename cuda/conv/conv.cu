@@ -58,11 +58,5 @@ void conv_backward_weight(const View& w, const View& x, const View& y, const Con
   convolve({"conv weight gradient", ConvPass::wgrad, x, y, w, {}, geometry});
 }
 
-void conv_transpose_backward(const View& dy, const View& dw, const View& dx, const View& y, const View& w,
-                             const ConvGeometry& geometry) {
-  conv_forward(dy, dx, w, {}, geometry);
-  conv_backward_weight(dw, dx, y, geometry);
-}
-
 }  // namespace kernel
 }  // namespace voxgrad::cuda

@@ -38,8 +38,6 @@ void conv_forward(const View& y, const View& x, const View& w, const ConvEpilogu
 void conv_backward_data(const View& x, const View& y, const View& w, const ConvEpilogue& epilogue,
                         const ConvGeometry& geometry);
 void conv_backward_weight(const View& w, const View& x, const View& y, const ConvGeometry& geometry);
-void conv_transpose_backward(const View& dy, const View& dw, const View& dx, const View& y, const View& w,
-                             const ConvGeometry& geometry);
 ConvExplanation explain_conv(ConvPass pass, const View& x, const View& w, const View& y, const ConvGeometry& geometry);
 
 // loss.cpp

@@ -22,7 +22,6 @@ const Kernels& cpu_kernels() {
       .conv_forward = cpu::conv_forward,
       .conv_backward_data = cpu::conv_backward_data,
       .conv_backward_weight = cpu::conv_backward_weight,
-      .conv_transpose_backward = cpu::conv_transpose_backward,
       .explain_conv = cpu::explain_conv,
       .class_sums = cpu::class_sums,
       .class_sums_backward = cpu::class_sums_backward,

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "cuda/conv/wgrad/plan.h"
 #include "cuda/divisor.h"
 
 namespace voxgrad::cuda::implicit_wgrad {
@@ -82,5 +83,9 @@ struct ReduceParams {
   Divisor channel_tiles, tap_tiles;
   bool by_taps;  // taps are closer together than channels
 };
+
+/// Queues the kernel of the tile that the plan names; kPromotes: of three products.
+template <class Element, bool kPromotes>
+void launch_kernel(const Params& p, const WgradTile& tile, int ctas, int shared_bytes, cudaStream_t stream);
 
 }  // namespace voxgrad::cuda::implicit_wgrad

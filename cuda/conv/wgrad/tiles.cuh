@@ -3,8 +3,7 @@
 
 #include "cuda/conv/instances.h"
 #include "cuda/conv/wgrad/kernel.cuh"
-#include "cuda/conv/wgrad/launch.h"
-#include "cuda/conv/wgrad/plan.h"
+#include "cuda/launch.h"
 
 namespace voxgrad::cuda::implicit_wgrad {
 

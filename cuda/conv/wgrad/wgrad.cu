@@ -2,7 +2,6 @@
 #include "cuda/conv/dispatch.h"
 #include "cuda/conv/plan_common.h"
 #include "cuda/conv/tensor_map.h"
-#include "cuda/conv/wgrad/launch.h"
 #include "cuda/conv/wgrad/operand.h"
 #include "cuda/conv/wgrad/params.h"
 #include "cuda/vector.cuh"
