@@ -22,7 +22,7 @@ FamilyPlan ask_wgrad_without_copies(const ConvProblem& p) {
   return is_half(p.dtype) && p.in_channels_last && p.out_channels_last ? ask<plan_wgrad>(p) : FamilyPlan();
 }
 
-// In the order in which they are asked.
+// In the order in which they are asked. small_channel/ leaves fprop and dgrad that are quicker by wgmma to the next.
 constexpr Planner kFpropDgrad[] = {ask<plan_small_channel_fprop_dgrad>, ask<plan_fprop_dgrad>,
                                    ask<plan_mma_sync_fprop_dgrad>};
 constexpr Planner kWgrad[] = {ask_wgrad_without_copies, ask<plan_small_channel_wgrad>, ask<plan_wgrad>,
