@@ -87,19 +87,21 @@ __device__ inline void fence_async_proxy() { asm volatile("fence.proxy.async.sha
   VG_D32                                                                               \
   ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
   "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define VG_D72 VG_D64 ", %64, %65, %66, %67, %68, %69, %70, %71"
 
 // The widths, each with the numbers of the operands that follow its accumulators.
-#define VG_EACH_WIDTH(form, type, k, tail)                                                         \
-  form(type, k, tail, 8, VG_D4, "%4", "%5", "%6", "%7", "%8", "%9", VG_C4(0));                     \
-  form(type, k, tail, 16, VG_D8, "%8", "%9", "%10", "%11", "%12", "%13", VG_C8(0));                \
-  form(type, k, tail, 24, VG_D12, "%12", "%13", "%14", "%15", "%16", "%17", VG_C8(0), VG_C4(2));   \
-  form(type, k, tail, 32, VG_D16, "%16", "%17", "%18", "%19", "%20", "%21", VG_C16(0));            \
-  form(type, k, tail, 48, VG_D24, "%24", "%25", "%26", "%27", "%28", "%29", VG_C16(0), VG_C8(4));  \
-  form(type, k, tail, 64, VG_D32, "%32", "%33", "%34", "%35", "%36", "%37", VG_C32(0));            \
-  form(type, k, tail, 72, VG_D36, "%36", "%37", "%38", "%39", "%40", "%41", VG_C32(0), VG_C4(8));  \
-  form(type, k, tail, 80, VG_D40, "%40", "%41", "%42", "%43", "%44", "%45", VG_C32(0), VG_C8(8));  \
-  form(type, k, tail, 96, VG_D48, "%48", "%49", "%50", "%51", "%52", "%53", VG_C32(0), VG_C16(8)); \
-  form(type, k, tail, 128, VG_D64, "%64", "%65", "%66", "%67", "%68", "%69", VG_C32(0), VG_C32(8));
+#define VG_EACH_WIDTH(form, type, k, tail)                                                          \
+  form(type, k, tail, 8, VG_D4, "%4", "%5", "%6", "%7", "%8", "%9", VG_C4(0));                      \
+  form(type, k, tail, 16, VG_D8, "%8", "%9", "%10", "%11", "%12", "%13", VG_C8(0));                 \
+  form(type, k, tail, 24, VG_D12, "%12", "%13", "%14", "%15", "%16", "%17", VG_C8(0), VG_C4(2));    \
+  form(type, k, tail, 32, VG_D16, "%16", "%17", "%18", "%19", "%20", "%21", VG_C16(0));             \
+  form(type, k, tail, 48, VG_D24, "%24", "%25", "%26", "%27", "%28", "%29", VG_C16(0), VG_C8(4));   \
+  form(type, k, tail, 64, VG_D32, "%32", "%33", "%34", "%35", "%36", "%37", VG_C32(0));             \
+  form(type, k, tail, 72, VG_D36, "%36", "%37", "%38", "%39", "%40", "%41", VG_C32(0), VG_C4(8));   \
+  form(type, k, tail, 80, VG_D40, "%40", "%41", "%42", "%43", "%44", "%45", VG_C32(0), VG_C8(8));   \
+  form(type, k, tail, 96, VG_D48, "%48", "%49", "%50", "%51", "%52", "%53", VG_C32(0), VG_C16(8));  \
+  form(type, k, tail, 128, VG_D64, "%64", "%65", "%66", "%67", "%68", "%69", VG_C32(0), VG_C32(8)); \
+  form(type, k, tail, 144, VG_D72, "%72", "%73", "%74", "%75", "%76", "%77", VG_C32(0), VG_C32(8), VG_C8(16));
 #define VG_EACH_TYPE(form, halves_tail)                     \
   if constexpr (std::is_same_v<Element, float>) {           \
     VG_EACH_WIDTH(form, "tf32", "8", "")                    \
@@ -120,7 +122,7 @@ __device__ inline void fence_async_proxy() { asm volatile("fence.proxy.async.sha
 
 /// Whether there is an instruction for kN8 blocks of 8 columns.
 constexpr bool is_wgmma_width(int n8) {
-  return (n8 >= 1 && n8 <= 6 && n8 != 5) || (n8 >= 8 && n8 <= 10) || n8 == 12 || n8 == 16;
+  return (n8 >= 1 && n8 <= 6 && n8 != 5) || (n8 >= 8 && n8 <= 10) || n8 == 12 || n8 == 16 || n8 == 18;
 }
 
 /// Queues c += A * B, A a slab of 64 rows, B one of kN8 blocks of 8 columns; c = A * B unless `adds`. To be rounded
@@ -155,6 +157,7 @@ __device__ void multiply_async(Accumulator (&c)[kN8], uint64_t a, uint64_t b, bo
 #undef VG_D40
 #undef VG_D48
 #undef VG_D64
+#undef VG_D72
 
 #else
 __device__ inline void warpgroup_arrive() {}
