@@ -1,6 +1,6 @@
 // Copies between layouts whose innermost axes differ, as from contiguous to channels_last: a transposition in two axes,
 // once for each position of the others. A block brings a tile to shared memory in vectors along the input's innermost
-// axis and takes it out in vectors along the output's. Private to cuda/copy.cu.
+// axis and takes it out in vectors along the output's.
 #pragma once
 
 #include "cuda/map.cuh"
@@ -77,8 +77,18 @@ __device__ void store_shared(T* data, const Vector<T, width>& vector) {
   }
 }
 
-template <class From, class Tile>
-__device__ void load_tile(const Tile& tile, const TileSide& side, const From* in, uint32_t rows, uint32_t length) {
+/// What becomes of an element on its way; `row`: its place along the output's innermost axis.
+template <class To>
+struct ConvertElement {
+  template <class From>
+  __device__ To operator()(From x, uint32_t) const {
+    return convert<To>(x);
+  }
+};
+
+template <class From, class Tile, class Map>
+__device__ void load_tile(const Tile& tile, const TileSide& side, const From* in, uint32_t rows, uint32_t length,
+                          uint32_t first_row, const Map& map) {
   using T = std::remove_pointer_t<decltype(tile.data)>;
   constexpr int width = kVectorWidth<From>, unroll = width > 8 ? 2 : 4;
   const uint32_t slots = rows * side.slots.divisor;
@@ -100,11 +110,11 @@ __device__ void load_tile(const Tile& tile, const TileSide& side, const From* in
       if (tile.skew > 0 && slot.whole() && slot.first % width == 0) {
         Vector<T, width> y;
 #pragma unroll
-        for (int j = 0; j < width; ++j) y.v[j] = convert<T>(x.v[j]);
+        for (int j = 0; j < width; ++j) y.v[j] = map(x.v[j], first_row + slot.row);
         store_shared(tile.at(slot.row, slot.first), y);
       } else {
         slot.template walk<false>(
-            side, [&](int j, uint32_t row, uint32_t column) { *tile.at(row, column) = convert<T>(x.v[j]); });
+            side, [&](int j, uint32_t row, uint32_t column) { *tile.at(row, column) = map(x.v[j], first_row + row); });
       }
     }
   }
@@ -135,8 +145,11 @@ __device__ void store_tile(const Tile& tile, const TileSide& side, To* out, uint
 }
 
 template <class To, class From>
-__global__ void __launch_bounds__(kBlock, 3) transpose_kernel(const __grid_constant__ Transpose p) {
-  using Shared = std::conditional_t<sizeof(To) < sizeof(From), To, From>;
+using SharedElement = std::conditional_t<sizeof(To) < sizeof(From), To, From>;
+
+template <class To, class From, class Map>
+__global__ void __launch_bounds__(kBlock, 3) transpose_kernel(const __grid_constant__ Transpose p, Map map) {
+  using Shared = SharedElement<To, From>;
   extern __shared__ uint4 memory[];
   const SharedTile<Shared, kVectorWidth<To>> tile{reinterpret_cast<Shared*>(memory), p.pitch, p.skew};
   for (uint32_t item = blockIdx.x; item < p.tiles; item += gridDim.x) {
@@ -151,7 +164,7 @@ __global__ void __launch_bounds__(kBlock, 3) transpose_kernel(const __grid_const
     const From* in = static_cast<const From*>(p.in) + offset[1] + first[0] * p.from.step + first[1];
     To* out = static_cast<To*>(p.out) + offset[0] + first[1] * p.to.step + first[0];
     const uint32_t all = n[0] * n[1];
-    load_tile(tile, p.from, in, p.from.joined ? 1 : n[0], p.from.joined ? all : n[1]);
+    load_tile(tile, p.from, in, p.from.joined ? 1 : n[0], p.from.joined ? all : n[1], first[0], map);
     __syncthreads();
     store_tile(tile, p.to, out, p.to.joined ? 1 : n[1], p.to.joined ? all : n[0]);
     __syncthreads();
@@ -183,8 +196,8 @@ TileSide tile_side(const T* data, const Nest<2>& nest, size_t k, int own, int ac
   return side;
 }
 
-template <class To, class From>
-void launch_transpose(To* out, const From* in, const Nest<2>& nest, int axis, cudaStream_t stream) {
+template <class To, class From, class Map>
+void launch_transpose(To* out, const From* in, const Nest<2>& nest, int axis, const Map& map, cudaStream_t stream) {
   constexpr int64_t narrow = std::min(sizeof(To), sizeof(From)), width = 16 / narrow;
   constexpr int64_t most = 16384 / static_cast<int64_t>(std::max(sizeof(To), sizeof(From)));
   int64_t elements = most, edge = 32;
@@ -218,16 +231,17 @@ void launch_transpose(To* out, const From* in, const Nest<2>& nest, int axis, cu
   p.skew = vectors ? width : 0;
   const int64_t shared = narrow * (tile_a * p.pitch + tile_a / kVectorWidth<To> * p.skew);
   const auto threads = static_cast<unsigned>(std::clamp<int64_t>((tile_a * tile_b / 8 + 31) / 32 * 32, 64, kBlock));
-  transpose_kernel<To, From><<<grid_size(tiles, 1), threads, static_cast<size_t>(shared), stream>>>(p);
+  transpose_kernel<To, From><<<grid_size(tiles, 1), threads, static_cast<size_t>(shared), stream>>>(p, map);
   check_launch("copy");
 }
 
-/// Copies `in` to `out`, whose `nest` this is; `axis`: transposed_axis() of it.
-template <class To, class From>
-void transpose(const View& out, const View& in, const Nest<2>& nest, int axis) {
+/// Copies `in` to `out`, whose `nest` this is; `axis`: transposed_axis() of it. `map` makes of an element one of the
+/// smaller type.
+template <class To, class From, class Map = ConvertElement<SharedElement<To, From>>>
+void transpose(const View& out, const View& in, const Nest<2>& nest, int axis, const Map& map = {}) {
   const Launch launch(out);
   for_each_part(nest, [&](const Nest<2>& part, const std::array<int64_t, 2>& base) {
-    launch_transpose(out.as<To>() + base[0], in.as<From>() + base[1], part, axis, launch.stream);
+    launch_transpose(out.as<To>() + base[0], in.as<From>() + base[1], part, axis, map, launch.stream);
   });
 }
 

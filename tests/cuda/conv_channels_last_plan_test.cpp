@@ -64,11 +64,12 @@ TEST(ConvChannelsLastPlan, RowsOfATileAreItsResults) {
       EXPECT_EQ(plan->products, three ? 3 : 1);
       EXPECT_EQ(plan->chunks % plan->products, 0);
       EXPECT_GE(plan->chunks / plan->products * plan->chunk_channels, p.in_channels);
-      EXPECT_TRUE(is_compiled(plan->cta.columns, plan->cta.row_tiles, plan->row_bytes, three));
+      EXPECT_TRUE(is_compiled(plan->cta.columns, plan->cta.row_tiles, plan->cta.slide, plan->row_bytes, three));
       EXPECT_TRUE(plan->cooperative || !three);
       EXPECT_LE(plan->input_stages, 8);
       EXPECT_LE(plan->weight_stages, 8);
-      EXPECT_LE(plan->input_stages * plan->input_bytes(), p.shared_limit);
+      EXPECT_LE(plan->input_stages * plan->input_bytes() + plan->all_weight_bytes(), p.shared_limit);
+      if (plan->cta.slide > 1) EXPECT_GE(plan->run, 1);
     }
   }
   EXPECT_GT(plans, 200);

@@ -86,6 +86,9 @@ const Problem kProblems[] = {
     {2, 40, 64, {6, 4, 8}, {2, 2, 2}, {{2, 2, 2}, {0, 0, 0}, {1, 1, 1}, 1}},
     {1, 24, 40, {5, 6, 9}, {1, 2, 3}, {{1, 2, 3}, {0, 0, 0}, {1, 1, 1}, 1}},
     {2, 64, 32, {12, 12, 12}, {3, 3, 3}, {{1, 2, 2}, {1, 1, 1}, {1, 1, 1}, 1}},
+    {2, 32, 32, {13, 12, 20}, {3, 3, 3}, {{1, 1, 1}, {1, 1, 1}, {1, 1, 1}, 1}},  // slides, all weights kept
+    {1, 48, 16, {9, 14, 23}, {3, 5, 7}, {{1, 1, 1}, {0, 2, 3}, {1, 1, 1}, 1}},
+    {1, 24, 24, {5, 19, 16}, {3, 3, 3}, {{1, 2, 2}, {2, 1, 1}, {1, 1, 1}, 1}},
 };
 
 TEST_P(CudaConvChannelsLast, IsExactWithEveryTile) {
@@ -94,7 +97,8 @@ TEST_P(CudaConvChannelsLast, IsExactWithEveryTile) {
   for (const cuda::FpropDgradTile& tile : cuda::fprop_dgrad_tiles())
     for (const int8_t row : {1, 2, 4})
       for (const int8_t warpgroups : {1, 2})  // that share a tile
-        choices.push_back({.k_blocks = row,
+        choices.push_back({.slide = static_cast<uint8_t>(tile.slide > 1 ? 2 : 1),
+                           .k_blocks = row,
                            .m_tiles = static_cast<int8_t>(tile.row_tiles),
                            .pairs = warpgroups,
                            .width = static_cast<int16_t>(tile.columns)});

@@ -60,19 +60,25 @@ __device__ inline void fence_async_proxy() { asm volatile("fence.proxy.async.sha
 #define VG_D16 VG_D12 ", %12, %13, %14, %15"
 #define VG_D24 VG_D16 ", %16, %17, %18, %19, %20, %21, %22, %23"
 #define VG_D32 VG_D24 ", %24, %25, %26, %27, %28, %29, %30, %31"
+#define VG_D36 VG_D32 ", %32, %33, %34, %35"
+#define VG_D48 VG_D32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 #define VG_D64                                                                         \
   VG_D32                                                                               \
   ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
   "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define VG_D72 VG_D64 ", %64, %65, %66, %67, %68, %69, %70, %71"
 
 // The widths, each with the numbers of the operands that follow its accumulators.
-#define VG_EACH_WIDTH(form, type, k, tail)                                                        \
-  form(type, k, tail, 16, VG_D8, "%8", "%9", "%10", "%11", "%12", "%13", VG_C8(0));               \
-  form(type, k, tail, 24, VG_D12, "%12", "%13", "%14", "%15", "%16", "%17", VG_C8(0), VG_C4(2));  \
-  form(type, k, tail, 32, VG_D16, "%16", "%17", "%18", "%19", "%20", "%21", VG_C16(0));           \
-  form(type, k, tail, 48, VG_D24, "%24", "%25", "%26", "%27", "%28", "%29", VG_C16(0), VG_C8(4)); \
-  form(type, k, tail, 64, VG_D32, "%32", "%33", "%34", "%35", "%36", "%37", VG_C32(0));           \
-  form(type, k, tail, 128, VG_D64, "%64", "%65", "%66", "%67", "%68", "%69", VG_C32(0), VG_C32(8));
+#define VG_EACH_WIDTH(form, type, k, tail)                                                          \
+  form(type, k, tail, 16, VG_D8, "%8", "%9", "%10", "%11", "%12", "%13", VG_C8(0));                 \
+  form(type, k, tail, 24, VG_D12, "%12", "%13", "%14", "%15", "%16", "%17", VG_C8(0), VG_C4(2));    \
+  form(type, k, tail, 32, VG_D16, "%16", "%17", "%18", "%19", "%20", "%21", VG_C16(0));             \
+  form(type, k, tail, 48, VG_D24, "%24", "%25", "%26", "%27", "%28", "%29", VG_C16(0), VG_C8(4));   \
+  form(type, k, tail, 64, VG_D32, "%32", "%33", "%34", "%35", "%36", "%37", VG_C32(0));             \
+  form(type, k, tail, 72, VG_D36, "%36", "%37", "%38", "%39", "%40", "%41", VG_C32(0), VG_C4(8));   \
+  form(type, k, tail, 96, VG_D48, "%48", "%49", "%50", "%51", "%52", "%53", VG_C32(0), VG_C16(8));  \
+  form(type, k, tail, 128, VG_D64, "%64", "%65", "%66", "%67", "%68", "%69", VG_C32(0), VG_C32(8)); \
+  form(type, k, tail, 144, VG_D72, "%72", "%73", "%74", "%75", "%76", "%77", VG_C32(0), VG_C32(8), VG_C8(16));
 #define VG_EACH_TYPE(form, halves_tail)                     \
   if constexpr (std::is_same_v<Element, float>) {           \
     VG_EACH_WIDTH(form, "tf32", "8", "")                    \
@@ -92,7 +98,9 @@ __device__ inline void fence_async_proxy() { asm volatile("fence.proxy.async.sha
                : "l"(a), "l"(b), "r"(static_cast<int>(adds)))
 
 /// Whether products of so many blocks of 8 columns are written out above.
-constexpr bool is_wgmma_width(int n8) { return n8 == 2 || n8 == 3 || n8 == 4 || n8 == 6 || n8 == 8 || n8 == 16; }
+constexpr bool is_wgmma_width(int n8) {
+  return n8 == 2 || n8 == 3 || n8 == 4 || n8 == 6 || n8 == 8 || n8 == 9 || n8 == 12 || n8 == 16 || n8 == 18;
+}
 
 /// Queues c += A * B, A of 64 rows, B of kN8 blocks of 8 columns, by their descriptors; c = A * B unless `adds`. To be
 /// rounded before: the hardware truncates to TF32. kMMajorA, kNMajorB: rows, or columns, of one k (halves) follow each
@@ -122,7 +130,10 @@ __device__ void multiply_async(Accumulator (&c)[kN8], uint64_t a, uint64_t b, bo
 #undef VG_D16
 #undef VG_D24
 #undef VG_D32
+#undef VG_D36
+#undef VG_D48
 #undef VG_D64
+#undef VG_D72
 
 #else
 __device__ inline void warpgroup_arrive() {}

@@ -3,7 +3,7 @@
 
 namespace voxgrad::cuda::implicit_gemm {
 
-template void launch_kernel<BFloat16, false>(const Params& p, int columns, int row_tiles, bool n_major, int ctas,
+template void launch_kernel<BFloat16, false>(const Params& p, const FpropDgradTile& tile, bool n_major, int ctas,
                                              int shared_bytes, cudaStream_t stream);
 
 }  // namespace voxgrad::cuda::implicit_gemm

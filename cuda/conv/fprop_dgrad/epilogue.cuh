@@ -85,14 +85,14 @@ struct Finish {
   __device__ Finish(const Params& p, int channel, int columns) : floor(p.relu ? 0 : -INFINITY) {
     const int first = static_cast<int>(threadIdx.x) % 4 * 2;
 #pragma unroll
+    for (int n = 0; n < kN8; ++n) bias[n][0] = bias[n][1] = 0;
+    if (!p.bias || p.partial) return;
+#pragma unroll
     for (int n = 0; n < kN8; ++n)
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int column = n * 8 + first + i;
-        bias[n][i] = p.bias && !p.partial && column < columns
-                         ? static_cast<float>(static_cast<const T*>(p.bias)[(channel + column) * p.bias_stride])
-                         : 0;
-      }
+      for (int i = 0; i < 2; ++i)
+        if (const int column = n * 8 + first + i; column < columns)
+          bias[n][i] = static_cast<float>(static_cast<const T*>(p.bias)[(channel + column) * p.bias_stride]);
   }
   __device__ float operator()(float sum, int n, int i) const { return max_or_nan(sum + bias[n][i], floor); }
   /// A pair of columns of halves.
@@ -107,10 +107,10 @@ struct Finish {
   }
 };
 
-/// The columns of a row that exist, of which there are `columns`, next to each other from `to` on, in vectors: of rows
-/// g and g + 8 of an m64 tile's warp, `half` says which. By quads of lanes that hold one row.
-template <int half, class T, int kN8, class F>
-__device__ void store_vectors(T* to, const Accumulator (&sum)[kN8], const F& finish, int columns, bool exists) {
+/// The columns of a row that exist, of which there are `columns`, next to each other from `to` on, in vectors: of
+/// rows g and g + 8 of an m64 tile's warp, `half` says which. By quads of lanes that hold one row.
+template <int half, int kN8, class T, int kSums, class F>
+__device__ void store_vectors(T* to, const Accumulator (&sum)[kSums], const F& finish, int columns, bool exists) {
   const int lane = static_cast<int>(threadIdx.x) % 4;
   constexpr int kQuads = sizeof(T) == 2 ? kN8 / 4 * 4 : 0;
   if constexpr (kQuads > 0)
@@ -131,9 +131,10 @@ __device__ void store_vectors(T* to, const Accumulator (&sum)[kN8], const F& fin
   }
 }
 
-/// The same one by one, `stride` elements apart: where channels are not innermost, 8 lanes have 8 voxels of a channel.
-template <int half, class T, int kN8, class F>
-__device__ void store_columns(T* to, const Accumulator (&sum)[kN8], const F& finish, int columns, bool exists,
+/// The same one by one, `stride` elements apart: where channels are not innermost, 8 lanes have 8 voxels of a
+/// channel.
+template <int half, int kN8, class T, int kSums, class F>
+__device__ void store_columns(T* to, const Accumulator (&sum)[kSums], const F& finish, int columns, bool exists,
                               int64_t stride) {
   const int first = static_cast<int>(threadIdx.x) % 4 * 2, left = exists ? columns - first : 0;
   to += first * stride;
@@ -188,7 +189,7 @@ __device__ void store_zeros(const ResultPlaces& places, float* partial, int rows
 /// By the four warps of a warpgroup.
 template <class Tile>
 __device__ void store_results(const Params& p, const WorkUnit& unit, const Phase& phase, const ResultRows<Tile>& rows,
-                              int warpgroup, Accumulator (&sum)[Tile::kTiles][Tile::kN8], bool empty) {
+                              int warpgroup, typename Tile::Sums& sum, bool empty) {
   using T = typename Tile::Element;
   const int warp = static_cast<int>(threadIdx.x) / 32 % 4, lane = static_cast<int>(threadIdx.x) % 32;
   const int in_group = unit.column * Tile::kN, columns = p.out_channels - in_group;
@@ -215,11 +216,11 @@ __device__ void store_results(const Params& p, const WorkUnit& unit, const Phase
     };
     if (p.vectors)
       each_row([&]<int half>(auto* at, const auto& row, bool exists) {
-        store_vectors<half>(at, row, finish, columns, exists);
+        store_vectors<half, Tile::kN8>(at, row, finish, columns, exists);
       });
     else
       each_row([&]<int half>(auto* at, const auto& row, bool exists) {
-        store_columns<half>(at, row, finish, columns, exists, p.channel_stride);
+        store_columns<half, Tile::kN8>(at, row, finish, columns, exists, p.channel_stride);
       });
   };
   T* const out = static_cast<T*>(p.out) + channel * p.channel_stride;

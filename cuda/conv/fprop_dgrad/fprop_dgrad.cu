@@ -50,9 +50,19 @@ __global__ void __launch_bounds__(kBlock) reduce_splits(const __grid_constant__ 
   }
 }
 
+/// Sliding: which taps along the depth are the first block of columns, that of the results which this plane of inputs
+/// completes, and the next ones.
+void list_blocks(Params& p, const AxisPhase& depth, int taps_of_a_plane) {
+  const int last = depth.step > 0 ? depth.taps - 1 : 0;
+  const int first_weight = (depth.tap_first + last * depth.tap_step) * taps_of_a_plane;
+  p.slide_step = -depth.step * depth.tap_step * taps_of_a_plane;
+  for (Tap& tap : p.tap) tap.weight = static_cast<uint16_t>(tap.weight + first_weight);
+}
+
 /// Where the taps are that lie in one box, and which box.
 void list_taps(Params& p, const FpropDgradPlan& plan, bool transposed) {
   const int stage = plan.stage_taps;
+  const bool slides = plan.cta.slide > 1;
   const AxisPhases* axis = plan.axis;
   int loads = 0, taps = 0;
   const int parts[] = {axis[0].phases, axis[1].phases, axis[2].phases};
@@ -68,7 +78,7 @@ void list_taps(Params& p, const FpropDgradPlan& plan, bool transposed) {
       part[a] = &axis[a].phase[which[a]];
       phase.first[a] = part[a]->first;
       phase.count[a] = part[a]->count;
-      outer *= count[0][a] = plan.halo[a] ? 1 : part[a]->taps;
+      outer *= count[0][a] = plan.halo[a] || (slides && a == 0) ? 1 : part[a]->taps;
       inner *= count[1][a] = plan.halo[a] ? part[a]->taps : 1;
     }
     for (int o = 0; o < outer; ++o) {
@@ -78,7 +88,7 @@ void list_taps(Params& p, const FpropDgradPlan& plan, bool transposed) {
       phase.weight_stages += divide_up(inner, stage);
       int number[3] = {o / (count[0][1] * count[0][2]), o / count[0][2] % count[0][1], o % count[0][2]};
       for (int a = 0; a < 3; ++a) {
-        const int row = plan.halo[a] ? part[a]->low : part[a]->start + number[a] * part[a]->step;
+        const int row = plan.halo[a] || (slides && a == 0) ? part[a]->low : part[a]->start + number[a] * part[a]->step;
         load.offset[a] = static_cast<int16_t>(row * axis[a].in_step + part[a]->residue);
       }
       for (int i = 0; i < inner; ++i) {
@@ -87,7 +97,7 @@ void list_taps(Params& p, const FpropDgradPlan& plan, bool transposed) {
         for (int a = 0; a < 3; ++a) {
           const int t = plan.halo[a] ? in_box[a] : number[a];
           if (plan.halo[a]) shift += (part[a]->start + t * part[a]->step - part[a]->low) * pitch[a];
-          weight = weight * kernel[a] + part[a]->tap_first + t * part[a]->tap_step;
+          weight = weight * kernel[a] + (slides && a == 0 ? 0 : part[a]->tap_first + t * part[a]->tap_step);
         }
         p.tap[taps++] = {static_cast<int16_t>(shift), static_cast<uint16_t>(weight)};
       }
@@ -95,6 +105,9 @@ void list_taps(Params& p, const FpropDgradPlan& plan, bool transposed) {
     phase.loads = static_cast<uint16_t>(loads - phase.first_load);
   }
   p.phases = plan.phases;
+  for (int i = 1; i < p.phases; ++i)
+    p.phase_of[i].first_stage = p.phase_of[i - 1].first_stage + plan.chunks * p.phase_of[i - 1].weight_stages;
+  if (slides) list_blocks(p, axis[0].phase[0], kernel[1] * kernel[2]);
 }
 
 Params make_params(const View& out, const View& in, const ConvEpilogue& epilogue, const ConvProblem& problem,
@@ -128,7 +141,8 @@ Params make_params(const View& out, const View& in, const ConvEpilogue& epilogue
   p.channel_stride = out.size[1] == 1 ? 1 : out.stride[1];
   for (int a = 0; a < 4; ++a) {
     p.tile[a] = plan.tile[a];
-    p.tiles[a] = Divisor(static_cast<int>(divide_up(count[a], plan.tile[a])));
+    p.unit[a] = a == 1 ? plan.unit_depth() : plan.tile[a];
+    p.tiles[a] = Divisor(static_cast<int>(divide_up(count[a], p.unit[a])));
     p.out_stride[a] = out.stride[a == 0 ? 0 : a + 1];
     if (a == 0) continue;
     p.in_step[a - 1] = plan.axis[a - 1].in_step;
@@ -141,6 +155,8 @@ Params make_params(const View& out, const View& in, const ConvEpilogue& epilogue
   p.input_stages = plan.input_stages;
   p.weight_stages = plan.weight_stages;
   p.stage_taps = plan.stage_taps;
+  p.kept_taps = plan.kept ? p.taps / plan.cta.slide : 0;
+  p.run = plan.run;
   p.input_bytes = plan.input_bytes();
   list_taps(p, plan, transposed);
   p.input = describe_voxels(in, plan.chunk_channels, plan.box, p.in_step, "conv");
@@ -275,11 +291,11 @@ void run_plan(const ConvCall& call, const ConvProblem& problem, const FpropDgrad
   const bool n_major = describe_weights(p, weight_operand(w, transposed, three, any, copy, launch), transposed, plan);
   const Workspace partial(launch, static_cast<size_t>(workspace_bytes(problem, plan)));
   if (plan.splits > 1) store_partial_sums(p, out, partial.as<float>());
-  const int shared = 1024 + plan.input_stages * plan.input_bytes() + plan.weight_stages * plan.weight_bytes();
+  const int shared = 1024 + plan.input_stages * plan.input_bytes() + plan.all_weight_bytes();
   const int ctas = static_cast<int>(std::min<int64_t>(plan.units, problem.multiprocessors));
   with_arithmetic(arithmetic_of(problem), [&]<class Arithmetic>() {
-    launch_kernel<typename Arithmetic::Element, Arithmetic::kParts == 2>(p, plan.cta.columns, plan.cta.row_tiles,
-                                                                         n_major, ctas, shared, launch.stream);
+    launch_kernel<typename Arithmetic::Element, Arithmetic::kParts == 2>(p, plan.cta, n_major, ctas, shared,
+                                                                         launch.stream);
   });
   check_launch("conv");
   if (plan.splits > 1) reduce(out, call.epilogue, p, problem, launch.stream);

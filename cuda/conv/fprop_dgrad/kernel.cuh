@@ -20,12 +20,15 @@
 
 namespace voxgrad::cuda::implicit_gemm {
 
-/// A CTA tile: kTiles m64 tiles of voxels (cooperative: of each warpgroup) by kN output channels. kNMajor: of B, of
-/// which N is contiguous. kThree: floats in three products, cooperative and with K-major B.
-template <class Element_, int kN_, int kTiles_, int kRowBytes_, bool kNMajor_, bool kThree_>
+/// A CTA tile: kTiles m64 tiles of voxels (cooperative: of each warpgroup) by kN output channels; sliding, by kSlide
+/// blocks of so many. kNMajor: of B, of which N is contiguous. kThree: floats in three products, cooperative and with
+/// K-major B.
+template <class Element_, int kN_, int kTiles_, int kSlide_, int kRowBytes_, bool kNMajor_, bool kThree_>
 struct CtaTile {
   using Element = Element_;
-  static constexpr int kN = kN_, kTiles = kTiles_, kN8 = kN / 8;
+  static constexpr int kN = kN_, kTiles = kTiles_, kN8 = kN / 8, kSlide = kSlide_;
+  static constexpr bool kSlides = kSlide > 1;
+  using Sums = Accumulator[kTiles][kN8 * kSlide];
   static constexpr int kRowBytes = kRowBytes_;  // of a voxel's channels, a row of A
   static constexpr bool kNMajor = kNMajor_, kThree = kThree_;
   static constexpr int kConsumers = 2, kThreads = 128 * (kConsumers + 1);
@@ -34,13 +37,13 @@ struct CtaTile {
 
   static constexpr int kExactTaps = 256 / kRowBytes;  // of three products: taps with K = 64
 
-  static constexpr int kWeightBytes = kN * kRowBytes;  // of one tap
+  static constexpr int kWeightBytes = kSlide * kN * kRowBytes;  // of one tap
 };
 
 /// Loads the inputs' boxes. By one thread.
 template <class Tile>
 __device__ void produce_inputs(const Params& p, uint32_t stages, Pipeline pipeline) {
-  for_each_gemm(p, [&](const WorkUnit& unit, const Phase& phase, bool first) {
+  for_each_gemm<Tile::kSlide>(p, [&](const WorkUnit& unit, const Phase& phase, bool first) {
     if (p.resident && !first) return;
     for (KBlocks k(p, unit, phase); k.left > 0; k.next()) {
       if (Tile::kThree && p.resident && k.chunk == p.resident_chunks) break;
@@ -58,11 +61,17 @@ __device__ void produce_inputs(const Params& p, uint32_t stages, Pipeline pipeli
   });
 }
 
+/// Where the weights of a chunk are, from that tap on, behind the first stage.
+template <class Tile>
+__device__ int stage_of_weights(const Params& p, const KBlocks& k, int tap, const Pipeline& pipeline) {
+  return (p.kept_taps > 0 ? k.chunk * p.kept_taps + tap : pipeline.stage() * p.stage_taps) * Tile::kWeightBytes;
+}
+
 /// Loads the weights of some taps a stage. By one thread.
 template <class Tile>
 __device__ void produce_weights(const Params& p, uint32_t stages, Pipeline pipeline) {
   constexpr int tap_bytes = Tile::kWeightBytes;
-  for_each_gemm(p, [&](const WorkUnit& unit, const Phase& phase, bool) {
+  const auto load = [&](const WorkUnit& unit, const Phase& phase, bool) {
     const int n = unit.group * p.n_group + unit.column * Tile::kN;
     for (KBlocks block(p, unit, phase); block.left > 0; block.next()) {
       const Load& box = block.box(p);
@@ -72,21 +81,24 @@ __device__ void produce_weights(const Params& p, uint32_t stages, Pipeline pipel
         const int taps = min(box.taps - begin, p.stage_taps);
         pipeline.acquire();
         pipeline.commit(taps * tap_bytes);
-        uint32_t to = stages + pipeline.stage() * (p.stage_taps * tap_bytes);
+        uint32_t to = stages + stage_of_weights<Tile>(p, block, box.first_tap + begin, pipeline);
         for (int i = 0; i < taps; ++i) {
-          const int tap = p.tap[box.first_tap + begin + i].weight + (from.low_weight ? p.taps : 0);
-          for (int j = 0; j < Tile::kN; j += Tile::kNBlock) {
-            if constexpr (Tile::kNMajor)
-              tma_load(to, p.weight, n + j, k, tap, pipeline.barrier());
-            else
-              tma_load(to, p.weight, k, n, tap, pipeline.barrier());
-            to += Tile::kNBlock * Tile::kRowBytes;
-          }
+          int tap = p.tap[box.first_tap + begin + i].weight + (from.low_weight ? p.taps : 0);
+          for (int block = 0; block < Tile::kSlide; ++block, tap += p.slide_step)
+            for (int j = 0; j < Tile::kN; j += Tile::kNBlock) {
+              if constexpr (Tile::kNMajor)
+                tma_load(to, p.weight, n + j, k, tap, pipeline.barrier());
+              else
+                tma_load(to, p.weight, k, n, tap, pipeline.barrier());
+              to += Tile::kNBlock * Tile::kRowBytes;
+            }
         }
         pipeline.next();
       }
     }
-  });
+  };
+  if (p.kept_taps == 0) return for_each_gemm<Tile::kSlide>(p, load);
+  for (int phase = 0; phase < p.phases; ++phase) load(WorkUnit(p, 0), p.phase_of[phase], false);
 }
 
 /// What wgmma is told of an operand whose rows are `swizzle` bytes long: bytes from 8 of them to the next, and, of an
@@ -137,15 +149,16 @@ struct Mainloop {
         stages += (k.box(p).taps + p.stage_taps - 1) / p.stage_taps;
     }
     ++gemm;
-    weights.skip(stages);
+    if (p.kept_taps == 0) weights.skip(stages);
     if (!p.resident) inputs.skip(boxes);
   }
 
-  /// Whether there was anything to multiply; else nothing is written.
-  __device__ bool multiply(const WorkUnit& unit, const Phase& phase, Accumulator (&sum)[kTiles][Tile::kN8]) {
+  /// Whether there was anything to multiply; else nothing is written. Sliding: adds to the sums.
+  __device__ bool multiply(const WorkUnit& unit, const Phase& phase, typename Tile::Sums& sum) {
     if constexpr (Tile::kThree) return multiply_exactly(unit, phase, sum);
     const bool releases = leads();
-    bool fresh = true;
+    bool fresh = !Tile::kSlides;
+    if (p.kept_taps > 0) weights.restart(phase.first_stage);
     int last_weights = -1, last_inputs = -1;
     Pipeline input = inputs;
     // A barrier tells one round from the next, no more: only then is none of this GEMM's stages further ahead.
@@ -162,7 +175,7 @@ struct Mainloop {
         const int taps = min(box.taps - begin, p.stage_taps);
         weights.wait();
         if (releases && k.left == 1 && taps == box.taps - begin && !p.cooperative) arrive(turn);
-        const uint32_t b = weight_stages + weights.stage() * (p.stage_taps * Tile::kWeightBytes);
+        const uint32_t b = weight_stages + stage_of_weights<Tile>(p, k, box.first_tap + begin, weights);
         int i = 0;
         do {
           const int shift = p.tap[box.first_tap + begin + i].shift * Tile::kRowBytes / 16;
@@ -174,7 +187,7 @@ struct Mainloop {
         if (releases && last_weights >= 0) weights.release(last_weights);
         if (releases && last_inputs >= 0) inputs.release(last_inputs);
         last_inputs = -1;
-        last_weights = weights.stage();
+        if (p.kept_taps == 0) last_weights = weights.stage();
         weights.next();
       }
       if (!p.resident) last_inputs = input.stage();
@@ -189,9 +202,10 @@ struct Mainloop {
 
   /// The same of three products, cooperatively, with float32's accuracy: tensor cores truncate what they add, so that
   /// sums of few products are added up outside of them. Meanwhile the other warpgroup multiplies.
-  __device__ bool multiply_exactly(const WorkUnit& unit, const Phase& phase, Accumulator (&sum)[kTiles][Tile::kN8]) {
+  __device__ bool multiply_exactly(const WorkUnit& unit, const Phase& phase, typename Tile::Sums& sum) {
     const bool releases = leads();
     Pipeline input = inputs;
+    if (p.kept_taps > 0) weights.restart(phase.first_stage);
     each(sum, [](float& x, int, int, int) { x = 0; });
     for (KBlocks k(p, unit, phase); k.left > 0; k.next()) {
       const Load& box = k.box(p);
@@ -202,9 +216,9 @@ struct Mainloop {
       for (int begin = 0; begin < box.taps; begin += p.stage_taps) {
         const int taps = min(box.taps - begin, p.stage_taps);
         weights.wait();
-        const uint32_t b = weight_stages + weights.stage() * (p.stage_taps * Tile::kWeightBytes);
+        const uint32_t b = weight_stages + stage_of_weights<Tile>(p, k, box.first_tap + begin, weights);
         for (int i = 0; i < taps;) {
-          Accumulator products[kTiles][Tile::kN8];
+          typename Tile::Sums products;
           const int end = min(i + Tile::kExactTaps, taps);
           bool fresh = true;
           do {
@@ -219,7 +233,7 @@ struct Mainloop {
             sum[t][n][j] += x;
           });
         }
-        if (releases) weights.release(weights.stage());
+        if (releases && p.kept_taps == 0) weights.release(weights.stage());
         weights.next();
       }
       if (releases && !p.resident) inputs.release(input.stage());
@@ -229,13 +243,22 @@ struct Mainloop {
     return true;
   }
 
+  /// Sliding: the sums of the next plane of results become the first ones, and those of one more begin at 0; behind the
+  /// last plane of inputs (`ends`) all do.
+  __device__ static void slide(typename Tile::Sums& sum, bool ends) {
+    each(sum, [&](float& x, int t, int n, int j) {
+      constexpr int kLater = (Tile::kSlide - 1) * Tile::kN8;
+      x = n >= kLater || ends ? 0 : sum[t][n < kLater ? n + Tile::kN8 : n][j];
+    });
+  }
+
  private:
   template <class F>
-  __device__ static void each(Accumulator (&sum)[kTiles][Tile::kN8], const F& f) {
+  __device__ static void each(typename Tile::Sums& sum, const F& f) {
 #pragma unroll
     for (int t = 0; t < kTiles; ++t)
 #pragma unroll
-      for (int n = 0; n < Tile::kN8; ++n)
+      for (int n = 0; n < Tile::kN8 * Tile::kSlide; ++n)
 #pragma unroll
         for (int i = 0; i < 4; ++i) f(sum[t][n][i], t, n, i);
   }
@@ -248,7 +271,7 @@ struct Mainloop {
       return swizzled_operand(at, Tile::kRowBytes, 8 * Tile::kRowBytes, 0);
   }
   /// Without a loop: wgmma wants its accumulators in registers that nothing else moves.
-  __device__ void multiply_tap(Accumulator (&sum)[kTiles][Tile::kN8], uint64_t a, uint64_t b, bool fresh) const {
+  __device__ void multiply_tap(typename Tile::Sums& sum, uint64_t a, uint64_t b, bool fresh) const {
     constexpr int kStepA = 2, kStepB = Tile::kNMajor ? 2 * Tile::kNBlock : 2;  // of 32 bytes of K, in 16 bytes
     warpgroup_arrive();
 #pragma unroll
@@ -286,12 +309,23 @@ __global__ void __launch_bounds__(Tile::kThreads, 1) fprop_dgrad_kernel(const __
   if (warpgroup < Tile::kConsumers) {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Tile::kRegisters));
     Mainloop<Tile> mainloop(p, input_stages, weight_stages, inputs, weights, turn, warpgroup);
-    for_each_gemm(p, [&](const WorkUnit& unit, const Phase& phase, bool first) {
+    typename Tile::Sums kept_sum;
+    if constexpr (Tile::kSlides) mainloop.slide(kept_sum, true);
+    for_each_gemm<Tile::kSlide>(p, [&](const WorkUnit& unit, const Phase& phase, bool first) {
       if (p.resident && first) mainloop.next_resident();
       if (!p.cooperative && mainloop.gemm % Tile::kConsumers != warpgroup) return mainloop.skip(unit, phase);
-      Accumulator sum[Tile::kTiles][Tile::kN8];
-      const bool empty = !mainloop.multiply(unit, phase, sum);
-      store_results<Tile>(p, unit, phase, rows, warpgroup, sum, empty);
+      if constexpr (Tile::kSlides) {
+        mainloop.multiply(unit, phase, kept_sum);
+        WorkUnit complete = unit;
+        complete.at[1] -= Tile::kSlide - 1;
+        if (unit.plane >= Tile::kSlide - 1 && complete.has_results(phase))
+          store_results<Tile>(p, complete, phase, rows, warpgroup, kept_sum, false);
+        mainloop.slide(kept_sum, unit.plane == unit.planes - 1);
+      } else {
+        typename Tile::Sums sum;
+        const bool empty = !mainloop.multiply(unit, phase, sum);
+        store_results<Tile>(p, unit, phase, rows, warpgroup, sum, empty);
+      }
     });
   } else {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Tile::kProducerRegisters));

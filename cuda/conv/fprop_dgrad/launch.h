@@ -1,7 +1,7 @@
 // Convolutions of channels-last tensors, or channels-last copies, on tensor cores: fprop and dgrad.
 #pragma once
 
-#include "cuda/conv/plan.h"
+#include "cuda/conv/fprop_dgrad/plan.h"
 #include "cuda/launch.h"
 #include "ops/kernels.h"
 
@@ -13,7 +13,7 @@ struct Params;
 /// Queues the kernel of the tile that the plan names. `n_major`: the weights' output channels are contiguous. kThree:
 /// three products, of floats.
 template <class Element, bool kThree>
-void launch_kernel(const Params& p, int columns, int row_tiles, bool n_major, int ctas, int shared_bytes,
+void launch_kernel(const Params& p, const FpropDgradTile& tile, bool n_major, int ctas, int shared_bytes,
                    cudaStream_t stream);
 }  // namespace implicit_gemm
 

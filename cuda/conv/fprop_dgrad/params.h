@@ -27,6 +27,7 @@ struct Tap {
 struct Phase {
   uint16_t first_load, loads;
   int weight_stages;       // of a chunk
+  int first_stage;         // of weights that are kept
   int first[3], count[3];  // results of the phase: the first one, and how many
 };
 
@@ -60,12 +61,16 @@ struct Params {
   Divisor columns, split, phase, tiles[4], groups;  // digits of a unit's number, from the least
   int in_step[3], out_step[3];
   Coordinates tile;     // results of a CTA tile
+  Coordinates unit;     // of a work unit
   Divisor extent[3];    // of the box: width, height, depth
   int box_rows;         // that TMA brings
   int group_pitch;      // rows of the box from 8 rows of an m64 tile to the next
   int base[kMaxTiles];  // row of the box at which an m64 tile begins
   int input_stages, weight_stages;
   int stage_taps;   // whose weights are one stage
+  int kept_taps;    // all weights stay in shared memory, those of so many taps a chunk; or 0
+  int run;          // sliding: planes of results of a warpgroup in a work unit
+  int slide_step;   // sliding: from a tap's weights to those of the next block of columns
   int input_bytes;  // of a stage: the box, rounded up
   Phase phase_of[kMaxPhases];
   Load load[kMaxTaps];

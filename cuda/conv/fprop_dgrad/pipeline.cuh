@@ -20,6 +20,8 @@ class Pipeline {
     }
   }
   __device__ int stage() const { return stage_; }
+  /// Back to a stage of the first round.
+  __device__ void restart(int stage) { stage_ = stage, round_ = 0; }
   __device__ void next() {
     if (++stage_ == stages_) stage_ = 0, ++round_;
   }

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdlib>
 
 #include "cuda/conv/plan_common.h"
 #include "ops/halves.h"
@@ -16,8 +15,9 @@ constexpr int kStatic = 8 * 1024;  // bytes: barriers, list of rows, alignment
 constexpr double kFromL2 = 32, kToMemory = 32, kUnit = 1000, kReduction = 4000, kReductionBytes = 2500, kWait = 1500,
                  kAlone = 1.3;
 
-constexpr FpropDgradTile kTiles[] = {{16, 4}, {24, 4}, {32, 4}, {48, 4},  {48, 2},
-                                     {64, 4}, {64, 2}, {64, 1}, {128, 2}, {128, 1}};
+constexpr FpropDgradTile kTiles[] = {{16, 4},    {24, 4},    {32, 4},    {48, 4},    {48, 2},
+                                     {64, 4},    {64, 2},    {64, 1},    {128, 2},   {128, 1},
+                                     {16, 4, 3}, {24, 2, 3}, {32, 2, 3}, {32, 4, 3}, {48, 2, 3}};
 
 using Bases = std::array<int, 8>;
 
@@ -88,6 +88,8 @@ class Search {
     for (const FpropDgradTile& cta : kTiles) {
       if (p_.choice.width > 0 && p_.choice.width != cta.columns) continue;
       if (p_.choice.m_tiles > 0 && p_.choice.m_tiles != cta.row_tiles) continue;
+      if (p_.choice.slide > 0 && (p_.choice.slide == 2) != (cta.slide > 1)) continue;
+      if (cta.slide > 1 && !may_slide(cta.slide)) continue;
       for (const int row_bytes : {128, 64, 32})
         for (const bool depth : {false, true})
           for (const bool plane : {false, true}) {
@@ -96,8 +98,8 @@ class Search {
             plan.cta = cta;
             plan.halo[0] = depth;
             plan.halo[1] = plan.halo[2] = plane;
-            if (depth && !plane) continue;
-            if (!is_compiled(cta.columns, cta.row_tiles, row_bytes, three_products(p_))) continue;
+            if (depth && (!plane || cta.slide > 1)) continue;
+            if (!is_compiled(cta.columns, cta.row_tiles, cta.slide, row_bytes, three_products(p_))) continue;
             plan.row_bytes = row_bytes;
             plan.chunk_channels = row_bytes / static_cast<int>(item_size(p_.dtype));
             if (row_bytes > 32 && plan.chunk_channels > 2 * p_.in_channels) continue;
@@ -106,7 +108,7 @@ class Search {
             plan.chunks = plan.products * divide_up(static_cast<int>(p_.in_channels), plan.chunk_channels);
             for (const bool cooperative : {false, true}) {
               if (p_.choice.pairs > 0 && (p_.choice.pairs == 2) != cooperative) continue;
-              if (three_products(p_) && !cooperative) continue;
+              if (three_products(p_) ? !cooperative : cooperative && cta.slide > 1) continue;
               plan.cooperative = cooperative;
               try_tiles(plan);
             }
@@ -116,6 +118,13 @@ class Search {
   }
 
  private:
+  /// Neighbouring planes of results read neighbouring planes of inputs, at each of its taps.
+  bool may_slide(int taps) const {
+    const AxisPhases& depth = axes_.axis[0];
+    return axes_.phases == 1 && depth.phases == 1 && depth.in_step == 1 && depth.phase[0].taps == taps &&
+           depth.max_span == taps;
+  }
+
   void try_tiles(FpropDgradPlan& plan) {
     const int rows = 64 * plan.m_tiles();
     if (!plan.resident && plan.phases > 1 && plan.halo[0] && plan.resident_chunks() <= kMostStages) {
@@ -126,7 +135,7 @@ class Search {
     }
     for (const int w : sides(plan.axis[2].count, rows))
       for (const int h : sides(plan.axis[1].count, rows / w))
-        for (const int d : sides(plan.axis[0].count, rows / (w * h))) {
+        for (const int d : sides(plan.axis[0].count, plan.cta.slide > 1 ? 1 : rows / (w * h))) {
           const bool whole = w == plan.axis[2].count && h == plan.axis[1].count && d == plan.axis[0].count;
           plan.tile[0] =
               whole ? static_cast<int>(std::min<int64_t>(p_.batch, std::min(rows / (w * h * d), kMostSide))) : 1;
@@ -154,10 +163,19 @@ class Search {
     }
     if (plan.box_rows() * plan.row_bytes > (p_.shared_limit - kStatic) / 2) return;
     const auto covered = best_cover(plan.tile, plan.box, plan.m_tiles());
-    if (!covered || !choose_stages(plan, *covered)) return;
+    if (!covered) return;
     plan.group_pitch = covered->pitch;
     std::copy(covered->base.begin(), covered->base.end(), plan.base);
-    choose_splits(plan);
+    for (const bool kept : {true, false}) {
+      plan.kept = kept;
+      if (choose_stages(plan, *covered)) plan.cta.slide > 1 ? choose_run(plan) : choose_splits(plan);
+    }
+  }
+  /// Of the depth, near-equal runs, two of which are a work unit.
+  void choose_run(FpropDgradPlan& plan) {
+    const int depth = plan.axis[0].count;
+    for (int runs = 2; runs < 2 * depth; runs += 2)
+      if (plan.run = divide_up(depth, runs); runs == 2 || plan.run != divide_up(depth, runs - 2)) choose_splits(plan);
   }
 
   /// Taps that read one box.
@@ -179,22 +197,41 @@ class Search {
     for (int a = 0, pitch[] = {plan.box[2] * plan.box[3], plan.box[3], 1}; a < 3; ++a)
       if (plan.halo[a]) end += (plan.axis[a].max_span - 1) * pitch[a];
     const bool by_tap = !plan.halo[1] || taps_ == 1;
-    plan.stage_taps = std::min(most_stage_taps(plan.cta.columns), most_box_taps(plan));
+    plan.stage_taps =
+        std::min(plan.kept ? kMostTaps : most_stage_taps(plan.cta.product_columns()), most_box_taps(plan));
     const int weight = plan.weight_bytes(), input = plan.input_bytes();
     const int room = p_.shared_limit - kStatic;
-    plan.weight_stages = std::min(by_tap && !plan.resident ? room / (input + weight) : 4, kMostStages);
-    const int most = plan.resident ? std::min(2 * plan.resident_chunks(), kMostStages)
-                     : by_tap      ? plan.weight_stages
-                                   : 3;
-    plan.input_stages = std::min((room - plan.weight_stages * weight) / input, most);
-    if (plan.weight_stages < 2 || plan.input_stages < (plan.resident ? plan.resident_chunks() : 2)) return false;
-    plan.weight_stages = std::min((room - plan.input_stages * input) / weight, kMostStages);
-    return end * plan.row_bytes <= input + plan.weight_stages * weight;
+    plan.weight_stages =
+        plan.kept ? weight_stages(plan) : std::min(by_tap && !plan.resident ? room / (input + weight) : 4, kMostStages);
+    if (plan.weight_stages > kMostStages) return false;
+    const int most = plan.resident        ? std::min(2 * plan.resident_chunks(), kMostStages)
+                     : by_tap             ? (plan.kept ? kMostStages : plan.weight_stages)
+                     : plan.cta.slide > 1 ? 6
+                                          : 3;
+    plan.input_stages = std::min((room - plan.all_weight_bytes()) / input, most);
+    if (plan.input_stages < (plan.resident ? plan.resident_chunks() : plan.cta.slide > 1 ? 3 : 2)) return false;
+    if (!plan.kept) {
+      if (plan.weight_stages < 2) return false;
+      plan.weight_stages = std::min((room - plan.input_stages * input) / weight, kMostStages);
+    }
+    return end * plan.row_bytes <= input + plan.all_weight_bytes();
+  }
+  /// Boxes of a chunk, of all phases.
+  static int all_loads(const FpropDgradPlan& plan) {
+    int loads = 1;
+    for (int a = plan.cta.slide > 1 ? 1 : 0; a < 3; ++a)
+      loads *= plan.halo[a] ? plan.axis[a].phases : plan.axis[a].kernel;
+    return loads;
+  }
+  /// Of all weights; too many where they are not the same for all work units.
+  int weight_stages(const FpropDgradPlan& plan) const {
+    if (p_.groups > 1 || p_.out_channels > plan.cta.columns) return kMostStages + 1;
+    return plan.chunks * all_loads(plan);
   }
 
   void choose_splits(FpropDgradPlan& plan) {
     int64_t tiles = divide_up(p_.batch, plan.tile[0]);
-    for (int a = 0; a < 3; ++a) tiles *= divide_up(plan.axis[a].count, plan.tile[a + 1]);
+    for (int a = 0; a < 3; ++a) tiles *= divide_up(plan.axis[a].count, a == 0 ? plan.unit_depth() : plan.tile[a + 1]);
     tiles *= p_.groups * divide_up(p_.out_channels, plan.cta.columns);
     plan.merged = plan.phases > 1 && (plan.resident || tiles >= 4 * kMultiprocessors);
     const int64_t units = plan.merged ? tiles : tiles * plan.phases;
@@ -205,24 +242,23 @@ class Search {
       plan.cycles = cycles(plan);
       if (plan.units < kMostUnits && (!best_ || plan.cycles < best_->cycles)) best_ = plan;
       const bool complete = std::all_of(plan.axis, plan.axis + 3, [](const AxisPhases& axis) { return axis.complete; });
-      if (!complete || units >= kMultiprocessors || plan.resident || p_.choice.unsplit) break;
+      if (!complete || units >= kMultiprocessors || plan.resident || plan.kept || plan.cta.slide > 1 ||
+          p_.choice.unsplit)
+        break;
     }
   }
   /// Boxes of a chunk, of the mean phase, not below 1.
-  int k_loads(const FpropDgradPlan& plan) const {
-    int loads = 1;
-    for (int a = 0; a < 3; ++a) loads *= plan.halo[a] ? plan.axis[a].phases : plan.axis[a].kernel;
-    return std::max(loads / plan.phases, 1);
-  }
+  static int k_loads(const FpropDgradPlan& plan) { return std::max(all_loads(plan) / plan.phases, 1); }
 
   double cycles(const FpropDgradPlan& plan) const {
     const int phases = plan.merged ? plan.phases : 1;
-    const double taps = 1.0 * taps_ / plan.phases * phases, n = plan.cta.columns;
-    const double product = std::max(n / 2, 16 + n / 4);  // of 32 bytes of K
+    const double taps = 1.0 * taps_ / plan.cta.slide / plan.phases * phases, n = plan.cta.columns;
+    const double b = plan.cta.product_columns(), product = std::max(b / 2, 16 + b / 4);  // of 32 bytes of K
     const double k = plan.row_bytes / 32.0 * plan.chunks;
     const double multiplies = taps * k * plan.m_tiles() * product;
     const double loads = plan.resident ? plan.resident_chunks() : 1.0 * k_loads(plan) * phases * plan.chunks;
-    const double bytes = (loads * plan.box_rows() + taps * n * plan.chunks) * plan.row_bytes;
+    const double weights = taps * b * plan.chunks * plan.row_bytes;
+    const double bytes = loads * plan.box_rows() * plan.row_bytes + (plan.kept ? 0 : weights);
     const double results = 64.0 * plan.m_tiles() * n * phases;
     const double stages = taps * plan.chunks / plan.stage_taps * 60;
     const bool waits = plan.resident && plan.input_stages < 2 * plan.resident_chunks();  // for the boxes of each unit
@@ -232,12 +268,14 @@ class Search {
     const int64_t rounds = (plan.units + kMultiprocessors - 1) / kMultiprocessors;
     const double mainloop = std::max({multiplies, bytes / kFromL2, stages}) / plan.splits;
     // Alone on its multiprocessor, a warpgroup does not keep the tensor cores busy.
-    const bool alone = !plan.cooperative && rounds * phases == 1;
+    const bool alone = !plan.cooperative && plan.cta.slide == 1 && rounds * phases == 1;
     const double both = plan.cooperative
                             ? mainloop + epilogue
                             : std::max(mainloop * (alone ? kAlone : 1), (multiplies / plan.splits + epilogue) / 2);
     const double unit = both + (waits ? kWait : 0) + bytes / plan.splits / (10 * kFromL2);
-    double all = static_cast<double>(rounds) * unit + (plan.cooperative ? 0 : epilogue / phases);
+    const int planes = plan.cta.slide > 1 ? 2 * (plan.run + plan.cta.slide - 1) : 1;
+    double all = static_cast<double>(rounds) * unit * planes + (plan.cooperative ? 0 : epilogue / phases);
+    if (plan.kept) all += weights / kFromL2;
     // Weights that are N-major as they lie may have to be copied.
     if (p_.pass == ConvPass::dgrad && is_half(p_.dtype) && !may_be_n_major(plan.cta.columns)) all += kReduction;
     if (plan.splits > 1) all += kReduction + static_cast<double>(workspace_bytes(p_, plan)) / kReductionBytes;

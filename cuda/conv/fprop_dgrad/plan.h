@@ -9,14 +9,18 @@
 
 namespace voxgrad::cuda {
 
-/// The compiled CTA tiles: output channels, and m64 tiles of voxels of a warpgroup.
+/// The compiled CTA tiles: output channels, and m64 tiles of voxels of a warpgroup. Or it slides along depth: `slide`
+/// taps along it are as many blocks of columns of one product, whose sums belong to neighbouring planes of results.
 struct FpropDgradTile {
-  int columns, row_tiles;
+  int columns, row_tiles, slide = 1;
+  int product_columns() const { return columns * slide; }
+  friend constexpr bool operator==(const FpropDgradTile&, const FpropDgradTile&) = default;
 };
 std::span<const FpropDgradTile> fprop_dgrad_tiles();
 /// Whether a tile is compiled with rows of so many bytes. Of three products, sums and products have to fit into
 /// registers.
-constexpr bool is_compiled(int columns, int row_tiles, int row_bytes, bool three) {
+constexpr bool is_compiled(int columns, int row_tiles, int slide, int row_bytes, bool three) {
+  if (slide > 1) return !three;
   return (row_bytes > 32 || (columns <= 64 && row_tiles >= (three ? 2 : 4))) && (!three || columns * row_tiles <= 128);
 }
 /// Whether its columns are rows of swizzled boxes, too (halves, whose weights may be N-major).
@@ -34,6 +38,8 @@ struct FpropDgradPlan {
   int group_pitch = 0, base[8] = {};  // Params of params.h
   int phases = 1;
   bool resident = false, merged = false, cooperative = false;
+  bool kept = false;  // weights, all of which have a stage
+  int run = 0;        // sliding: planes of results that a warpgroup comes by
   int splits = 1, input_stages = 0, weight_stages = 0, stage_taps = 1;
   int64_t units = 0;
   double cycles = 0;  // by the model that chose
@@ -42,7 +48,12 @@ struct FpropDgradPlan {
   /// Boxes that stay for all phases: of three products, two read the same.
   int resident_chunks() const { return products == 3 ? chunks / 3 * 2 : chunks; }
   int box_rows() const { return box[0] * box[1] * box[2] * box[3]; }
-  int weight_bytes() const { return stage_taps * cta.columns * row_bytes; }  // of a stage
+  int weight_bytes() const { return stage_taps * cta.product_columns() * row_bytes; }  // of a stage
+  int all_weight_bytes() const {
+    const int taps = axis[0].kernel * axis[1].kernel * axis[2].kernel;
+    return kept ? chunks * taps * cta.columns * row_bytes : weight_stages * weight_bytes();
+  }
+  int unit_depth() const { return cta.slide > 1 ? 2 * run : tile[1]; }  // results of a work unit
   int input_bytes() const { return (box_rows() * row_bytes + 1023) / 1024 * 1024; }
 };
 

@@ -8,13 +8,14 @@ namespace voxgrad::cuda::implicit_gemm {
 /// A CTA tile of results by output channels, in one stride phase (or all), of one split of K.
 struct WorkUnit {
   int column, split, phase, group;
-  Coordinates at;  // results of a phase: the tile's corner
+  Coordinates at;             // results of a phase: the tile's corner
+  int plane = 0, planes = 1;  // sliding: of inputs, of so many
 
   __device__ WorkUnit(const Params& p, int number) {
     column = p.columns.take(number);
     split = p.split.take(number);
     phase = p.phase.take(number);
-    for (int a = 3; a >= 0; --a) at[a] = p.tiles[a].take(number) * p.tile[a];
+    for (int a = 3; a >= 0; --a) at[a] = p.tiles[a].take(number) * p.unit[a];
     group = number;
   }
   /// Another phase may have more results.
@@ -23,18 +24,35 @@ struct WorkUnit {
   }
 };
 
+/// Calls f(unit, phase) for each plane of inputs of a unit that slides: of both warpgroups' runs of planes, in turn.
+/// The unit's corner is then that of the results which have this plane as their first one.
+template <int kSlide, class F>
+__device__ void for_each_plane(const Params& p, WorkUnit unit, const F& f) {
+  const int corner = unit.at[1];
+  unit.planes = min(p.run, p.phase_of[0].count[0] - corner) + kSlide - 1;
+  for (; unit.plane < unit.planes; ++unit.plane)
+    for (int run = 0; run < 2; ++run) {
+      unit.at[1] = corner + run * p.run + unit.plane;
+      f(unit, p.phase_of[0], false);
+    }
+}
+
 /// Calls f(unit, phase, first) for the implicit GEMMs that fall to this CTA, `first` at the first one of a unit. Units
 /// rotate from round to round, so that each CTA meets all phases, whose K differ.
-template <class F>
+template <int kSlide, class F>
 __device__ void for_each_gemm(const Params& p, const F& f) {
   const int ctas = static_cast<int>(gridDim.x);
   for (int begin = 0, turn = static_cast<int>(blockIdx.x); begin < p.units; begin += ctas) {
     if (begin + turn < p.units) {
       const WorkUnit unit(p, begin + turn);
-      const int end = p.merged ? p.phases : unit.phase + 1;
-      bool first = true;
-      for (int phase = unit.phase; phase < end; ++phase)
-        if (unit.has_results(p.phase_of[phase])) f(unit, p.phase_of[phase], first), first = false;
+      if constexpr (kSlide > 1) {
+        for_each_plane<kSlide>(p, unit, f);
+      } else {
+        const int end = p.merged ? p.phases : unit.phase + 1;
+        bool first = true;
+        for (int phase = unit.phase; phase < end; ++phase)
+          if (unit.has_results(p.phase_of[phase])) f(unit, p.phase_of[phase], first), first = false;
+      }
     }
     if (++turn == ctas) turn = 0;
   }
@@ -48,8 +66,11 @@ struct KBlocks {
 
   __device__ KBlocks(const Params& p, const WorkUnit& unit, const Phase& phase)
       : first_load(phase.first_load), loads(phase.loads) {
-    const int all = p.chunks * loads, begin = all * unit.split / p.splits;
-    left = all * (unit.split + 1) / p.splits - begin;
+    load = chunk = 0;
+    left = p.chunks * loads;
+    if (p.splits == 1) return;  // without the divisions, of which each takes some 30 instructions
+    const int begin = left * unit.split / p.splits;
+    left = left * (unit.split + 1) / p.splits - begin;
     chunk = begin / loads;
     load = begin - chunk * loads;
   }

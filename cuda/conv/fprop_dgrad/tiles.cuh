@@ -14,7 +14,7 @@ inline ConvInstance instance{ConvPass::fprop,
                              : sizeof(typename Tile::Element) == 4              ? ConvArithmetic::tf32
                              : std::is_same_v<typename Tile::Element, BFloat16> ? ConvArithmetic::bf16
                                                                                 : ConvArithmetic::f16,
-                             Tile::kN,
+                             Tile::kN* Tile::kSlide,
                              Tile::kTiles,
                              Tile::kRowBytes};
 
@@ -25,16 +25,16 @@ void launch_tile(const Params& p, int ctas, int shared_bytes, cudaStream_t strea
 }
 
 template <class Element, bool kThree, bool kNMajor>
-void launch_major(const Params& p, int columns, int row_tiles, int ctas, int shared_bytes, cudaStream_t stream) {
-  const auto run = [&]<int kN, int kTiles, int kRowBytes>() {
-    if constexpr (is_compiled(kN, kTiles, kRowBytes, kThree) && (!kNMajor || may_be_n_major(kN)))
-      if (columns == kN && row_tiles == kTiles && p.row_bytes == kRowBytes)
-        launch_tile<CtaTile<Element, kN, kTiles, kRowBytes, kNMajor, kThree>>(p, ctas, shared_bytes, stream);
+void launch_major(const Params& p, const FpropDgradTile& tile, int ctas, int shared_bytes, cudaStream_t stream) {
+  const auto run = [&]<int kN, int kTiles, int kSlide, int kRowBytes>() {
+    if constexpr (is_compiled(kN, kTiles, kSlide, kRowBytes, kThree) && (!kNMajor || may_be_n_major(kN)))
+      if (tile == FpropDgradTile{kN, kTiles, kSlide} && p.row_bytes == kRowBytes)
+        launch_tile<CtaTile<Element, kN, kTiles, kSlide, kRowBytes, kNMajor, kThree>>(p, ctas, shared_bytes, stream);
   };
-  const auto run_rows = [&]<int kN, int kTiles>() {
-    run.template operator()<kN, kTiles, 128>();
-    run.template operator()<kN, kTiles, 64>();
-    run.template operator()<kN, kTiles, 32>();
+  const auto run_rows = [&]<int kN, int kTiles, int kSlide = 1>() {
+    run.template operator()<kN, kTiles, kSlide, 128>();
+    run.template operator()<kN, kTiles, kSlide, 64>();
+    run.template operator()<kN, kTiles, kSlide, 32>();
   };
   run_rows.template operator()<16, 4>();
   run_rows.template operator()<24, 4>();
@@ -46,14 +46,19 @@ void launch_major(const Params& p, int columns, int row_tiles, int ctas, int sha
   run_rows.template operator()<64, 1>();
   run_rows.template operator()<128, 2>();
   run_rows.template operator()<128, 1>();
+  run_rows.template operator()<16, 4, 3>();
+  run_rows.template operator()<24, 2, 3>();
+  run_rows.template operator()<32, 2, 3>();
+  run_rows.template operator()<32, 4, 3>();
+  run_rows.template operator()<48, 2, 3>();
 }
 
 template <class Element, bool kThree>
-void launch_kernel(const Params& p, int columns, int row_tiles, bool n_major, int ctas, int shared_bytes,
+void launch_kernel(const Params& p, const FpropDgradTile& tile, bool n_major, int ctas, int shared_bytes,
                    cudaStream_t stream) {
   if constexpr (sizeof(Element) == 2)
-    if (n_major) return launch_major<Element, kThree, true>(p, columns, row_tiles, ctas, shared_bytes, stream);
-  launch_major<Element, kThree, false>(p, columns, row_tiles, ctas, shared_bytes, stream);
+    if (n_major) return launch_major<Element, kThree, true>(p, tile, ctas, shared_bytes, stream);
+  launch_major<Element, kThree, false>(p, tile, ctas, shared_bytes, stream);
 }
 
 }  // namespace voxgrad::cuda::implicit_gemm

@@ -4,7 +4,7 @@
 #include "cuda/conv/tensor_map.h"
 #include "cuda/divisor.h"
 #include "cuda/kernels.h"
-#include "cuda/vector.cuh"
+#include "cuda/transpose.cuh"
 #include "ops/halves.h"
 
 namespace voxgrad::cuda::implicit_wgrad {
@@ -83,16 +83,27 @@ struct Halves {
   }
 };
 
-/// Vectors of `width` channels, which are innermost; those of a group begin at multiples of `pitch` in the copy.
+/// For transpose(): of the channels from that of maxima[0] on.
+struct ScaleChannel {
+  const uint32_t* maxima;
+  bool low;
+  __device__ Float16 operator()(float x, uint32_t channel) const {
+    const Halves halves(x, maxima[channel]);
+    return low ? halves.low : halves.high;
+  }
+};
+
+/// Vectors of `width` channels, innermost ones if they are more than 1; those of a group begin at multiples of `pitch`
+/// in the copy.
 template <int width>
 __global__ void __launch_bounds__(kBlock)
-    scale_to_halves(const __grid_constant__ Voxels p, const uint32_t* maxima, Divisor of_group, int pitch,
-                    int64_t voxel_pitch, Float16* high, Float16* low) {
+    scale_to_halves(const __grid_constant__ Voxels p, int64_t channel_stride, const uint32_t* maxima, Divisor of_group,
+                    int pitch, int64_t voxel_pitch, Float16* high, Float16* low) {
   const int vectors = p.channels / width;
   for (int64_t i = thread_index(); i < int64_t{p.count} * vectors; i += thread_count()) {
     const int voxel = static_cast<int>(i / vectors), channel = static_cast<int>(i - int64_t{voxel} * vectors) * width;
     float x[width];
-    load_values<width>(p.data + p.offset(voxel) + channel, x);
+    load_values<width>(p.data + p.offset(voxel) + channel * channel_stride, x);
     Vector<Float16, width> highs, lows;
 #pragma unroll
     for (int j = 0; j < width; ++j) {
@@ -152,8 +163,6 @@ void Operand::allocate(int64_t samples) {
   if (as_it_lies()) return;
   const int64_t voxels = samples * view_.size[2] * view_.size[3] * view_.size[4];
   copy_.emplace(launch_, static_cast<size_t>(voxels * parts_ * 2 * ((groups_ * channel_pitch_ + 7) / 8 * 8)));
-  if (view_.dtype == DType::f32 && view_.stride[1] != 1)
-    innermost_.emplace(launch_, static_cast<size_t>(voxels * view_.size[1]) * sizeof(float));
 }
 
 View Operand::samples(int64_t first, int64_t count) {
@@ -165,31 +174,44 @@ View Operand::samples(int64_t first, int64_t count) {
   const int64_t pitch = (groups_ * channel_pitch_ + 7) / 8 * 8, of_group = view.size[1] / groups_;
   View copy = innermost(view, copy_->as<void>(), floats ? DType::f16 : view.dtype, pitch);
   copy.size[1] = groups_ * channel_pitch_;
-  if (floats) {
-    if (innermost_) {
-      const View dense = innermost(view, innermost_->as<void>(), DType::f32, view.size[1]);
-      kernel::copy(dense, view);
-      view = dense;
+  View to = copy, from = view;  // channels that are dense in the copy: of all groups, or of one
+  to.size[1] = from.size[1] = channel_pitch_ == of_group ? view.size[1] : of_group;
+  const auto each_group = [&](const auto& f) {  // f(its part of the copy, of the tensor, its first channel)
+    for (int64_t channel = 0; channel < view.size[1]; channel += from.size[1]) {
+      View part = to, of = from;
+      part.data = to.as<char>() + channel / of_group * channel_pitch_ * 2;
+      of.data = from.as<char>() + channel * view.stride[1] * item_size(view.dtype);
+      f(part, of, channel);
     }
-    const Voxels voxels = describe(view);
-    Float16* const high = copy.as<Float16>();
-    Float16* const low = parts_ > 1 ? high + voxels.count * pitch : nullptr;
-    const bool vectors = of_group % 8 == 0 && is_tma_tensor(view);
-    const auto kernel = vectors ? scale_to_halves<8> : scale_to_halves<1>;
-    kernel<<<grid_size(int64_t{voxels.count} * voxels.channels / (vectors ? 8 : 1)), kBlock, 0, launch_.stream>>>(
-        voxels, maxima(), Divisor(static_cast<int>(of_group)), channel_pitch_, pitch, high, low);
-    check_launch(kOp);
-    copy.size[0] = parts_ * count;
+  };
+  if (!floats) {
+    each_group([](const View& to, const View& from, int64_t) { kernel::copy(to, from); });
     return copy;
   }
-  for (int64_t g = 0; g < (channel_pitch_ == of_group ? 1 : groups_); ++g) {
-    View to = copy, from = view;
-    to.size[1] = from.size[1] = channel_pitch_ == of_group ? view.size[1] : of_group;
-    to.data = to.as<char>() + g * channel_pitch_ * 2;
-    from.data = from.as<char>() + g * of_group * view.stride[1] * 2;
-    kernel::copy(to, from);
+  const Nest<2> nest = make_nest<2>({to, from});
+  if (const int axis = transposed_axis(nest); axis > 0) {
+    for (int i = 0; i < parts_; ++i)
+      each_group([&](View part, const View& of, int64_t channel) {
+        part.data = part.as<Float16>() + i * copy.size[0] * copy.stride[0];
+        transpose<Float16, float>(part, of, nest, axis, ScaleChannel{maxima() + channel, i == 1});
+      });
+  } else {
+    scale(copy, view);
   }
+  copy.size[0] = parts_ * count;
   return copy;
+}
+
+void Operand::scale(const View& copy, const View& view) const {
+  const Voxels voxels = describe(view);
+  const int64_t of_group = view.size[1] / groups_, pitch = copy.stride[4];
+  Float16* const high = copy.as<Float16>();
+  Float16* const low = parts_ > 1 ? high + voxels.count * pitch : nullptr;
+  const bool vectors = of_group % 8 == 0 && is_tma_tensor(view);
+  const auto kernel = vectors ? scale_to_halves<8> : scale_to_halves<1>;
+  kernel<<<grid_size(int64_t{voxels.count} * voxels.channels / (vectors ? 8 : 1)), kBlock, 0, launch_.stream>>>(
+      voxels, view.stride[1], maxima(), Divisor(static_cast<int>(of_group)), channel_pitch_, pitch, high, low);
+  check_launch(kOp);
 }
 
 }  // namespace voxgrad::cuda::implicit_wgrad

@@ -28,11 +28,12 @@ class Operand {
 
  private:
   bool as_it_lies() const;
+  void scale(const View& copy, const View& view) const;
   const View& view_;
   const Launch& launch_;
   int64_t groups_;
   int parts_, channel_pitch_;
-  std::optional<Workspace> maxima_, copy_, innermost_;  // innermost_: float32 with its channels innermost
+  std::optional<Workspace> maxima_, copy_;
 };
 
 #ifdef __CUDACC__
