@@ -174,13 +174,13 @@ class Search {
 /// How many samples may be copied at a time (operand.h).
 int64_t samples_at_once(const ConvProblem& p) {
   const bool halves = is_half(p.dtype);
-  const auto copied = [&](int64_t channels, bool lies, int64_t stride) -> int64_t {  // of a voxel
+  const auto copied = [&](int64_t channels, bool lies) -> int64_t {  // of a voxel
     if (halves && lies && (p.groups == 1 || channels % 8 == 0)) return 0;
     const int64_t pitch = p.groups > 1 ? divide_up(channels, 8) * 8 : channels;
-    return parts(p) * 2 * (divide_up(p.groups * pitch, 8) * 8) + (halves || stride == 1 ? 0 : 4 * p.groups * channels);
+    return parts(p) * 2 * (divide_up(p.groups * pitch, 8) * 8);
   };
-  int64_t in = copied(p.in_channels, p.in_channels_last && p.in_aligned, p.in_channel_stride),
-          out = copied(p.out_channels, p.out_channels_last && p.out_aligned, p.out_channel_stride);
+  int64_t in = copied(p.in_channels, p.in_channels_last && p.in_aligned),
+          out = copied(p.out_channels, p.out_channels_last && p.out_aligned);
   for (int a = 0; a < 3; ++a) {
     in *= std::max<int64_t>(read_size(p, a), 1);
     out *= p.out_size[a];
