@@ -72,6 +72,7 @@ int parse(int argc, char** argv, Options& options) {
       ->check(CLI::Range(0, 64))
       ->capture_default_str();
   examples::Precision::add_option(app, train.precision);
+  examples::add_tensorboard_option(app, train.tensorboard);
   app.add_flag("--cuda-graph", train.cuda_graph, "capture a training step in a CUDA graph and replay it (needs a GPU)");
   app.add_option("--seed", train.seed, "seed of all random numbers")
       ->check(examples::whole_number())
@@ -125,6 +126,25 @@ void print_tests(const std::vector<TestResult>& tests) {
   for (const TestResult& t : tests)
     std::printf("%s\n  PSNR %.2f dB (trilinear %.2f dB, %+.2f dB)   SSIM %.4f (trilinear %.4f)\n", t.name.c_str(),
                 t.ours.psnr, t.trilinear.psnr, t.ours.psnr - t.trilinear.psnr, t.ours.ssim, t.trilinear.ssim);
+}
+
+/// The tests for TensorBoard: figures, the middle slices (trilinear, ours, truth), and what the run was made with.
+void add_tests(vg::SummaryWriter& writer, const std::vector<TestResult>& tests, const TrainOptions& o, int64_t step) {
+  std::map<std::string, double> metrics;
+  for (const TestResult& t : tests) {
+    metrics[t.label + "/PSNR"] = t.ours.psnr;
+    metrics[t.label + "/SSIM"] = t.ours.ssim;
+    const vg::Tensor slices = vg::cat({t.interpolated, t.result, t.truth}, 4);
+    writer.add_image(t.label, vg::flip(slices.select(2, slices.size(2) / 2)[0], {1}), step);  // front upwards
+  }
+  writer.add_hparams({{"steps", o.steps},
+                      {"batch", o.batch},
+                      {"patch", o.patch},
+                      {"lr", o.lr},
+                      {"precision", o.precision},
+                      {"channels", o.model.channels},
+                      {"layers", o.model.layers}},
+                     metrics, step);
 }
 
 /// The volume as the network sees it at half its resolution, and its answer, for a viewer.
@@ -181,6 +201,7 @@ int run(const Options& options) {
                                  slab(*second, 0, second->data().size(0)), device));
   summary.test_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   print_tests(summary.tests);
+  if (trained.writer) add_tests(*trained.writer, summary.tests, settled.train, trained.steps);
 
   summary.title = volume.phantom ? "Super-resolution of the Shepp-Logan phantom (not a scan)"
                                  : "Super-resolution of " + volume.name;

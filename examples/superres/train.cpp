@@ -188,8 +188,13 @@ TrainResult train(const vg::Tensor& head, const TrainOptions& options, vg::Devic
     earlier_seconds = std::strtod(saved["seconds"].c_str(), nullptr);
   }
 
-  TrainResult result{
-      .model = run.model, .steps = run.schedule->steps(), .seconds = earlier_seconds, .last_loss = recent_loss(losses)};
+  TrainResult result{.model = run.model,
+                     .writer = nullptr,
+                     .steps = run.schedule->steps(),
+                     .seconds = earlier_seconds,
+                     .last_loss = recent_loss(losses)};
+  if (!options.tensorboard.empty())
+    result.writer = std::make_shared<vg::SummaryWriter>(options.tensorboard, result.steps + 1);
   if (result.steps >= options.steps) {
     std::printf("all %lld steps were taken before\n", static_cast<long long>(options.steps));
     return result;
@@ -211,6 +216,10 @@ TrainResult train(const vg::Tensor& head, const TrainOptions& options, vg::Devic
     vg::check(std::isfinite(losses.back().loss), "superres", "the loss of step ", result.steps + 1,
               " is not finite; a smaller --lr may help");
     ++result.steps;
+    if (result.writer) {
+      result.writer->add_scalar("loss", losses.back().loss, result.steps);
+      result.writer->add_scalar("learning rate", losses.back().lr, result.steps);
+    }
     char figure[48];
     std::snprintf(figure, sizeof figure, "loss %.3e%s%s", recent_loss(losses), run.precision.is_half() ? " in " : "",
                   run.precision.is_half() ? options.precision.c_str() : "");

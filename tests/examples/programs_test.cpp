@@ -194,6 +194,21 @@ TEST_F(Programs, SuperresResumedAfterItsLastStepTakesNoMore) {
   EXPECT_NE(some.output.find("holds the losses of 1 of the 3 steps"), std::string::npos) << some.output;
 }
 
+TEST_F(Programs, EventFilesForTensorBoard) {
+  const auto events = [&](const char* folder) {  // of all files there
+    std::string text;
+    for (const auto& entry : fs::directory_iterator(folder_ / folder)) text += read(entry.path());
+    return text;
+  };
+  ASSERT_EQ(run(kTiny + "--steps 3 --out out --tensorboard tb/superres").code, 0);
+  for (const char* tag : {"loss", "learning rate", "held-out/PSNR", "_hparams_/experiment", "PNG"})
+    EXPECT_NE(events("tb/superres").find(tag), std::string::npos) << tag;
+  ASSERT_EQ(run("kernelbench --model 72 --device cpu --steps 1 --size reduced --tensorboard tb/bench").code, 0);
+  for (const char* tag : {"model 72/loss", "model 72/backward ms"})
+    EXPECT_NE(events("tb/bench").find(tag), std::string::npos) << tag;
+  expect_refused(kTiny + "--steps 3 --out out --tensorboard log", 1, "cannot make the folder 'log'");
+}
+
 TEST_F(Programs, SuperresHasItsFolderForItself) {
   fs::create_directory(folder_ / "shared");
   const int lock = open((folder_ / "shared/.lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
