@@ -10,6 +10,7 @@
 
 #include "examples/common/options.h"
 #include "examples/common/output.h"
+#include "examples/common/profile.h"
 #include "examples/common/progress.h"
 #include "examples/superres/pictures.h"
 #include "examples/superres/report.h"
@@ -73,6 +74,7 @@ int parse(int argc, char** argv, Options& options) {
       ->capture_default_str();
   examples::Precision::add_option(app, train.precision);
   app.add_flag("--cuda-graph", train.cuda_graph, "capture a training step in a CUDA graph and replay it (needs a GPU)");
+  examples::StepProfiler::add_option(app, train.profile);
   app.add_option("--seed", train.seed, "seed of all random numbers")
       ->check(examples::whole_number())
       ->capture_default_str();
