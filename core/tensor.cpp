@@ -100,7 +100,7 @@ template <class T>
 T read_element(const char* op, const Tensor& tensor, const Dims& index) {
   char bytes[8];
   const auto* from = static_cast<const char*>(tensor.storage()->data()) + offset_of(tensor, index);
-  runtime(tensor.device()).copy(bytes, Device::cpu(), from, tensor.device(), item_size(tensor.dtype()));
+  copy_bytes(bytes, Device::cpu(), from, tensor.device(), item_size(tensor.dtype()));
   return load<T>(op, bytes, tensor.dtype());
 }
 
@@ -188,7 +188,7 @@ void Tensor::set(const Dims& index, double value) const {
   });
   storage()->bump_version();
   auto* to = static_cast<char*>(storage()->data()) + offset_of(*this, index);
-  runtime(device()).copy(to, device(), bytes, Device::cpu(), item_size(dtype()));
+  copy_bytes(to, device(), bytes, Device::cpu(), item_size(dtype()));
 }
 
 template <class T>
@@ -197,7 +197,7 @@ std::vector<T> Tensor::to_vector() const {
   const int64_t size = item_size(dtype());
   auto bytes = host_vector<char>((high - low) * size, *this);
   const auto* from = static_cast<const char*>(storage()->data()) + (storage_offset() + low) * size;
-  runtime(device()).copy(bytes.data(), Device::cpu(), from, device(), bytes.size());
+  copy_bytes(bytes.data(), Device::cpu(), from, device(), bytes.size());
 
   auto values = host_vector<T>(numel(), *this);
   Dims index = Dims::filled(dim(), 0);

@@ -6,6 +6,7 @@
 //   kernelbench --size original          at the sizes of the benchmark, for a GPU
 //   kernelbench --model 70 --steps 20    one of them
 //   kernelbench --precision bf16         in mixed precision
+//   kernelbench --model 70 --profile     and what its steps spend their time on
 //   kernelbench --cuda-graph             whole steps, captured once and replayed
 #include <voxgrad.h>
 
@@ -19,6 +20,7 @@
 #include <optional>
 
 #include "examples/common/options.h"
+#include "examples/common/profile.h"
 
 namespace {
 namespace vg = voxgrad;
@@ -88,6 +90,7 @@ const std::vector<ModelCase>& cases() {
 
 struct Options {
   std::string model = "all", size = "auto", device = "auto", dtype = "f32", precision = "highest", tensorboard;
+  std::string model = "all", size = "auto", device = "auto", dtype = "f32", precision = "highest", profile;
   int steps = 5;
   bool cuda_graph = false;
 };
@@ -110,10 +113,12 @@ int parse(int argc, char** argv, Options& options) {
       ->capture_default_str();
   examples::add_tensorboard_option(app, options.tensorboard);
   app.add_flag("--cuda-graph", options.cuda_graph, "capture a step in a CUDA graph and time replays (needs a GPU)");
+  examples::StepProfiler::add_option(app, options.profile);
   try {
     app.parse(argc, argv);
     if (options.dtype == "f64" && examples::Precision(options.precision).is_half())
       throw CLI::ValidationError("--precision " + options.precision + " needs --dtype f32");
+    if (!options.profile.empty() && options.model == "all") throw CLI::ValidationError("--profile needs one --model");
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : 2;
   }
@@ -177,7 +182,9 @@ void train(const ModelCase& c, const Options& options, vg::Device device, bool o
     scaler.update();
   };
   std::optional<vg::cuda::CUDAGraph> graph;
+  examples::StepProfiler profiler(options.profile);
   for (int step = 0; step <= options.steps; ++step) {
+    profiler.begin_step();
     if (graph) {
       timed(true, 2, [&] { graph->replay(); });
     } else {
@@ -208,6 +215,7 @@ void train(const ModelCase& c, const Options& options, vg::Device device, bool o
               column(times[0]).c_str(), column(times[1]).c_str(), column(times[2]).c_str(), first, last,
               static_cast<double>(vg::memory::stats(device).peak) / (1 << 20), c.what);
   std::fflush(stdout);
+  profiler.finish();
 }
 
 }  // namespace

@@ -46,10 +46,7 @@ Tensor transfer(const Tensor& x, Device device) {
   const Tensor dense = empty_like(x).strides() == x.strides() ? x : x.contiguous();
   Tensor out = empty_strided(dense.shape(), dense.strides(), {x.dtype(), device});
   const auto bytes = static_cast<size_t>(x.numel() * item_size(x.dtype()));
-  if (bytes > 0) {
-    const Runtime& mover = device.is_cuda() ? runtime(device) : runtime(x.device());
-    mover.copy(out.mutable_raw_data(), device, dense.raw_data(), x.device(), bytes);
-  }
+  if (bytes > 0) copy_bytes(out.mutable_raw_data(), device, dense.raw_data(), x.device(), bytes);
   return record("to", out, {x}, [from = x.device()](const Tensor& g) { return Tensors{g.to(from)}; });
 }
 

@@ -10,6 +10,7 @@
 
 #include "examples/common/options.h"
 #include "examples/common/output.h"
+#include "examples/common/profile.h"
 #include "examples/common/progress.h"
 #include "examples/superres/pictures.h"
 #include "examples/superres/report.h"
@@ -74,6 +75,7 @@ int parse(int argc, char** argv, Options& options) {
   examples::Precision::add_option(app, train.precision);
   examples::add_tensorboard_option(app, train.tensorboard);
   app.add_flag("--cuda-graph", train.cuda_graph, "capture a training step in a CUDA graph and replay it (needs a GPU)");
+  examples::StepProfiler::add_option(app, train.profile);
   app.add_option("--seed", train.seed, "seed of all random numbers")
       ->check(examples::whole_number())
       ->capture_default_str();

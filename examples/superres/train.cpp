@@ -9,6 +9,7 @@
 
 #include "examples/common/interrupt.h"
 #include "examples/common/options.h"
+#include "examples/common/profile.h"
 #include "examples/common/progress.h"
 #include "examples/superres/report.h"
 #include "examples/superres/volume.h"
@@ -209,7 +210,9 @@ TrainResult train(const vg::Tensor& head, const TrainOptions& options, vg::Devic
     write_losses(losses_file, losses);
     vg::save_checkpoint(checkpoint, run.parts(), about);
   };
+  examples::StepProfiler profiler(options.profile);
   for (const auto& [low, high] : run.loader) {
+    profiler.begin_step();
     losses.push_back({result.steps + 1, 0, run.optimizer->lr()});
     losses.back().loss = stepper.step(low, high);
     run.schedule->step();
@@ -228,6 +231,7 @@ TrainResult train(const vg::Tensor& head, const TrainOptions& options, vg::Devic
     if (result.steps % kSaveEvery == 0) save();
   }
   save();
+  profiler.finish();
   result.interrupted = interrupt.requested();
   result.last_loss = recent_loss(losses);
   return result;

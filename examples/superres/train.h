@@ -20,6 +20,7 @@ struct TrainOptions {
   int64_t workers = 1;
   std::string precision = "highest";  ///< as examples::Precision takes it
   bool cuda_graph = false;            ///< replay a captured step; needs a GPU
+  std::string profile;                ///< where the trace of some steps goes; empty: nothing is recorded
   SuperResolution::Options model;
   std::string tensorboard;  ///< folder for event files; empty: none
 };
