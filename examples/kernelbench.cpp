@@ -89,8 +89,7 @@ const std::vector<ModelCase>& cases() {
 }
 
 struct Options {
-  std::string model = "all", size = "auto", device = "auto", dtype = "f32", precision = "highest", tensorboard,
-      profile;
+  std::string model = "all", size = "auto", device = "auto", dtype = "f32", precision = "highest", tensorboard, profile;
   int steps = 5;
   bool cuda_graph = false;
 };
