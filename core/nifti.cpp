@@ -289,6 +289,12 @@ void check_image(const std::filesystem::path& path, const NiftiImage& image) {
         kDescripBytes - 1, " fit");
 }
 
+/// The dtype of the voxels in a file, and its code.
+std::pair<DType, int16_t> voxel_type_for(DType dtype) {
+  if (dtype == u8) return {u8, 2};
+  return dtype == i32 ? std::pair{i32, int16_t{8}} : std::pair{f32, int16_t{16}};
+}
+
 RawHeader make_header(const NiftiImage& image) {
   RawHeader header;
   const Shape& shape = image.data.shape();
@@ -301,8 +307,9 @@ RawHeader make_header(const NiftiImage& image) {
     header.set<int16_t>(field::kDim, static_cast<int16_t>(size), i + 1);
     header.set<float>(field::kPixdim, i < 3 ? static_cast<float>(image.spacing[2 - i]) : 1.0f, i + 1);
   }
-  header.set<int16_t>(field::kDatatype, 16);
-  header.set<int16_t>(field::kBitpix, 32);
+  const auto [dtype, code] = voxel_type_for(image.data.dtype());
+  header.set<int16_t>(field::kDatatype, code);
+  header.set<int16_t>(field::kBitpix, static_cast<int16_t>(8 * item_size(dtype)));
   header.set<float>(field::kVoxOffset, kDataStart);
   header.set<float>(field::kSclSlope, 1);
   header.bytes[field::kXyztUnits] = kMillimetres;
@@ -322,7 +329,7 @@ void write_parts(const RawHeader& header, const Tensor& voxels, Write write) {
   const char no_extensions[kDataStart - kHeaderBytes] = {};
   write(no_extensions, sizeof(no_extensions));
   const auto* data = static_cast<const char*>(voxels.raw_data());
-  const auto bytes = static_cast<size_t>(voxels.numel()) * sizeof(float);
+  const auto bytes = static_cast<size_t>(voxels.numel() * item_size(voxels.dtype()));
   for (size_t done = 0; done < bytes; done += kChunk) write(data + done, std::min(kChunk, bytes - done));
 }
 
@@ -376,7 +383,7 @@ Tensor NiftiFile::read(const Dims& start, const Shape& size) const {
 void save_nifti(const std::filesystem::path& path, const NiftiImage& image) {
   check_image(path, image);
   const RawHeader header = make_header(image);
-  const Tensor voxels = image.data.detach().to(Device::cpu(), f32).contiguous();
+  const Tensor voxels = image.data.detach().to(Device::cpu(), voxel_type_for(image.data.dtype()).first).contiguous();
   AtomicFile file(path, "save_nifti");
   if (ends_with(path, ".nii")) {
     write_parts(header, voxels, [&](const char* data, size_t bytes) { file.write(data, bytes); });
