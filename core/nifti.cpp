@@ -7,7 +7,7 @@
 #include <cerrno>
 #include <cmath>
 #include <cstring>
-#include <functional>
+#include <optional>
 #include <system_error>
 #include <vector>
 
@@ -241,7 +241,7 @@ void read_voxels(const Layout& layout, bool swapped, float* to, int64_t count, R
 /// A file whose header is right.
 struct OpenNifti {
   OpenNifti(const std::filesystem::path& path, const char* op, const NiftiOptions& options)
-      : file(path, op, options.max_bytes), unpacked(file), header(read_header(file, unpacked)) {
+      : file(path, op, options.max_bytes), unpacked(file), header(read_header(file, *unpacked)) {
     layout = read_layout(file, header);
     read_geometry(file, header, image);
     const char* descrip = header.bytes.data() + field::kDescrip;
@@ -250,17 +250,17 @@ struct OpenNifti {
   void check_limit(const Shape& shape) const { file.check_limit(numel(shape) * item_size(f32), shape, " f32"); }
   Tensor read_all() {
     check_limit(layout.shape);
-    check_voxels(file, unpacked, layout);
+    check_voxels(file, *unpacked, layout);
     Tensor tensor = empty(layout.shape);
-    unpacked.seek(layout.offset);
+    unpacked->seek(layout.offset);
     read_voxels(layout, header.swapped, tensor.mutable_data<float>(), tensor.numel(), [&](char* to, size_t bytes) {
-      file.check(unpacked.read(to, bytes) == bytes, "truncated while it was read");
+      file.check(unpacked->read(to, bytes) == bytes, "truncated while it was read");
     });
     return tensor;
   }
 
   InputFile file;
-  UnpackedFile unpacked;
+  std::optional<UnpackedFile> unpacked;
   RawHeader header;
   Layout layout;
   NiftiImage image;
@@ -346,10 +346,11 @@ NiftiImage load_nifti(const std::filesystem::path& path, Device device, const Ni
 
 struct NiftiFile::Body : OpenNifti {
   Body(const std::filesystem::path& path, const NiftiOptions& options) : OpenNifti(path, "NiftiFile", options) {
-    if (unpacked.is_packed())
+    if (unpacked->is_packed())
       whole = read_all();
     else
-      check_voxels(file, unpacked, layout);
+      check_voxels(file, *unpacked, layout);
+    unpacked.reset();  // parts are read from the file itself
   }
   Tensor whole;  ///< of a packed file
 };
