@@ -7,7 +7,7 @@
 #include <cerrno>
 #include <cmath>
 #include <cstring>
-#include <functional>
+#include <optional>
 #include <system_error>
 #include <vector>
 
@@ -241,7 +241,7 @@ void read_voxels(const Layout& layout, bool swapped, float* to, int64_t count, R
 /// A file whose header is right.
 struct OpenNifti {
   OpenNifti(const std::filesystem::path& path, const char* op, const NiftiOptions& options)
-      : file(path, op, options.max_bytes), unpacked(file), header(read_header(file, unpacked)) {
+      : file(path, op, options.max_bytes), unpacked(file), header(read_header(file, *unpacked)) {
     layout = read_layout(file, header);
     read_geometry(file, header, image);
     const char* descrip = header.bytes.data() + field::kDescrip;
@@ -250,17 +250,17 @@ struct OpenNifti {
   void check_limit(const Shape& shape) const { file.check_limit(numel(shape) * item_size(f32), shape, " f32"); }
   Tensor read_all() {
     check_limit(layout.shape);
-    check_voxels(file, unpacked, layout);
+    check_voxels(file, *unpacked, layout);
     Tensor tensor = empty(layout.shape);
-    unpacked.seek(layout.offset);
+    unpacked->seek(layout.offset);
     read_voxels(layout, header.swapped, tensor.mutable_data<float>(), tensor.numel(), [&](char* to, size_t bytes) {
-      file.check(unpacked.read(to, bytes) == bytes, "truncated while it was read");
+      file.check(unpacked->read(to, bytes) == bytes, "truncated while it was read");
     });
     return tensor;
   }
 
   InputFile file;
-  UnpackedFile unpacked;
+  std::optional<UnpackedFile> unpacked;
   RawHeader header;
   Layout layout;
   NiftiImage image;
@@ -289,6 +289,12 @@ void check_image(const std::filesystem::path& path, const NiftiImage& image) {
         kDescripBytes - 1, " fit");
 }
 
+/// The dtype of the voxels in a file, and its code.
+std::pair<DType, int16_t> voxel_type_for(DType dtype) {
+  if (dtype == u8) return {u8, 2};
+  return dtype == i32 ? std::pair{i32, int16_t{8}} : std::pair{f32, int16_t{16}};
+}
+
 RawHeader make_header(const NiftiImage& image) {
   RawHeader header;
   const Shape& shape = image.data.shape();
@@ -301,8 +307,9 @@ RawHeader make_header(const NiftiImage& image) {
     header.set<int16_t>(field::kDim, static_cast<int16_t>(size), i + 1);
     header.set<float>(field::kPixdim, i < 3 ? static_cast<float>(image.spacing[2 - i]) : 1.0f, i + 1);
   }
-  header.set<int16_t>(field::kDatatype, 16);
-  header.set<int16_t>(field::kBitpix, 32);
+  const auto [dtype, code] = voxel_type_for(image.data.dtype());
+  header.set<int16_t>(field::kDatatype, code);
+  header.set<int16_t>(field::kBitpix, static_cast<int16_t>(8 * item_size(dtype)));
   header.set<float>(field::kVoxOffset, kDataStart);
   header.set<float>(field::kSclSlope, 1);
   header.bytes[field::kXyztUnits] = kMillimetres;
@@ -322,7 +329,7 @@ void write_parts(const RawHeader& header, const Tensor& voxels, Write write) {
   const char no_extensions[kDataStart - kHeaderBytes] = {};
   write(no_extensions, sizeof(no_extensions));
   const auto* data = static_cast<const char*>(voxels.raw_data());
-  const auto bytes = static_cast<size_t>(voxels.numel()) * sizeof(float);
+  const auto bytes = static_cast<size_t>(voxels.numel() * item_size(voxels.dtype()));
   for (size_t done = 0; done < bytes; done += kChunk) write(data + done, std::min(kChunk, bytes - done));
 }
 
@@ -339,10 +346,11 @@ NiftiImage load_nifti(const std::filesystem::path& path, Device device, const Ni
 
 struct NiftiFile::Body : OpenNifti {
   Body(const std::filesystem::path& path, const NiftiOptions& options) : OpenNifti(path, "NiftiFile", options) {
-    if (unpacked.is_packed())
+    if (unpacked->is_packed())
       whole = read_all();
     else
-      check_voxels(file, unpacked, layout);
+      check_voxels(file, *unpacked, layout);
+    unpacked.reset();  // parts are read from the file itself
   }
   Tensor whole;  ///< of a packed file
 };
@@ -376,7 +384,7 @@ Tensor NiftiFile::read(const Dims& start, const Shape& size) const {
 void save_nifti(const std::filesystem::path& path, const NiftiImage& image) {
   check_image(path, image);
   const RawHeader header = make_header(image);
-  const Tensor voxels = image.data.detach().to(Device::cpu(), f32).contiguous();
+  const Tensor voxels = image.data.detach().to(Device::cpu(), voxel_type_for(image.data.dtype()).first).contiguous();
   AtomicFile file(path, "save_nifti");
   if (ends_with(path, ".nii")) {
     write_parts(header, voxels, [&](const char* data, size_t bytes) { file.write(data, bytes); });

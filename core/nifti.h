@@ -56,8 +56,8 @@ class NiftiFile {
   std::shared_ptr<const Body> body_;
 };
 
-/// Writes float32 voxels with `affine` as the sform, atomically; `path` ends with .nii or .nii.gz.
-/// `data` may be on any device and of any dtype. Throws for other ranks than 3 and 4, axes above 32767,
+/// Writes voxels with `affine` as the sform, atomically; `path` ends with .nii or .nii.gz. `data` may be on any device:
+/// u8 and i32 stay what they are, other dtypes become float32. Throws for other ranks than 3 and 4, axes above 32767,
 /// spacing that is not positive and values of the affine that are not finite.
 void save_nifti(const std::filesystem::path& path, const NiftiImage& image);
 

@@ -259,7 +259,8 @@ const Shape& NpyFile::shape() const { return body_->layout.shape; }
 DType NpyFile::dtype() const { return body_->layout.type.dtype; }
 
 Tensor NpyFile::read(const Dims& start, const Shape& size) const {
-  const auto& [file, layout] = *body_;
+  const InputFile& file = body_->file;
+  const Layout& layout = body_->layout;
   check_part(file, shape(), start, size);
   const int64_t item = item_size(dtype());
   file.check_limit(numel(size) * item, size, ' ', dtype());

@@ -292,6 +292,20 @@ TEST_F(NiftiTest, AnyStridesDtypeAndDevice) {
   }
 }
 
+TEST_F(NiftiTest, IntegersStayIntegers) {
+  for (const auto& [dtype, code, bytes] : {std::tuple{u8, 2, 1}, std::tuple{i32, 8, 4}, std::tuple{i64, 16, 4}}) {
+    NiftiImage image = example({2, 3, 4});
+    image.data = empty({2, 3, 4}, {.dtype = dtype});
+    for (int64_t i = 0; i < 24; ++i) image.data.set({i / 12, i / 4 % 3, i % 4}, static_cast<double>(10 * i));
+    save_nifti(path("v.nii"), image);
+    const std::string file = get(path("v.nii"));
+    EXPECT_EQ(file[70], code);
+    EXPECT_EQ(file[72], 8 * bytes);
+    EXPECT_EQ(file.size(), static_cast<size_t>(352 + 24 * bytes));
+    EXPECT_EQ(load_nifti(path("v.nii")).data.to_vector(), image.data.to_vector());
+  }
+}
+
 TEST_F(NiftiTest, RefusesToWrite) {
   const auto refuses = [&](auto change, const char* message) {
     NiftiImage image = example({2, 3, 4});
