@@ -5,37 +5,30 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
-#include <cstdlib>
 #include <functional>
 #include <limits>
-#include <memory>
-#include <new>
 #include <vector>
 
+#include "core/storage.h"
 #include "core/view.h"
 #include "ops/conv_geometry.h"
 #include "ops/cpu/conv_tile.h"
+#include "ops/cpu/vectors.h"
 #include "ops/kernels.h"
 
 namespace voxgrad::cpu {
 
-/// Uninitialised elements, aligned for the tiles.
+/// Uninitialised elements, aligned for the tiles. They come from the tensors' allocator, which keeps freed blocks: the
+/// page faults of fresh ones would cost as much as packing.
 template <class T>
 class Workspace {
  public:
-  explicit Workspace(int64_t count) {
-    const size_t bytes = static_cast<size_t>(std::max<int64_t>(1, count)) * sizeof(T);
-    data_.reset(static_cast<T*>(
-        std::aligned_alloc(kTileAlignment, (bytes + kTileAlignment - 1) / kTileAlignment * kTileAlignment)));
-    if (!data_) throw std::bad_alloc();
-  }
-  T* data() const { return data_.get(); }
+  explicit Workspace(int64_t count)
+      : storage_(static_cast<size_t>(std::max<int64_t>(1, count)) * sizeof(T), Device::cpu()) {}
+  T* data() const { return static_cast<T*>(storage_.data()); }
 
  private:
-  struct Free {
-    void operator()(T* data) const { std::free(data); }
-  };
-  std::unique_ptr<T[], Free> data_;
+  Storage storage_;
 };
 
 /// Calls body(piece of the weight, geometry that puts its taps where they were) for pieces of few enough taps for
@@ -115,9 +108,52 @@ struct PackedLayout {
   int64_t step = 0;
 };
 
+/// Slots [0, length) of a run, of which those inside the input, [begin, end), start at `first`.
+template <class T>
+struct PackedRun {
+  const T* first = nullptr;
+  int64_t step = 0;
+  int64_t length = 0, begin = 0, end = 0;
+
+  /// Slots [at, at + count), side by side in `to`.
+  void copy(int64_t channel, int64_t at, int64_t count, T* to) const {
+    const int64_t zeros = std::clamp<int64_t>(begin - at, 0, count), stop = std::clamp<int64_t>(end - at, zeros, count);
+    const T* from = first + channel + (at + zeros - begin) * step;
+    std::fill(to, to + zeros, T(0));
+    if (step == 1) {
+      std::copy(from, from + (stop - zeros), to + zeros);
+    } else if (step == 2) {  // a number known to the compiler becomes vector instructions
+      for (int64_t j = 0; j < stop - zeros; ++j) to[zeros + j] = from[2 * j];
+    } else {
+      for (int64_t j = 0; j < stop - zeros; ++j) to[zeros + j] = from[j * step];
+    }
+    std::fill(to + stop, to + count, T(0));
+  }
+
+  /// All slots, `channels` channels of each side by side, every `width` elements.
+  void interleave(int64_t channels, int64_t channel_stride, int64_t width, T* to) const {
+    constexpr int kLines = 4;
+    constexpr int64_t kSlots = 64;
+    T lines[kLines][kSlots];
+    for (int64_t at = 0; at < length; at += kSlots) {
+      const int64_t count = std::min(kSlots, length - at);
+      for (int64_t c = 0; c < channels; c += kLines) {
+        const int64_t now = std::min<int64_t>(kLines, channels - c);
+        for (int64_t i = 0; i < now; ++i) copy((c + i) * channel_stride, at, count, lines[i]);
+        T* out = to + at * width + c;
+        int64_t j = 0;
+        for (; now == kLines && j + kLines <= count; j += kLines)
+          transpose<T, kLines>([&](int i) { return lines[i] + j; }, [&](int i) { return out + (j + i) * width; });
+        for (; j < count; ++j)
+          for (int64_t i = 0; i < now; ++i) out[j * width + i] = lines[i][j];
+      }
+    }
+  }
+};
+
 /// Copies row `row` = (d slot) * slots_h + (h slot) of the tile at `origin`: `channels` channels from `source` on (the
 /// element at n, first channel, 0, 0, 0). Slots beyond the ends of the w axis become 0. Rows that lie outside the
-/// input are left as they are: no tap reads them.
+/// input are left as they are: no tap reads them. Either the layout's step is 1 or its channel is.
 template <class T>
 void pack_row(T* packed, const PackedLayout& layout, const T* source, const Volume<const T>& volume, int64_t channels,
               const Gather3& gather, const Tiling& tiling, const std::array<int64_t, 3>& origin, int64_t row) {
@@ -133,23 +169,17 @@ void pack_row(T* packed, const PackedLayout& layout, const T* source, const Volu
   const ConvGather& g = gather[2];
   for (const AxisWindow::Run& run : tiling.windows[2].runs) {
     const int64_t first = run.position + origin[2] * g.in_step;
-    // Slots [begin, end) of the run lie inside the input.
-    const int64_t begin = first >= 0 ? 0 : std::min(run.length, (-first + g.in_step - 1) / g.in_step);
-    const int64_t end = first >= g.in_size
-                            ? begin
-                            : std::max(begin, std::min(run.length, (g.in_size - first + g.in_step - 1) / g.in_step));
-    const T* from = source + (first + begin * g.in_step) * volume.stride[2];
+    PackedRun<T> line{.step = g.in_step * volume.stride[2], .length = run.length};
+    line.begin = first >= 0 ? 0 : std::min(run.length, (-first + g.in_step - 1) / g.in_step);
+    line.end = first >= g.in_size ? line.begin
+                                  : std::clamp((g.in_size - first + g.in_step - 1) / g.in_step, line.begin, run.length);
+    line.first = source + (first + line.begin * g.in_step) * volume.stride[2];
     T* to = packed + row * layout.row + run.slot * layout.step;
-    const int64_t from_step = g.in_step * volume.stride[2];
-    for (int64_t c = 0; c < channels; ++c, from += volume.channel_stride, to += layout.channel) {
-      for (int64_t j = 0; j < begin; ++j) to[j * layout.step] = T(0);
-      T* inside = to + begin * layout.step;
-      if (from_step == 1 && layout.step == 1) {
-        std::copy(from, from + (end - begin), inside);
-      } else {
-        for (int64_t j = 0; j < end - begin; ++j) inside[j * layout.step] = from[j * from_step];
-      }
-      for (int64_t j = end; j < run.length; ++j) to[j * layout.step] = T(0);
+    if (layout.channel == 1 && layout.step != 1) {
+      line.interleave(channels, volume.channel_stride, layout.step, to);
+    } else {
+      for (int64_t c = 0; c < channels; ++c)
+        line.copy(c * volume.channel_stride, 0, run.length, to + c * layout.channel);
     }
   }
 }

@@ -6,36 +6,12 @@
 #include <utility>
 
 #include "ops/cpu/conv_tile.h"
+#include "ops/cpu/vectors.h"
 
 namespace voxgrad::cpu {
 
-#if defined(__AVX512F__)
-inline constexpr int kVectorBytes = 64, kVectorRegisters = 32;
-#elif defined(__AVX__)
-inline constexpr int kVectorBytes = 32, kVectorRegisters = 16;
-#elif defined(__aarch64__)
-inline constexpr int kVectorBytes = 16, kVectorRegisters = 32;
-#else
-inline constexpr int kVectorBytes = 16, kVectorRegisters = 16;
-#endif
-
 /// Rows of a tile of `vectors` vectors: three quarters of the registers hold sums, the rest operands.
 constexpr int tile_rows(int vectors) { return std::min(kMaxTileRows, kVectorRegisters * 3 / 4 / vectors); }
-
-/// f(integral_constant<int, 0>), f(1), ... f(count - 1): indices known to the compiler, so that arrays of vectors
-/// become registers.
-template <int count, class F>
-[[gnu::always_inline]] inline void unrolled(const F& f) {
-  [&]<int... i>(std::integer_sequence<int, i...>) __attribute__((always_inline)) {
-    (f(std::integral_constant<int, i>{}), ...);
-  }
-  (std::make_integer_sequence<int, count>{});
-}
-
-template <class T, int bytes>
-struct VectorOf {
-  typedef T Type __attribute__((vector_size(bytes)));
-};
 
 template <class T, int bytes, int vectors, int rows>
 void tile_product(const TileProduct<T>& product) {
