@@ -18,10 +18,11 @@ void tile_product(const TileProduct<T>& product) {
   using Vector = typename VectorOf<T, bytes>::Type;
   constexpr int lanes = bytes / static_cast<int>(sizeof(T));
   Vector sums[rows * vectors] = {};
+  if (product.adds) unrolled<rows * vectors>([&](auto i) { std::memcpy(&sums[i], product.c + i * lanes, bytes); });
   for (const TileSegment& segment : product.segments) {
     const T* a = product.a + segment.a;
     const T* b = product.b + segment.b;
-    for (int64_t k = 0; k < product.depth; ++k, a += product.a_step, b += vectors * lanes) {
+    for (int64_t k = 0; k < product.depth; ++k, a += product.a_step, b += product.b_step) {
       Vector columns[vectors];
       unrolled<vectors>([&](auto v) { std::memcpy(&columns[v], b + v * lanes, bytes); });
       unrolled<rows>([&](auto m) {
@@ -48,9 +49,8 @@ const TileFamily<T>* tile_family() {
 /// and the rest goes in pairs of whole vectors, with one or three where pairs do not come out even.
 template <class T>
 std::vector<ColumnBlock<T>> column_blocks(int64_t channels) {
-  // Vectors narrower than 16 bytes do not exist on every processor.
-  constexpr int half = kVectorBytes >= 32 ? kVectorBytes / 2 : kVectorBytes;
-  constexpr int64_t unit = half / static_cast<int>(sizeof(T));
+  constexpr int half = kHalfVectorBytes;
+  constexpr int64_t unit = kColumnUnit<T>;
   constexpr int64_t units_per_vector = kVectorBytes / half;
   std::vector<ColumnBlock<T>> blocks;
   int64_t first = 0;

@@ -50,28 +50,17 @@ struct Operand {
     return width * tiling.slots();
   }
   int64_t elements() const { return elements(pieces.size()); }
-  int64_t rows() const { return tiling.windows[0].slots * tiling.windows[1].slots; }
-  int64_t row_elements(const Piece<T>& piece) const { return tiling.windows[2].slots * piece.width; }
-  /// Rows and pieces are packed one by one: task = piece * rows() + row.
-  int64_t pack_tasks() const { return rows() * static_cast<int64_t>(pieces.size()); }
+  /// Pieces are packed one by one.
+  int64_t pack_tasks() const { return static_cast<int64_t>(pieces.size()); }
 
   void pack(T* packed, int64_t n, const std::array<int64_t, 3>& origin, int64_t task) const {
-    const size_t i = static_cast<size_t>(task / rows());
-    const Piece<T>& piece = pieces[i];
-    const int64_t row = task % rows(), row_size = row_elements(piece);
-    T* to = packed + elements(i);
-    if (piece.count < piece.width) std::fill_n(to + row * row_size, row_size, T(0));
-    pack_row(to, {row_size, 1, piece.width}, volume.at(n, first_channel + piece.first), volume, piece.count, gather,
-             tiling, origin, row);
+    const Piece<T>& piece = pieces[static_cast<size_t>(task)];
+    T* to = packed + elements(static_cast<size_t>(task));
+    if (piece.count < piece.width) std::fill_n(to, piece.width * tiling.slots(), T(0));
+    pack_tile(to, {tiling.windows[2].slots * piece.width, 1, piece.width}, volume.at(n, first_channel + piece.first),
+              volume, piece.count, gather, tiling, origin);
   }
 };
-
-template <class T>
-int64_t padded(int64_t channels) {
-  int64_t columns = 0;
-  for (const ColumnBlock<T>& block : column_blocks<T>(channels)) columns += block.family->columns;
-  return columns;
-}
 
 template <class T>
 class WeightGradient {
@@ -111,7 +100,8 @@ class WeightGradient {
 
   /// Columns of the product are the channels that fill vectors better, or the more numerous ones.
   void choose_roles() {
-    const int64_t x_waste = padded<T>(x_.channels) * y_.channels, y_waste = padded<T>(y_.channels) * x_.channels;
+    const int64_t x_waste = padded_columns(column_blocks<T>(x_.channels)) * y_.channels,
+                  y_waste = padded_columns(column_blocks<T>(y_.channels)) * x_.channels;
     const bool y_is_columns = y_waste < x_waste || (y_waste == x_waste && y_.channels >= x_.channels);
     columns_ = y_is_columns ? &y_ : &x_;
     rows_ = y_is_columns ? &x_ : &y_;
@@ -160,7 +150,7 @@ class WeightGradient {
     for (int64_t first = 0; first < tiles(); first += tiles_at_once()) {
       const int64_t count = std::min(tiles_at_once(), tiles() - first);
       const int64_t tasks = x_.pack_tasks() + y_.pack_tasks();
-      parallel_for(count * tasks, 16, [&](int64_t begin, int64_t end) {
+      parallel_for(count * tasks, 1, [&](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; ++i) pack(packed + i / tasks * tile_elements(), first + i / tasks, i % tasks);
       });
       over_items([&](const ConvRange& items, T* to) {
@@ -227,7 +217,8 @@ class WeightGradient {
       const int64_t depth = fill_segments(rows.width, columns.width, it.tap, origin, segments);
       if (depth == 0 || segments.empty()) continue;
       columns.family->products[rows.count - 1]({rows_data + rows_->elements(it.rows), rows.width,
-                                                columns_data + columns_->elements(it.columns), segments, depth, share});
+                                                columns_data + columns_->elements(it.columns), columns.width, segments,
+                                                depth, share});
       for (int64_t j = 0; j < rows.count * columns.width; ++j) sums[j] += share[j];
     }
   }

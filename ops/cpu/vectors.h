@@ -18,6 +18,12 @@ inline constexpr int kVectorBytes = 16, kVectorRegisters = 32;
 inline constexpr int kVectorBytes = 16, kVectorRegisters = 16;
 #endif
 
+/// Columns of a register tile are counted in halves of a vector; vectors narrower than 16 bytes do not exist on every
+/// processor.
+inline constexpr int kHalfVectorBytes = kVectorBytes >= 32 ? kVectorBytes / 2 : kVectorBytes;
+template <class T>
+inline constexpr int kColumnUnit = kHalfVectorBytes / static_cast<int>(sizeof(T));
+
 /// f(integral_constant<int, 0>), f(1), ... f(count - 1): indices known to the compiler, so that arrays of vectors
 /// become registers.
 template <int count, class F>
@@ -51,6 +57,19 @@ template <class T, int n, class From, class To>
     unrolled<n>([&](auto i) { rows[i] = next[i]; });
   }
   unrolled<n>([&](auto j) { std::memcpy(to(j), &rows[j], sizeof(Vector)); });
+}
+
+/// to[i] = from[2 * i] for i in [0, n); reads 2 n elements.
+template <class T, int n>
+[[gnu::always_inline]] inline void even_elements(const T* from, T* to) {
+  typename VectorOf<T, n*static_cast<int>(sizeof(T))>::Type low, high, even;
+  std::memcpy(&low, from, sizeof low);
+  std::memcpy(&high, from + n, sizeof high);
+  [&]<int... k>(std::integer_sequence<int, k...>) __attribute__((always_inline)) {
+    even = __builtin_shufflevector(low, high, 2 * k...);
+  }
+  (std::make_integer_sequence<int, n>{});
+  std::memcpy(to, &even, sizeof even);
 }
 
 }  // namespace voxgrad::cpu
