@@ -270,7 +270,8 @@ class Convolution {
     const int64_t taps = p_.kernel[0] * p_.kernel[1] * p_.kernel[2], run = p_.weight_in_stride == taps ? channels : 1;
     if (taps_are_contiguous() && run * taps >= kColumnUnit<T>) {
       for (int64_t c = 0; c < channels; c += run)
-        pack_columns(unit, source + c * p_.weight_in_stride, run * taps, to + c * columns);
+        pack_columns(unit, source + c * p_.weight_in_stride, run * taps, run == 1 ? p_.weight_in_stride : 64,
+                     to + c * columns);
       return;
     }
     for (int64_t tap = 0; tap < taps; ++tap) {
@@ -294,7 +295,8 @@ class Convolution {
 
   /// `count` weights that follow each other in memory, whole kernels of one or more channels. Squares of weights x
   /// columns are transposed; the last square overlaps the one before, and columns beyond the block repeat its last.
-  void pack_columns(const Unit<T>& unit, const T* source, int64_t count, T* to) const {
+  /// What comes `ahead` elements later is prefetched.
+  void pack_columns(const Unit<T>& unit, const T* source, int64_t count, int64_t ahead, T* to) const {
     constexpr int kSquare = kColumnUnit<T>;
     const int64_t columns = unit.block.family->columns, taps = static_cast<int64_t>(tap_slot_.size());
     for (int64_t i = 0; i < count; i += kSquare) {
@@ -309,7 +311,11 @@ class Convolution {
       }
       for (int64_t n = 0; n < columns; n += kSquare)
         transpose<T, kSquare>(
-            [&](int64_t k) { return source + std::min(n + k, unit.block.count - 1) * p_.weight_out_stride + at; },
+            [&](int64_t k) {
+              const T* from = source + std::min(n + k, unit.block.count - 1) * p_.weight_out_stride + at;
+              __builtin_prefetch(from + ahead);
+              return from;
+            },
             [&](int64_t k) { return rows[k] ? rows[k] + n : unused; });
     }
   }
@@ -378,6 +384,11 @@ class Convolution {
     const int64_t rows = even_piece(count, family.max_rows);
     for (int64_t m = 0; m < count; m += rows) {
       const int64_t now = std::min(rows, count - m);
+      // Each channel's outputs lie in a place of their own, which would be waited for at the end.
+      for (int64_t n = 0; n < unit.block.count; ++n) {
+        __builtin_prefetch(out + n * p_.out.channel_stride + m * out_step, 1);
+        __builtin_prefetch(out + n * p_.out.channel_stride + (m + now - 1) * out_step, 1);
+      }
       const TileProduct<T> product{a + m, layout_.channel, b, family.columns, task.segments, unit.channels, sums};
       multiply_inside(family, product, now, q[2] + m, *phase.axis[2]);
       store(unit, {0, unit.block.count}, {sums, family.columns, 1}, now, out + m * out_step, out_step);
