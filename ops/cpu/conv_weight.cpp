@@ -247,17 +247,20 @@ class WeightGradient {
       begin[i] = std::max<int64_t>(0, range.begin - origin[i]);
       end[i] = std::min(x_.tiling.length[i], range.end - origin[i]);
     }
-    auto offset = [&](const Operand<T>& operand, int64_t d, int64_t h) {
-      const auto& windows = operand.tiling.windows;
-      const std::array<int64_t, 3> q{d, h, begin[2]};
-      std::array<int64_t, 3> slot{};
-      for (size_t i = 0; i < 3; ++i) slot[i] = q[i] + windows[i].base[&operand == &x_ ? k[i] : 0];
-      return (slot[0] * windows[1].slots + slot[1]) * windows[2].slots + slot[2];
+    struct Walk {  // over the elements of an operand: where it starts, and its steps along d and h
+      int64_t start, d, h;
     };
+    auto walk = [&](const Operand<T>& operand, int64_t width) {
+      const auto& windows = operand.tiling.windows;
+      auto slot = [&](size_t i) { return begin[i] + windows[i].base[&operand == &x_ ? k[i] : 0]; };
+      const int64_t h = windows[2].slots * width, d = windows[1].slots * h;
+      return Walk{slot(0) * d + slot(1) * h + slot(2) * width, d, h};
+    };
+    const Walk rows = walk(*rows_, rows_width), columns = walk(*columns_, columns_width);
     segments.clear();
-    for (int64_t d = begin[0]; d < end[0]; ++d)
-      for (int64_t h = begin[1]; h < end[1]; ++h)
-        segments.push_back({offset(*rows_, d, h) * rows_width, offset(*columns_, d, h) * columns_width});
+    for (int64_t d = 0; d < end[0] - begin[0]; ++d)
+      for (int64_t h = 0; h < end[1] - begin[1]; ++h)
+        segments.push_back({rows.start + d * rows.d + h * rows.h, columns.start + d * columns.d + h * columns.h});
     return std::max<int64_t>(0, end[2] - begin[2]);
   }
 
