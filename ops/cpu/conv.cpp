@@ -2,7 +2,10 @@
 //
 // A task packs a tile of the input once, then walks the rows of outputs that it feeds. A row is a product whose
 // left factor is the packed tile itself, read at one offset for each tap; taps that miss the input along d or h are
-// left out, along w they meet zeros. Sums run over taps, then channels, in an order that depends on shapes only.
+// left out, and along w they multiply the outputs that they meet, or zeros where that would be too little work. Where
+// the weights outweigh the inputs, a task is a block of output channels instead, and packs its weights. Few output
+// channels are the rows of the register tile, and voxels its columns. Sums run over taps, then channels, in an order
+// that depends on shapes only.
 #include <algorithm>
 #include <atomic>
 
@@ -336,9 +339,8 @@ class Convolution {
       for (int64_t m = 0; m < rows; ++m)
         for (int64_t n = 0; n < count; ++n) {
           T& to = out[m * out_step + n * channel_stride];
-          to = finished(sums.data[m * sums.row + n * sums.channel] + (adds   ? to
-                                                                      : bias ? bias[n * p_.bias_stride]
-                                                                             : T(0)));
+          const T start = adds ? to : bias ? bias[n * p_.bias_stride] : T(0);
+          to = finished(sums.data[m * sums.row + n * sums.channel] + start);
         }
       return;
     }
