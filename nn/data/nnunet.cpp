@@ -32,9 +32,19 @@ const json& at(const InputFile& file, const json& object, const char* key, json:
   return *found;
 }
 
-/// Names by their numbers, which are 0, 1, 2, ...
-std::vector<std::string> by_number(const InputFile& file, const char* key,
-                                   const std::map<int64_t, std::string>& names) {
+/// Names by their numbers 0, 1, 2, ... from {"0": "T1"} or {"background": 0}.
+std::vector<std::string> read_names(const InputFile& file, const json& object, const char* key, size_t least,
+                                    size_t most) {
+  std::map<int64_t, std::string> names;
+  for (const auto& [left, right] : at(file, object, key, json::value_t::object).items()) {
+    file.check(!right.is_array(), in_quotes(key), ": ", in_quotes(left), " is a list; regions are not supported");
+    const json number = right.is_string() ? json::parse(left, nullptr, false) : right;
+    file.check(number.is_number_integer(), in_quotes(key), ": ", in_quotes(left), " has no number");
+    const bool fresh = names.emplace(number.get<int64_t>(), right.is_string() ? right.get<std::string>() : left).second;
+    file.check(fresh, in_quotes(key), ": two are number ", number);
+  }
+  file.check(names.size() >= least && names.size() <= most, in_quotes(key), " has ", names.size(), " names, expected ",
+             least, " to ", most);
   std::vector<std::string> list;
   for (const auto& [number, name] : names) {
     file.check(number == std::ssize(list), in_quotes(key), " must be numbered 0, 1, 2, ...; ", list.size(),
@@ -42,29 +52,6 @@ std::vector<std::string> by_number(const InputFile& file, const char* key,
     list.push_back(name);
   }
   return list;
-}
-
-std::vector<std::string> read_channels(const InputFile& file, const json& object) {
-  std::map<int64_t, std::string> names;
-  for (const auto& [number, name] : at(file, object, "channel_names", json::value_t::object).items()) {
-    const bool good = !number.empty() && number.size() <= 4 && std::all_of(number.begin(), number.end(), isdigit);
-    file.check(good && name.is_string(), "'channel_names' must map numbers to names, has ", in_quotes(number));
-    names[std::stoi(number)] = name;
-  }
-  file.check(!names.empty(), "'channel_names' is empty");
-  return by_number(file, "channel_names", names);
-}
-
-std::vector<std::string> read_classes(const InputFile& file, const json& object) {
-  std::map<int64_t, std::string> names;
-  for (const auto& [name, number] : at(file, object, "labels", json::value_t::object).items()) {
-    file.check(!number.is_array(), "label ", in_quotes(name), " is a list: regions are not supported");
-    file.check(number.is_number_integer(), "label ", in_quotes(name), " must be an integer, is ", number.type_name());
-    const bool fresh = names.emplace(number.get<int64_t>(), name).second;
-    file.check(fresh, "two labels are number ", number.get<int64_t>());
-  }
-  file.check(names.size() >= 2 && names.size() <= 256, "has ", names.size(), " labels, expected 2 to 256");
-  return by_number(file, "labels", names);
 }
 
 /// Names of the files in a folder, without their ending; none if the folder is missing. Hidden ones are passed over.
@@ -111,8 +98,8 @@ std::vector<std::string> list_cases(const fs::path& folder, const std::string& e
 NnUNetFolder::NnUNetFolder(const fs::path& path) : folder(path) {
   InputFile file(path / "dataset.json", kOp);
   const json object = read_json(file);
-  channels = read_channels(file, object);
-  classes = read_classes(file, object);
+  channels = read_names(file, object, "channel_names", 1, 9999);
+  classes = read_names(file, object, "labels", 2, 256);
   file_ending = at(file, object, "file_ending", json::value_t::string);
   file.check(file_ending == ".nii.gz" || file_ending == ".nii", "file_ending ", in_quotes(file_ending),
              " is not supported (.nii.gz and .nii are)");

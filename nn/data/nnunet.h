@@ -10,8 +10,8 @@
 
 namespace voxgrad::data {
 
-/// What dataset.json says and imagesTr, labelsTr and imagesTs hold: imagesTr/CASE_0000.nii.gz, CASE_0001 for a second
-/// channel, ...; labelsTr/CASE.nii.gz.
+/// What dataset.json says, and what imagesTr, labelsTr and imagesTs hold: imagesTr/CASE_0000.nii.gz, CASE_0001 for a
+/// second channel, ...; labelsTr/CASE.nii.gz.
 struct NnUNetFolder {
   /// Lists the folder. Throws Error, with a file's name, where something is missing or dataset.json lies: numTraining,
   /// channels or labels without a file or a case, files under other names, labels that are not 0, 1, 2, ...

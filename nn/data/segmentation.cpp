@@ -165,11 +165,14 @@ Case crop(const Case& c, const Box& box) {
   check(c.geometry.shape == c.box.size, "crop", "case '", c.name, "' is resampled already");
   Case part = c;
   for (int64_t axis = 0; axis < 3; ++axis) {
-    part.image = part.image.narrow(axis + 1, box.start[axis], box.size[axis]);
-    if (c.label.defined()) part.label = part.label.narrow(axis, box.start[axis], box.size[axis]);
-    part.box.start[axis] += box.start[axis];
+    const int64_t start = box.start[axis], size = box.size[axis], all = c.geometry.shape[axis];
+    check(start >= 0 && size > 0 && size <= all && start <= all - size, "crop", "a box of size ", box.size, " at ",
+          box.start, " does not lie within case '", c.name, "' ", c.geometry.shape);
+    part.image = part.image.narrow(axis + 1, start, size);
+    if (c.label.defined()) part.label = part.label.narrow(axis, start, size);
+    part.box.start[axis] += start;
     for (size_t row = 0; row < 3; ++row)
-      part.geometry.affine[row][3] += static_cast<double>(box.start[axis]) * c.geometry.affine[row][column_of(axis)];
+      part.geometry.affine[row][3] += static_cast<double>(start) * c.geometry.affine[row][column_of(axis)];
   }
   part.image = part.image.contiguous();
   if (c.label.defined()) part.label = part.label.contiguous();

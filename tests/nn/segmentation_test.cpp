@@ -147,6 +147,8 @@ TEST_F(CaseTest, CropAndResampleKeepVoxelsInPlace) {
   EXPECT_EQ(fine.box.start, (Dims{1, 2, 3}));
   EXPECT_EQ(resample(part, {100, 1.5, 0.5}).geometry.shape, (Shape{1, 7, 9}));
   EXPECT_ERROR(crop(fine, {{0, 0, 0}, {1, 1, 1}}), "case 'case' is resampled already");
+  EXPECT_ERROR(crop(part, {{-1, 0, 0}, {1, 1, 1}}), "a box of size [1, 1, 1] at [-1, 0, 0] does not lie within case");
+  EXPECT_ERROR(crop(part, {{0, 0, 1}, {8, 7, 9}}), "does not lie within case 'case' [8, 7, 9]");
   EXPECT_ERROR(resample(part, {0, 1, 1}), "spacing must be positive, got 0");
   EXPECT_ERROR(resample(part, {1e-9, 1, 1}), "voxels along an axis");
 }

@@ -2,6 +2,7 @@
 #include "nn/summary_writer.h"
 
 #include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 #include <zlib.h>
 
@@ -263,6 +264,24 @@ TEST_F(SummaryWriterTest, WhatIsCutIsReadToTheLastWholeRecord) {
     if (complete < all.size() && length == end + 16 + all[complete].size()) end += 16 + all[complete++].size();
     EXPECT_EQ(records(whole.substr(0, length)).size(), complete) << length;
   }
+}
+
+TEST_F(SummaryWriterTest, AKilledRunLeavesWholeRecords) {
+  const pid_t run = fork();
+  ASSERT_GE(run, 0);
+  if (run == 0) {
+    SummaryWriter writer(path("run"));
+    for (int i = 0;; ++i) writer.add_text("x", std::string(1000, 'x'), i);
+  }
+  const auto file = [&]() -> std::string {
+    std::error_code none;
+    for (const auto& entry : std::filesystem::directory_iterator(path("run"), none)) return get(entry.path());
+    return {};
+  };
+  while (file().size() < 20000) usleep(1000);
+  kill(run, SIGKILL);
+  waitpid(run, nullptr, 0);
+  EXPECT_GE(records(file()).size(), 20u);
 }
 
 TEST_F(SummaryWriterTest, FilesOfTheirOwn) {
