@@ -86,40 +86,25 @@ Tensor cropped(Tensor x, const Triple& size) {
   return x;
 }
 
-using Matrix = std::array<std::array<double, 3>, 3>;
-
-/// From a voxel's offset from the centre, (D, H, W), to the offset of what is read there: rotated about W, H and D,
-/// then scaled.
-Matrix offset_map(const AugmentParams& params) {
-  Matrix m{{{1, 0, 0}, {0, 1, 0}, {0, 0, 1}}};
-  for (const size_t axis : {2u, 1u, 0u}) {
-    const double angle = params.rotation[axis] * std::numbers::pi / 180, c = std::cos(angle), s = std::sin(angle);
-    std::array<double, 3>&a = m[(axis + 1) % 3], &b = m[(axis + 2) % 3];
-    for (size_t j = 0; j < 3; ++j) {
-      const double old = a[j];
-      a[j] = c * old + s * b[j];
-      b[j] = c * b[j] - s * old;
-    }
-  }
-  for (size_t i = 0; i < 3; ++i)
-    for (double& value : m[i]) value *= params.scaling[i];
-  return m;
-}
-
 /// affine_grid's theta, whose rows and columns are W, H, D and whose unit is half an axis.
 std::array<double, 12> theta_of(const AugmentParams& params, const Tensor& x, const Triple& size) {
-  const Matrix m = offset_map(params);
-  std::array<double, 12> theta{};
-  for (int row = 0; row < 3; ++row) {
-    const int to = 2 - row;
-    const auto whole = static_cast<double>(x.size(to + 2));
-    const auto begin = static_cast<double>(begin_of(x, size, to)), part = static_cast<double>(size[to]);
-    for (int column = 0; column < 3; ++column) {
-      const int from = 2 - column;
-      theta[static_cast<size_t>(4 * row + column)] =
-          m[static_cast<size_t>(to)][static_cast<size_t>(from)] * static_cast<double>(size[from]) / whole;
+  // From a voxel's offset from the centre to that of what it reads: rotated about W, H and D, then scaled.
+  double m[3][3] = {{1, 0, 0}, {0, 1, 0}, {0, 0, 1}};
+  for (const int axis : {2, 1, 0}) {
+    const double angle = params.rotation[static_cast<size_t>(axis)] * std::numbers::pi / 180;
+    for (int j = 0; j < 3; ++j) {
+      double &a = m[(axis + 1) % 3][j], &b = m[(axis + 2) % 3][j];
+      const double old = a;
+      a = std::cos(angle) * old + std::sin(angle) * b;
+      b = std::cos(angle) * b - std::sin(angle) * old;
     }
-    theta[static_cast<size_t>(4 * row + 3)] = (2 * begin + part) / whole - 1;
+  }
+  std::array<double, 12> theta{};
+  for (int to = 0; to < 3; ++to) {
+    double* const row = theta.data() + 4 * (2 - to);
+    const auto whole = static_cast<double>(x.size(to + 2)), scale = params.scaling[static_cast<size_t>(to)];
+    for (int from = 0; from < 3; ++from) row[2 - from] = scale * m[to][from] * static_cast<double>(size[from]) / whole;
+    row[3] = static_cast<double>(2 * begin_of(x, size, to) + size[to]) / whole - 1;
   }
   return theta;
 }
@@ -156,19 +141,14 @@ Tensor displacements(const Triple& size, double spacing, uint64_t seed, const Te
 Tensor blurred(const Tensor& x, int64_t axis, double sigma) {
   const int64_t size = x.size(axis), reach = std::min(std::lround(3 * sigma - 0.25), size - 1);
   if (reach <= 0) return x;
-  std::vector<double> weights;
-  double sum = 0;
-  for (int64_t k = 0; k <= reach; ++k) {
-    weights.push_back(std::exp(-0.5 * std::pow(static_cast<double>(k) / sigma, 2)));
-    sum += (k ? 2 : 1) * weights.back();
-  }
+  const auto weight = [=](int64_t k) { return std::exp(-static_cast<double>(k * k) / (2 * sigma * sigma)); };
+  double sum = 1;
+  for (int64_t k = 1; k <= reach; ++k) sum += 2 * weight(k);
   std::vector<int64_t> amounts(6, 0);
   std::fill_n(amounts.begin() + 2 * (2 - axis), 2, reach);
-  const Tensor padded = squeeze(pad(unsqueeze(x, 0), amounts, PadMode::reflect), 0);
-  Tensor y = affine(x, weights[0] / sum, 0);
+  const Tensor padded = squeeze(pad(unsqueeze(x, 0), amounts, PadMode::reflect), 0), y = x / sum;
   for (int64_t k = 1; k <= reach; ++k)
-    y.add_(narrow(padded, axis, reach - k, size) + narrow(padded, axis, reach + k, size),
-           weights[static_cast<size_t>(k)] / sum);
+    y.add_(narrow(padded, axis, reach - k, size) + narrow(padded, axis, reach + k, size), weight(k) / sum);
   return y;
 }
 

@@ -371,12 +371,12 @@ TEST(Augmentation, AddsNoise) {
 
 TEST(Augmentation, Mirrors) {
   AugmentParams params = params_of(2);
-  params.mirror = {true, false, true};
+  params.mirror = {true, true, false};
   for (const Device device : devices()) {
     const Tensor x = image(2, 2, f32).to(device), t = classes(2, i64).to(device);
     const Sample y = Augmentation().apply({x, squeeze(t, 1)}, {params, params_of(2)});
-    expect_same(y.input[0], flip(x[0], {1, 3}));
-    expect_same(y.target[0], flip(t[0][0], {0, 2}));
+    expect_same(y.input[0], flip(x[0], {1, 2}));
+    expect_same(y.target[0], flip(t[0][0], {0, 1}));
     expect_same(y.input[1], x[1]);
     expect_same(y.target, stack({y.target[0], t[1][0]}));
   }

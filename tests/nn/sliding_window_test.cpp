@@ -147,8 +147,8 @@ TEST(SlidingWindow, StandsWhereNnUNetsWindowsStand) {
   sliding_window_inference(x, model, {.window = {64, 1, 1}});
   EXPECT_EQ(begins, (std::vector<double>{0, 23, 46}));
   begins.clear();
-  sliding_window_inference(x, model, {.window = {30, 1, 1}, .overlap = 0.9});
-  EXPECT_EQ(begins.size(), 28u);  // three voxels each, 80 in all
+  sliding_window_inference(x, model, {.window = {20, 1, 1}, .overlap = 0.9});
+  EXPECT_EQ(begins.size(), 46u);  // two voxels each, 90 in all
   begins.clear();
   sliding_window_inference(x, model, {.window = {10, 1, 1}, .overlap = 0.9});
   EXPECT_EQ(begins.size(), 101u);
@@ -206,6 +206,14 @@ TEST(SlidingWindow, RunsTheModelInLowPrecision) {
     const autocast guard(bf16);  // of the caller
     EXPECT_EQ(sliding_window_inference(x, model, {.window = 4}).dtype(), f32);
   }
+}
+
+TEST(SlidingWindow, AveragesMirroredHalvesInFloat32) {
+  int64_t calls = 0;
+  const auto model = [&](const Tensor& windows) { return full_like(windows, calls++ % 4 == 0 ? 256 : 1).to(bf16); };
+  const Tensor y = sliding_window_inference(ones({1, 1, 4, 4, 4}), model, {.window = 4, .mirror_axes = {0, 2}});
+  EXPECT_EQ(y.dtype(), f32);
+  EXPECT_EQ(y.at({0, 0, 1, 2, 3}), 259.0 / 4);
 }
 
 TEST(SlidingWindow, ReportsProgressAndEnds) {
