@@ -1,7 +1,7 @@
 #include "core/memory_snapshot.h"
 
 #include <algorithm>
-#include <chrono>
+#include <atomic>
 #include <cstdio>
 #include <map>
 #include <mutex>
@@ -50,33 +50,14 @@ struct DeviceHistory {
 
 struct History {
   std::mutex mutex;
-  int recorders = 0, sessions = 0;
-  bool by_program = false;
+  int recorders = 0;
   std::map<std::pair<DeviceType, int>, DeviceHistory> devices;
-  std::vector<profiler::MemorySample> samples;
 
   /// Of the device, of which `current` bytes are live before the change that is to be noted.
   DeviceHistory& of(Device device, int64_t current) {
     const auto [entry, fresh] = devices.try_emplace({device.type, device.index});
     if (fresh) entry->second.current = entry->second.peak = current;
     return entry->second;
-  }
-  void sample(Device device, int64_t bytes) {
-    if (sessions == 0) return;
-    const auto now = std::chrono::steady_clock::now().time_since_epoch();
-    samples.push_back({std::chrono::duration_cast<std::chrono::nanoseconds>(now).count(), device, bytes});
-  }
-  void start() {
-    if (recorders++ == 0) devices.clear();
-    ++profiler::detail::recorders;
-  }
-  void stop() noexcept {
-    --profiler::detail::recorders;
-    if (--recorders > 0) return;
-    for (auto& [device, history] : devices) {
-      history.put_down();
-      history.blocks.clear();
-    }
   }
 };
 History& history() {
@@ -95,8 +76,6 @@ void note(const F& change) noexcept {
   }
 }
 
-thread_local int64_t noted_bytes = 0;
-
 std::string text_of(profiler::Name name) { return name ? *name : ""; }
 
 }  // namespace
@@ -114,8 +93,8 @@ void detail::note_allocation(Device device, const void* data, size_t size, int64
     h.take(block.place, bytes, 1);
     h.blocks.insert_or_assign(data, block);
     h.noted += bytes;
-    noted_bytes += bytes;
-    history().sample(device, current);
+    if (profiler::Event* op = profiler::Scope::current_op()) op->memory += bytes;
+    profiler::detail::record_memory(device, current);
   });
 }
 
@@ -128,7 +107,7 @@ void detail::note_free(Device device, const void* data, size_t size, int64_t cur
       h.take(entry.mapped().place, -entry.mapped().bytes, -1);
       h.noted -= entry.mapped().bytes;
     }
-    history().sample(device, current);
+    profiler::detail::record_memory(device, current);
   });
 }
 
@@ -141,47 +120,40 @@ void detail::note_reset(Device device) noexcept {
   });
 }
 
-int64_t detail::noted_on_thread() noexcept { return noted_bytes; }
-
-int64_t detail::claim(Device device, const void* data) noexcept {
-  int64_t bytes = 0;
+void detail::claim(Device device, const void* data) noexcept {
+  profiler::Event* const op = profiler::Scope::current_op();
   note([&] {
     const auto at = history().devices.find({device.type, device.index});
-    if (at == history().devices.end()) return;
-    DeviceHistory& h = at->second;
-    const auto found = h.blocks.find(data);
-    if (found == h.blocks.end() || found->second.place.op) return;
-    h.take(profiler::place(), found->second.bytes, 1);
-    h.take(found->second.place, -found->second.bytes, -1);
-    found->second.place = profiler::place();
-    bytes = found->second.bytes;
+    if (!op || at == history().devices.end()) return;
+    const auto found = at->second.blocks.find(data);
+    if (found == at->second.blocks.end() || found->second.place.op) return;
+    Block& block = found->second;
+    at->second.take(op->place, block.bytes, 1);
+    at->second.take(block.place, -block.bytes, -1);
+    block.place = op->place;
+    op->memory += block.bytes;
   });
-  return bytes;
 }
 
-void detail::start_session() {
+void detail::start() {
   const std::lock_guard lock(history().mutex);
-  if (history().sessions++ == 0) history().samples.clear();
-  history().start();
+  if (history().recorders++ == 0) history().devices.clear();
+  ++profiler::detail::recorders;
 }
 
-std::vector<profiler::MemorySample> detail::stop_session(int64_t begin, int64_t end) noexcept {
+void detail::stop() noexcept {
   const std::lock_guard lock(history().mutex);
-  --history().sessions;
-  history().stop();
-  std::vector<profiler::MemorySample> samples;
-  try {
-    for (const profiler::MemorySample& s : history().samples)
-      if (s.time >= begin && s.time <= end) samples.push_back(s);
-  } catch (const std::bad_alloc&) {
+  --profiler::detail::recorders;
+  if (--history().recorders > 0) return;
+  for (auto& [device, devices_history] : history().devices) {
+    devices_history.put_down();
+    devices_history.blocks.clear();
   }
-  return samples;
 }
 
 void record_history(bool enabled) {
-  const std::lock_guard lock(history().mutex);
-  if (std::exchange(history().by_program, enabled) == enabled) return;
-  enabled ? history().start() : history().stop();
+  static std::atomic<bool> recording{false};
+  if (recording.exchange(enabled) != enabled) enabled ? detail::start() : detail::stop();
 }
 
 Snapshot snapshot(Device device) {

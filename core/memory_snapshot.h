@@ -44,15 +44,11 @@ namespace detail {
 void note_allocation(Device device, const void* data, size_t bytes, int64_t current) noexcept;
 void note_free(Device device, const void* data, size_t bytes, int64_t current) noexcept;
 void note_reset(Device device) noexcept;
-/// Names the operator that writes to a block which nobody wrote to; returns its bytes, 0 if it is not such a block.
-int64_t claim(Device device, const void* data) noexcept;
-
-/// Bytes in all allocations that were noted on this thread.
-int64_t noted_on_thread() noexcept;
-
-/// Of a session, which gets the samples of its time.
-void start_session();
-std::vector<profiler::MemorySample> stop_session(int64_t begin, int64_t end) noexcept;
+/// Names the operator that runs on this thread as the holder of a block that nobody wrote to yet.
+void claim(Device device, const void* data) noexcept;
+/// Of all recorders; what was noted before the first one starts is dropped.
+void start();
+void stop() noexcept;
 
 }  // namespace detail
 }  // namespace voxgrad::memory

@@ -11,12 +11,16 @@
 #include "core/memory_snapshot.h"
 #ifdef VOXGRAD_NVTX
 #include <nvtx3/nvToolsExt.h>
+#else
+#define nvtxRangePushA(name)
+#define nvtxRangePop()
 #endif
 
 namespace voxgrad::profiler {
 namespace {
 
 thread_local Place current_place;
+thread_local Event* op_event = nullptr;
 
 struct Recorder {
   std::mutex mutex;
@@ -40,26 +44,21 @@ int thread_number() {
   return number;
 }
 
+void push(Event event) {
+  const std::lock_guard lock(recorder().mutex);
+  if (recorder().sessions > 0) recorder().events.push_back(std::move(event));
+}
+
 /// None on the CPU, and none in a capture, where an event would become part of the graph.
 std::shared_ptr<void> mark(Device device) {
   if (device.is_cpu() || Capture::current()) return nullptr;
   return runtime(device).mark(device.index);
 }
 
-void enter_range([[maybe_unused]] const char* name) {
-#ifdef VOXGRAD_NVTX
-  nvtxRangePushA(name);
-#endif
-}
-void leave_range() {
-#ifdef VOXGRAD_NVTX
-  nvtxRangePop();
-#endif
-}
-
 }  // namespace
 
 const Place& place() { return current_place; }
+Event* Scope::current_op() { return op_event; }
 
 Name intern(std::string_view text) {
   const std::lock_guard lock(recorder().mutex);
@@ -68,33 +67,23 @@ Name intern(std::string_view text) {
   return &*(found != names.end() ? found : names.emplace(text).first);
 }
 
-struct Scope::Open {
-  Event event;
-  Place outer;
-};
-
-Event* Scope::event() const { return open_ ? &open_->event : nullptr; }
-
 /// What is recorded must not change what the program does: without memory for it, it is left out.
 void Scope::start(Kind kind, std::string_view name, Name module, Device device) noexcept {
   try {
-    auto open = std::make_unique<Open>();
-    Event& event = open->event;
-    open->outer = current_place;
-    event.kind = kind;
-    event.name = intern(name);
-    event.place = current_place;
-    event.device = device;
+    auto open = std::make_unique<Event>(
+        Event{.kind = kind, .name = intern(name), .place = current_place, .outer = current_place, .device = device});
+    Event& event = *open;
+    event.thread = thread_number();
     if (kind == Kind::op) event.place.op = event.name;
     if (kind == Kind::module) event.place.module = event.name;
     if (kind == Kind::backward) {
       event.place.node = event.name;
       event.place.module = module;
     }
-    event.thread = thread_number();
     if (kind == Kind::op && (event.marks[0] = mark(device))) event.stream = runtime(device).stream(device.index);
-    enter_range(event.name->c_str());
+    nvtxRangePushA(event.name->c_str());
     current_place = event.place;
+    if (kind == Kind::op) op_event = &event;
     event.begin = now();
     open_ = open.release();
   } catch (const std::exception&) {
@@ -102,21 +91,26 @@ void Scope::start(Kind kind, std::string_view name, Name module, Device device) 
 }
 
 void Scope::stop() noexcept {
-  const std::unique_ptr<Open> open(std::exchange(open_, nullptr));
-  Event& event = open->event;
+  const std::unique_ptr<Event> open(std::exchange(open_, nullptr));
+  Event& event = *open;
   event.end = now();
-  current_place = open->outer;
-  leave_range();
+  current_place = event.outer;
+  if (event.kind == Kind::op) op_event = nullptr;
+  nvtxRangePop();
   try {
     if (event.marks[0]) event.marks[1] = mark(event.device);
-    const std::lock_guard lock(recorder().mutex);
-    if (recorder().sessions > 0) recorder().events.push_back(std::move(event));
+    push(std::move(event));
   } catch (const std::exception&) {
   }
 }
 
+void detail::record_memory(Device device, int64_t bytes) {
+  const int64_t time = now();
+  push({.kind = Kind::memory, .begin = time, .end = time, .device = device, .memory = bytes});
+}
+
 Session::Session() {
-  memory::detail::start_session();
+  memory::detail::start();
   const std::lock_guard lock(recorder().mutex);
   if (recorder().sessions++ == 0) recorder().events.clear();
   begin_ = now();
@@ -129,7 +123,7 @@ Session::~Session() {
 void Session::end_recording() noexcept {
   recording_ = false;
   end_ = now();
-  memory_ = memory::detail::stop_session(begin_, end_);
+  memory::detail::stop();
   std::vector<Event> dropped;  // which may take CUDA's locks
   const std::lock_guard lock(recorder().mutex);
   try {
@@ -165,16 +159,9 @@ void Session::stop() {
   for (Event& event : events_) event.marks[0] = event.marks[1] = nullptr;
 }
 
-void Session::check_stopped() const { check(!recording_, "profiler", "the session is recording: call stop() before"); }
-
 const std::vector<Event>& Session::events() const {
-  check_stopped();
+  check(!recording_, "profiler", "the session is recording: call stop() before");
   return events_;
-}
-
-const std::vector<MemorySample>& Session::memory_samples() const {
-  check_stopped();
-  return memory_;
 }
 
 }  // namespace voxgrad::profiler

@@ -25,11 +25,12 @@ Name intern(std::string_view text);
 namespace detail {
 /// Sessions, and the memory history (core/memory_snapshot.h).
 inline std::atomic<int> recorders{0};
+void record_memory(Device device, int64_t bytes);
 }  // namespace detail
 /// Whether anything is being recorded.
 inline bool active() { return detail::recorders.load(std::memory_order_relaxed) != 0; }
 
-enum class Kind : uint8_t { op, backward, module, range };
+enum class Kind : uint8_t { op, backward, module, range, memory };
 
 /// Where a thread is: the operator, the node whose gradient is being computed, and the path of the module; each null
 /// outside of any. A gradient is of the module that recorded its node.
@@ -40,11 +41,11 @@ struct Place {
 /// Of this thread. Known while something is being recorded.
 const Place& place();
 
-/// A span of a thread's time.
+/// A span of a thread's time; of Kind::memory: that so many bytes are live on `device` at `begin`.
 struct Event {
   Kind kind = Kind::op;
   Name name = nullptr;
-  Place place;
+  Place place{}, outer{};      ///< during and before it
   int thread = 0;              ///< threads are numbered as they are met
   int64_t begin = 0, end = 0;  ///< on the host: nanoseconds of steady_clock
 
@@ -52,15 +53,12 @@ struct Event {
   Device device;
   void* stream = nullptr;
   int64_t device_begin = 0, device_end = 0;  ///< in the stream, on the host's clock; 0 where that is not known
-  std::vector<Shape> shapes;                 ///< results first
+  std::vector<Shape> shapes{};               ///< results first
   double bytes = 0;                          ///< of results and operands, each counted once
   double flop = 0;                           ///< 0: not known
   double floor = 0;                          ///< seconds that the device needs at least; 0: not known
   int64_t memory = 0;                        ///< bytes allocated for results and as workspace
-  std::shared_ptr<void> marks[2];            ///< in the stream, until the session reads them
-
-  double host_ms() const { return static_cast<double>(end - begin) * 1e-6; }
-  double device_ms() const { return static_cast<double>(device_end - device_begin) * 1e-6; }
+  std::shared_ptr<void> marks[2]{};          ///< in the stream, until the session reads them
 };
 
 /// Records the time until its end as an Event, and names this thread's Place in the meantime; nothing if nothing is
@@ -84,14 +82,15 @@ class [[nodiscard]] Scope {
   Scope(const Scope&) = delete;
   Scope& operator=(const Scope&) = delete;
   /// Null if nothing is being recorded.
-  Event* event() const;
+  Event* event() const { return open_; }
+  /// The innermost operator's on this thread; null outside of any.
+  static Event* current_op();
 
  private:
-  struct Open;
   void start(Kind kind, std::string_view name, Name module, Device device) noexcept;
   void stop() noexcept;
 
-  Open* open_ = nullptr;
+  Event* open_ = nullptr;
 };
 
 /// A range of the program's own: `profiler::RecordFunction range("augment");`
@@ -106,9 +105,9 @@ enum class GroupBy : uint8_t { op, shape, module };
 
 /// The sum over some operators.
 struct Row {
-  std::string name;
-  std::string pass;    ///< "forward", "backward of conv"; by module "forward", "backward"
-  std::string shapes;  ///< by shape only
+  std::string name{};
+  std::string pass{};    ///< "forward", "backward of conv"; by module "forward", "backward"
+  std::string shapes{};  ///< by shape only
   int64_t calls = 0;
   double host_ms = 0, device_ms = 0;
   double bytes = 0, flop = 0;
@@ -117,12 +116,6 @@ struct Row {
 
   /// On the device, where that is not the host.
   double ms() const { return device_ms > 0 ? device_ms : host_ms; }
-};
-
-struct MemorySample {
-  int64_t time = 0;  ///< as Event::begin
-  Device device;
-  int64_t bytes = 0;  ///< in live storages
 };
 
 /// Records the operators of all threads for as long as it lives, as torch.profiler.profile does:
@@ -156,7 +149,6 @@ class Session {
 
   // What was recorded; all of it throws Error before stop().
   const std::vector<Event>& events() const;  ///< by the time of their end
-  const std::vector<MemorySample>& memory_samples() const;
   /// Sorted by time, the longest first.
   std::vector<Row> rows(GroupBy group_by = GroupBy::op) const;
   /// The rows as text, those of the least time left out.
@@ -168,12 +160,10 @@ class Session {
 
  private:
   void end_recording() noexcept;
-  void check_stopped() const;
 
   bool recording_ = true;
   int64_t begin_ = 0, end_ = 0;
   std::vector<Event> events_;
-  std::vector<MemorySample> memory_;
 };
 
 }  // namespace voxgrad::profiler

@@ -239,10 +239,13 @@ Tensor empty(const Shape& shape, TensorOptions options, MemoryFormat format) {
   return empty_strided(shape, last ? channels_last_strides(shape) : contiguous_strides(shape), options);
 }
 
-Tensor empty_like(const Tensor& like) {
-  if (is_dense(like.shape(), like.strides())) return empty_strided(like.shape(), like.strides(), like.options());
-  return empty(like.shape(), like.options(), like.suggest_memory_format());
+Strides empty_like_strides(const Tensor& like) {
+  if (is_dense(like.shape(), like.strides())) return like.strides();
+  const bool last = like.suggest_memory_format() == MemoryFormat::channels_last;
+  return last ? channels_last_strides(like.shape()) : contiguous_strides(like.shape());
 }
+
+Tensor empty_like(const Tensor& like) { return empty_strided(like.shape(), empty_like_strides(like), like.options()); }
 
 Tensor as_strided(const Tensor& tensor, const Shape& shape, const Strides& strides, int64_t storage_offset) {
   check(shape.size() == strides.size(), "as_strided", "shape ", shape, " and strides ", strides, " differ in rank");

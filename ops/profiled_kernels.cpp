@@ -128,54 +128,34 @@ void run(F kernel, const Entry& entry, const Args&... args) {
   event->flop = work.flop;
   event->floor = work.floor;
   for (size_t i = 0; i < std::min(entry.results, call.views.size()); ++i)
-    event->memory += memory::detail::claim(device, call.views[i]->data);
-  const int64_t before = memory::detail::noted_on_thread();
+    memory::detail::claim(device, call.views[i]->data);
   kernel(args...);
-  event->memory += memory::detail::noted_on_thread() - before;
 }
 
-#define VG_PROFILED(entry, ...) \
-  table.entry = [](auto... args) { run<real>(real().entry, Entry{#entry, __VA_ARGS__}, args...); };
+// clang-format off
+/// The entries but explain_conv: name, number of results, work.
+#define VG_KERNELS(ROW)                                                                                          \
+  ROW(copy, 1) ROW(fill, 1) ROW(arange, 1) ROW(unary, 1) ROW(binary, 1) ROW(where, 1) ROW(uniform, 1)            \
+  ROW(normal, 1) ROW(reduce, 1) ROW(softmax, 1) ROW(cumsum, 1) ROW(argmax, 1) ROW(sort, 1)                       \
+  ROW(matmul, 1, product)                                                                                        \
+  ROW(conv_forward, 1, convolution<ConvPass::fprop, 1, 2, 0>)                                                    \
+  ROW(conv_backward_data, 1, convolution<ConvPass::dgrad, 0, 2, 1>)                                              \
+  ROW(conv_backward_weight, 1, convolution<ConvPass::wgrad, 1, 0, 2>)                                            \
+  ROW(conv_transpose_backward, 2, both_gradients)                                                                \
+  ROW(class_sums, 1) ROW(class_sums_backward, 1) ROW(group_norm, 3) ROW(normalize, 1) ROW(group_norm_backward, 4) \
+  ROW(relu_bias_backward, 2) ROW(max_pool, 2) ROW(max_pool_backward, 1) ROW(resample, 1) ROW(grid_sample, 1)     \
+  ROW(grid_sample_backward, 2) ROW(gather, 1) ROW(scatter_add, 1) ROW(step, 0)
+// clang-format on
 
 template <const Kernels& (*real)()>
 Kernels profiled() {
   Kernels table = real();
-  VG_PROFILED(copy, 1)
-  VG_PROFILED(fill, 1)
-  VG_PROFILED(arange, 1)
-  VG_PROFILED(unary, 1)
-  VG_PROFILED(binary, 1)
-  VG_PROFILED(where, 1)
-  VG_PROFILED(uniform, 1)
-  VG_PROFILED(normal, 1)
-  VG_PROFILED(reduce, 1)
-  VG_PROFILED(softmax, 1)
-  VG_PROFILED(cumsum, 1)
-  VG_PROFILED(argmax, 1)
-  VG_PROFILED(sort, 1)
-  VG_PROFILED(matmul, 1, product)
-  VG_PROFILED(conv_forward, 1, convolution<ConvPass::fprop, 1, 2, 0>)
-  VG_PROFILED(conv_backward_data, 1, convolution<ConvPass::dgrad, 0, 2, 1>)
-  VG_PROFILED(conv_backward_weight, 1, convolution<ConvPass::wgrad, 1, 0, 2>)
-  VG_PROFILED(conv_transpose_backward, 2, both_gradients)
-  VG_PROFILED(class_sums, 1)
-  VG_PROFILED(class_sums_backward, 1)
-  VG_PROFILED(group_norm, 3)
-  VG_PROFILED(normalize, 1)
-  VG_PROFILED(group_norm_backward, 4)
-  VG_PROFILED(relu_bias_backward, 2)
-  VG_PROFILED(max_pool, 2)
-  VG_PROFILED(max_pool_backward, 1)
-  VG_PROFILED(resample, 1)
-  VG_PROFILED(grid_sample, 1)
-  VG_PROFILED(grid_sample_backward, 2)
-  VG_PROFILED(gather, 1)
-  VG_PROFILED(scatter_add, 1)
-  VG_PROFILED(step, 0)
+#define VG_PROFILED(entry, ...) \
+  table.entry = [](auto... args) { run<real>(real().entry, Entry{#entry, __VA_ARGS__}, args...); };
+  VG_KERNELS(VG_PROFILED)
+#undef VG_PROFILED
   return table;
 }
-
-#undef VG_PROFILED
 
 }  // namespace
 
