@@ -270,10 +270,10 @@ NiftiImage restore(const Tensor& prediction, const Case& c) {
   Tensor x = prediction.detach();
   if (c.geometry.shape != c.box.size)
     x = classes ? resized_classes(x, c.box.size) : resized(x.to(f32), c.box.size, InterpolateMode::trilinear);
-  std::vector<int64_t> amounts;
+  std::vector<int64_t> amounts;  // before and behind, of W, H and D
   for (int64_t axis = 2; axis >= 0; --axis) {
-    const int64_t before = c.box.start[axis];
-    amounts.insert(amounts.end(), {before, c.original.shape[axis] - before - c.box.size[axis]});
+    amounts.push_back(c.box.start[axis]);
+    amounts.push_back(c.original.shape[axis] - c.box.start[axis] - c.box.size[axis]);
   }
   if (classes)
     x = pad(x, amounts);
