@@ -366,6 +366,7 @@ TEST(MemorySnapshot, FollowsResetsAndThreads) {
   { const Tensor large = zeros({1 << 20}); }
   memory::reset_peak();
   EXPECT_EQ(memory::snapshot().peak, memory::stats().peak);
+  EXPECT_EQ(total(memory::snapshot()), memory::stats().peak);
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t)
     threads.emplace_back([] {
