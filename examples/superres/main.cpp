@@ -12,6 +12,7 @@
 #include "examples/common/output.h"
 #include "examples/common/profile.h"
 #include "examples/common/progress.h"
+#include "examples/common/sample_data.h"
 #include "examples/superres/pictures.h"
 #include "examples/superres/report.h"
 #include "examples/superres/train.h"
@@ -94,7 +95,7 @@ int parse(int argc, char** argv, Options& options) {
 Volume main_volume(const Options& options) {
   if (options.phantom) return make_phantom(128);
   if (!options.volume.empty()) return load_volume(options.volume);
-  if (const auto sample = find_sample("ch2.nii.gz")) return load_volume(*sample);
+  if (const auto sample = examples::find_sample("ch2.nii.gz")) return load_volume(*sample);
   vg::fail("superres",
            "no volume found: install Debian's package mricron-data, name a NIfTI file with --volume, or "
            "try the made-up head of --phantom");
@@ -102,7 +103,7 @@ Volume main_volume(const Options& options) {
 
 std::optional<Volume> second_volume(const Options& options) {
   if (!options.test_volume.empty()) return load_volume(options.test_volume);
-  const auto sample = find_sample("inia19-t1-brain.nii.gz");
+  const auto sample = examples::find_sample("inia19-t1-brain.nii.gz");
   if (options.phantom || !sample) return std::nullopt;
   return load_volume(*sample);
 }
