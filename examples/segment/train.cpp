@@ -107,8 +107,9 @@ class Training {
         device_(device),
         out_(std::move(out)),
         preprocess_(choose_preprocessing(task, options.spacing, options.seed)),
-        plan_(plan_network(task, options, preprocess_.spacing)),
-        run_(preprocessed(task.training, preprocess_), options, plan_, device),
+        cases_(preprocessed(task.training, preprocess_)),
+        plan_(plan_network(task, options)),
+        run_(cases_, options, plan_, device),
         about_(describe_run(task, options, plan_.patch_size)),
         augment_(augmentation(task)) {
     run_.precision.set_float32();
@@ -118,8 +119,10 @@ class Training {
   }
 
   void resume() {
-    const vg::Metadata saved = vg::load_checkpoint(checkpoint(), run_.parts());
+    vg::Metadata saved;
+    vg::load_safetensors(checkpoint(), vg::Device::cpu(), &saved);
     check_same_run(saved, about_);
+    vg::load_checkpoint(checkpoint(), run_.parts());
     result_.steps = run_.schedule->steps();
     result_.history = read_history(out_ / "history.csv", result_.steps);
     earlier_seconds_ = std::strtod(saved.at("seconds").c_str(), nullptr);
@@ -157,9 +160,14 @@ class Training {
     for (Case& of : cases) of = preprocess(of);
     return cases;
   }
-  static vg::nn::UNetPlan plan_network(const Task& task, const TrainOptions& options,
-                                       const std::array<double, 3>& spacing) {
-    vg::nn::UNetPlan plan = vg::nn::plan_unet(options.patch, spacing,
+  /// For patches no larger than the cases are.
+  vg::nn::UNetPlan plan_network(const Task& task, const TrainOptions& options) const {
+    vg::Triple largest = 1;
+    for (const Case& of : cases_)
+      for (int64_t a = 0; a < 3; ++a) largest[a] = std::max(largest[a], of.image.size(a + 1));
+    vg::Triple patch = options.patch;
+    for (int64_t a = 0; a < 3; ++a) patch[a] = std::min(patch[a], largest[a]);
+    vg::nn::UNetPlan plan = vg::nn::plan_unet(patch, preprocess_.spacing,
                                               {.in_channels = task.training[0].image.size(0),
                                                .num_classes = std::ssize(task.classes),
                                                .residual = options.residual,
@@ -234,6 +242,7 @@ class Training {
   const vg::Device device_;
   const std::filesystem::path out_;
   const Preprocessing preprocess_;
+  const std::vector<Case> cases_;  // to train on, preprocessed
   const vg::nn::UNetPlan plan_;
   Run run_;
   vg::Metadata about_;
