@@ -24,23 +24,31 @@ std::vector<uint8_t> bytes(const vg::Tensor& plane) {
   return {plane.data<uint8_t>(), plane.data<uint8_t>() + plane.numel()};
 }
 
-/// The mean place of scored voxels along each axis, or the middle if there are none.
+/// The mean of the scored classes' mean places, or the middle if there are none.
 std::array<int64_t, 3> middle(const vg::Tensor& label, const Task& task) {
-  std::array<int64_t, 3> sum{}, size{label.size(0), label.size(1), label.size(2)};
-  int64_t count = 0;
+  std::vector<std::array<double, 4>> sums(256);  // of places, and voxels
   const uint8_t* values = label.data<uint8_t>();
-  for (int64_t d = 0; d < size[0]; ++d)
-    for (int64_t h = 0; h < size[1]; ++h)
-      for (int64_t w = 0; w < size[2]; ++w, ++values)
-        if (std::ranges::find(task.scored, int64_t{*values}) != task.scored.end()) {
-          sum[0] += d, sum[1] += h, sum[2] += w;
-          ++count;
-        }
-  for (size_t a = 0; a < 3; ++a) sum[a] = count > 0 ? sum[a] / count : size[a] / 2;
-  return sum;
+  for (int64_t d = 0; d < label.size(0); ++d)
+    for (int64_t h = 0; h < label.size(1); ++h)
+      for (int64_t w = 0; w < label.size(2); ++w, ++values) {
+        std::array<double, 4>& sum = sums[*values];
+        sum[0] += static_cast<double>(d), sum[1] += static_cast<double>(h), sum[2] += static_cast<double>(w), ++sum[3];
+      }
+  std::array<double, 3> mean{};
+  double count = 0;
+  for (const int64_t c : task.scored) {
+    const std::array<double, 4>& sum = sums[static_cast<size_t>(c)];
+    if (sum[3] == 0) continue;
+    for (size_t a = 0; a < 3; ++a) mean[a] += sum[a] / sum[3];
+    ++count;
+  }
+  std::array<int64_t, 3> at{};
+  for (size_t a = 0; a < 3; ++a)
+    at[a] = count > 0 ? std::lround(mean[a] / count) : label.size(static_cast<int64_t>(a)) / 2;
+  return at;
 }
 
-/// Greys from the volume's 1st to its 99th percentile.
+/// Greys: 0 at `low`, 1 at `high`.
 std::vector<double> grey(const vg::Tensor& plane, double low, double high) {
   std::vector<double> values;
   for (const float value : plane.to_vector<float>())

@@ -255,13 +255,13 @@ class Training {
 
 TrainOptions settle(TrainOptions o, vg::Device device) {
   const bool gpu = device.is_cuda();
-  if (o.steps == 0) o.steps = gpu ? 1500 : 200;
+  if (o.steps == 0) o.steps = gpu ? 1500 : 700;
   if (o.batch == 0) o.batch = gpu ? 4 : 1;
   if (o.channels == 0) o.channels = gpu ? 16 : 8;
   if (o.patch[0] == 0) o.patch = 64;
   if (o.spacing == 0 && !gpu) o.spacing = 2;
-  if (o.lr == 0) o.lr = o.optimizer == "sgd" ? 1e-2 : 3e-3;
-  if (o.validate_every == 0) o.validate_every = std::max<int64_t>(o.steps / 5, 1);
+  if (o.lr == 0) o.lr = o.optimizer == "sgd" || !gpu ? 1e-2 : 3e-3;
+  if (o.validate_every == 0) o.validate_every = std::max<int64_t>(o.steps / 4, 1);
   return o;
 }
 
