@@ -255,7 +255,7 @@ class Training {
 
 TrainOptions settle(TrainOptions o, vg::Device device) {
   const bool gpu = device.is_cuda();
-  if (o.steps == 0) o.steps = gpu ? 1500 : 700;
+  if (o.steps == 0) o.steps = gpu ? 1500 : 600;
   if (o.batch == 0) o.batch = gpu ? 4 : 1;
   if (o.channels == 0) o.channels = gpu ? 16 : 8;
   if (o.patch[0] == 0) o.patch = 64;
