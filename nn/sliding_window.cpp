@@ -15,6 +15,7 @@
 #include "ops/elementwise.h"
 #include "ops/halves.h"
 #include "ops/shape.h"
+#include "ops/volume.h"
 
 namespace voxgrad::nn {
 namespace {
@@ -61,9 +62,8 @@ Tensor weights_of(const SlidingWindowOptions& o, const TensorOptions& kind) {
 }
 
 /// The part of (C, D, H, W) or (D, H, W) that a window covers.
-Tensor part(Tensor x, const Place& place, const Triple& window) {
-  for (int i = 0; i < 3; ++i) x = narrow(x, i - 3, place[static_cast<size_t>(i + 1)], window[i]);
-  return x;
+Tensor part(const Tensor& x, const Place& place, const Triple& window) {
+  return part_of(x, {place[1], place[2], place[3]}, window.values);
 }
 
 /// The sum over all combinations of mirrored axes.

@@ -5,12 +5,12 @@
 //   segment --resume                            goes on where a stopped run saved itself
 #include <CLI/CLI.hpp>
 #include <cstdio>
-#include <iostream>
 
 #include "examples/common/options.h"
 #include "examples/common/output.h"
 #include "examples/common/plot.h"
 #include "examples/common/profile.h"
+#include "examples/common/program.h"
 #include "examples/common/progress.h"
 #include "examples/segment/evaluate.h"
 #include "examples/segment/pictures.h"
@@ -142,12 +142,7 @@ int run(const Options& options) {
               task.held_out.size(), precision.c_str());
 
   const TrainResult trained = train(task, settled.train, device, out, options.resume);
-  if (trained.interrupted) {
-    if (!examples::output_ready()) std::_Exit(130);  // nobody reads, and what is still to be printed must not wait
-    std::printf("stopped after step %lld; --resume goes on from %s\n", static_cast<long long>(trained.steps),
-                (out / "checkpoint.safetensors").string().c_str());
-    return 130;
-  }
+  if (trained.interrupted) return examples::report_stop(trained.steps, out / "checkpoint.safetensors");
   std::vector<TestResult> tests;
   for (size_t i = 0; i < task.held_out.size(); ++i) {
     tests.push_back(test(task, i, trained, settled, device, out));
@@ -162,13 +157,4 @@ int run(const Options& options) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  Options options;
-  if (const int code = parse(argc, argv, options); code >= 0) return code;
-  try {
-    return run(options);
-  } catch (const std::exception& error) {
-    std::cerr << "segment: " << error.what() << '\n';
-    return 1;
-  }
-}
+int main(int argc, char** argv) { return examples::run_program("segment", argc, argv, parse, run); }

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <fstream>
-#include <optional>
 
 #include "examples/common/interrupt.h"
 #include "examples/common/options.h"

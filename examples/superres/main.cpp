@@ -6,11 +6,11 @@
 //   superres --resume               goes on where a stopped run saved itself
 #include <CLI/CLI.hpp>
 #include <cstdio>
-#include <iostream>
 
 #include "examples/common/options.h"
 #include "examples/common/output.h"
 #include "examples/common/profile.h"
+#include "examples/common/program.h"
 #include "examples/common/progress.h"
 #include "examples/common/sample_data.h"
 #include "examples/superres/pictures.h"
@@ -187,12 +187,7 @@ int run(const Options& options) {
 
   RunSummary summary;
   const TrainResult trained = train(volume.data().narrow(0, 0, split), settled.train, device, out, options.resume);
-  if (trained.interrupted) {
-    if (!examples::output_ready()) std::_Exit(130);  // nobody reads, and what is still to be printed must not wait
-    std::printf("stopped after step %lld; --resume goes on from %s\n", static_cast<long long>(trained.steps),
-                (out / "checkpoint.safetensors").string().c_str());
-    return 130;
-  }
+  if (trained.interrupted) return examples::report_stop(trained.steps, out / "checkpoint.safetensors");
 
   const auto begin = std::chrono::steady_clock::now();
   const SuperResolution& model = *trained.model;
@@ -229,13 +224,4 @@ int run(const Options& options) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  Options options;
-  if (const int code = parse(argc, argv, options); code >= 0) return code;
-  try {
-    return run(options);
-  } catch (const std::exception& error) {
-    std::cerr << "superres: " << error.what() << '\n';
-    return 1;
-  }
-}
+int main(int argc, char** argv) { return examples::run_program("superres", argc, argv, parse, run); }

@@ -81,9 +81,8 @@ AugmentParams draw_sample(const AugmentOptions& o, int64_t channels, Dice& dice)
 /// Where the result of `size` begins in the input along axis i.
 int64_t begin_of(const Tensor& x, const Triple& size, int i) { return (x.size(i + 2) - size[i]) / 2; }
 
-Tensor cropped(Tensor x, const Triple& size) {
-  for (int i = 0; i < 3; ++i) x = narrow(x, i + 2, begin_of(x, size, i), size[i]);
-  return x;
+Tensor cropped(const Tensor& x, const Triple& size) {
+  return part_of(x, {begin_of(x, size, 0), begin_of(x, size, 1), begin_of(x, size, 2)}, size.values);
 }
 
 /// affine_grid's theta, whose rows and columns are W, H, D and whose unit is half an axis.

@@ -6,16 +6,12 @@
 
 #include "ops/reduce.h"
 #include "ops/shape.h"
+#include "ops/volume.h"
 
 namespace voxgrad::data {
 namespace {
 
 constexpr const char* kOp = "PatchDataset";
-
-Tensor part_of(Tensor x, const Dims& start, const Shape& size) {
-  for (int64_t axis = 0, lead = x.dim() - 3; axis < 3; ++axis) x = x.narrow(axis + lead, start[axis], size[axis]);
-  return x;
-}
 
 /// Up to kMost voxels of each class but background, each with the same chance (Vitter's reservoir, algorithm R, 1985).
 std::vector<std::vector<int64_t>> find_classes(const PatchSource& source, int64_t ignore_index) {

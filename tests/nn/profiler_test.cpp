@@ -145,6 +145,8 @@ TEST(Profiler, KnowsBytesFlopAndMemory) {
   // Along an axis of n voxels the taps of 3 meet 3 n - 2 of them.
   EXPECT_EQ(conv.flop, 2.0 * 2 * 7 * 3 * (3 * 4 - 2) * (3 * 5 - 2) * (3 * 6 - 2));
   EXPECT_GE(conv.memory, 4 * y.numel()) << "and its workspaces";
+  EXPECT_EQ(find(profile.rows(), "matmul", "forward")->memory, 4 * 3 * 5 * 9);
+  EXPECT_EQ(find(profile.rows(), "affine", "forward")->memory, 4 * 9000);
   EXPECT_EQ(find(profile.rows(), "conv_backward_data", "forward")->flop, conv.flop);
   EXPECT_EQ(find(profile.rows(), "matmul", "forward")->flop, 2.0 * 3 * 5 * 8 * 9);
   EXPECT_EQ(find(profile.rows(), "affine", "forward")->bytes, 4.0 * (9 + 9000)) << "an expanded axis is read once";
