@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Convolutions on the CPU, voxgrad against PyTorch, as a Markdown table.
 
-    bench/compare_cpu.py [PROGRAM] [--rounds 3] [--python /usr/bin/python3]
+    bench/compare_cpu.py [PROGRAM] [--rounds 3] [--python /usr/bin/python3] [--busy]
 
 PROGRAM is the built cpu_conv (default: build/release/bench/cpu_conv). Both sides take turns, round after round, on the same
 inputs; a cell is the median over the rounds. Exits with 1 if the two results differ.
@@ -26,15 +26,21 @@ def escaped(name):
     return "".join("\\" + c if c in "()^" else c for c in name)
 
 
-def run_ours(program, name):
+def run_ours(program, name, busy):
     command = [program, f"--benchmark_filter=^{escaped(name)}/", "--benchmark_format=json", "--benchmark_min_time=0.3"]
-    result = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout
-    return {run["name"].split("/")[-2]: run for run in json.loads(result)["benchmarks"]}
+    environment = dict(os.environ, VOXGRAD_NUM_THREADS="1") if busy else None
+    result = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+                            env=environment).stdout
+    runs = {run["name"].split("/")[-2]: run for run in json.loads(result)["benchmarks"]}
+    for run in runs.values():
+        run["gflop"] = run["GFLOP/s"] * run["real_time"] * 1e-3
+        run["real_time"] = run["cpu_ms"] if busy else run["real_time"]
+    return runs
 
 
 class Torch:
-    def __init__(self, python):
-        command = [python, os.path.join(HERE, "cpu_conv_torch.py")]
+    def __init__(self, python, busy):
+        command = [python, os.path.join(HERE, "cpu_conv_torch.py")] + ["--busy"] * busy
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.versions = self.answer()["versions"]
 
@@ -54,28 +60,30 @@ def median(values):
     return statistics.median(list(values))
 
 
-def compare(program, torch, name, rounds):
+def compare(program, torch, name, rounds, busy):
     """One row of the table, and whether the results agree."""
     ours, theirs = [], []
     for _ in range(rounds):
-        ours.append(run_ours(program, name))
+        ours.append(run_ours(program, name, busy))
         theirs.append(torch.run(ours[-1]["forward"]["label"]))
     agree = (
         ours[0]["forward"]["checksum"] == theirs[0]["checksum_forward"]
         and ours[0]["forward_backward"]["checksum"] == theirs[0]["checksum_backward"]
     )
-    # Work in GFLOP from a rate and its time; times in seconds.
-    gflop = ours[0]["forward"]["GFLOP/s"] * ours[0]["forward"]["real_time"] * 1e-3
-    seconds = {key: median(run[key]["real_time"] for run in ours) * 1e-3 for key in ours[0]}
-    their_seconds = {key: median(run[key] for run in theirs) for key in ("forward", "forward_backward")}
+    gflop = ours[0]["forward"]["gflop"]
+    pick = min if busy else median
+    # Times in seconds.
+    seconds = {key: pick(run[key]["real_time"] for run in ours) * 1e-3 for key in ours[0]}
+    their_seconds = {key: pick(run[key] for run in theirs) for key in ("forward", "forward_backward")}
     backward = [run["data_gradient"]["real_time"] + run["weight_gradient"]["real_time"] for run in ours]
     row = {
         "name": name,
         "ours": (gflop / seconds["forward"], 3 * gflop / seconds["forward_backward"]),
         "torch": (gflop / their_seconds["forward"], 3 * gflop / their_seconds["forward_backward"]),
-        "ratio": (
-            median(t["forward"] * 1e3 / o["forward"]["real_time"] for o, t in zip(ours, theirs)),
-            median(t["forward_backward"] * 1e3 / o["forward_backward"]["real_time"] for o, t in zip(ours, theirs)),
+        "ratio": tuple(
+            their_seconds[key] / seconds[key] if busy
+            else median(t[key] * 1e3 / o[key]["real_time"] for o, t in zip(ours, theirs))
+            for key in ("forward", "forward_backward")
         ),
         "gemm": (
             median(run["forward"]["%gemm"] for run in ours),
@@ -98,16 +106,18 @@ def main():
     parser.add_argument("program", nargs="?", default=os.path.join(HERE, "..", "build", "release", "bench", "cpu_conv"))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--python", default="/usr/bin/python3", help="the Python that has PyTorch")
+    parser.add_argument("--busy", action="store_true",
+                        help="for a machine that does other things: one thread each, the least CPU time of a call")
     arguments = parser.parse_args()
     if not os.path.isfile(arguments.program):
         parser.error(f"no such program: {arguments.program} (build the target cpu_conv)")
-    torch = Torch(arguments.python)
+    torch = Torch(arguments.python, arguments.busy)
     print("| shape | voxgrad fwd / fwd+bwd, GFLOP/s | PyTorch fwd / fwd+bwd, GFLOP/s | ratio fwd / fwd+bwd "
           "| % of Eigen's gemm fwd / bwd |")
     print("|---|---|---|---|---|", flush=True)
     rows, wrong = [], []
     for name in names_of(arguments.program):
-        row, agree = compare(arguments.program, torch, name, arguments.rounds)
+        row, agree = compare(arguments.program, torch, name, arguments.rounds, arguments.busy)
         rows.append(row)
         if not agree:
             wrong.append(name)

@@ -1,16 +1,23 @@
 #!/usr/bin/env python3
-"""A U-Net's training step on one GPU, voxgrad against its twin in PyTorch, in one process, in alternating runs.
+"""U-Nets on one GPU, voxgrad against the same in PyTorch, in one process, in alternating runs: a training step, and a
+forward pass alone.
 
-    bench/compare_unet.py LIBRARY [--modes bf16 high ...] [--runs 10] [--steps 20] [--json FILE]
+    bench/compare_unet.py LIBRARY [--network six] [--modes bf16 high ...] [--sides voxgrad graph torch compile]
+                          [--runs 10] [--steps 20] [--json FILE]
 
-LIBRARY is the built libunet_peers.so. The model is nnU-Net's plain convolutional U-Net with four levels: two 3^3
-convolutions a level with InstanceNorm and LeakyReLU, 32 channels at first, ConvTranspose3d k2 s2 up, three classes;
-patches of 128^3, batch 2; Dice + cross-entropy, clipping at 12, SGD with Nesterov momentum.
+LIBRARY is the built libunet_peers.so. The networks are nnU-Net v2's plain convolutional U-Net, two 3^3 convolutions a
+stage with InstanceNorm and LeakyReLU, ConvTranspose3d k2 s2 up, three classes. six: its standard one, of six stages with
+32, 64, 128, 256, 320 and 320 channels (31.2 M parameters) and deep supervision with weights 1, 1/2, 1/4, 1/8 and 0 (their sum
+made 1). four: four stages from 32 channels (5.6 M), the loss at full resolution. Patches of 128^3, batch 2;
+Dice + cross-entropy, clipping at 12, SGD with Nesterov momentum. PyTorch gets the label maps of the lower levels ready
+made, as nnU-Net's loader makes them; voxgrad takes them of the whole one in each step.
 
 Modes: highest (float32), high (TF32), bf16 and f16 (autocast; f16 with a gradient scaler). In the layout channels_last
-input and weights are, on both sides. Both start from equal weights, take the same steps on the same data, and print the
-largest difference of their losses, and of voxgrad's to its own in float32. Then they are timed in turn: medians of
-CUDA-event times of whole steps, the most memory that is allocated at once, and ratios to voxgrad's.
+input and weights are, on both sides. Sides: voxgrad eager and as a CUDA graph, PyTorch eager and with model and loss
+through torch.compile. All start from equal weights, take the same steps on the same data, and print the largest
+difference of their losses to PyTorch's in float32. Then they are timed in turn: medians of CUDA-event times of whole
+steps and of forward passes without gradients, and the most memory that is allocated at once in either (of a graph: with
+what it was captured in).
 """
 
 import argparse
@@ -31,30 +38,75 @@ from compare_gpu import gpu, timed
 MODES = {"highest": (0, 0), "high": (1, 0), "bf16": (1, 2), "f16": (1, 3)}  # TF32, autocast's dtype
 
 
-def block(in_channels, out_channels, stride):
-    layers = []
-    for i in range(2):
-        layers += [nn.Conv3d(out_channels if i else in_channels, out_channels, 3, 1 if i else stride, 1),
-                   nn.InstanceNorm3d(out_channels, affine=True), nn.LeakyReLU(0.01)]
-    return nn.Sequential(*layers)
+NETWORKS = {"six": {"stages": 6, "deep": True}, "four": {"stages": 4, "deep": False}}
+MOST_CHANNELS = 320
+SIDES = {"voxgrad": "voxgrad", "graph": "voxgrad, CUDA graph", "torch": "PyTorch", "compile": "torch.compile"}
 
 
-class UNet(nn.Module):
-    def __init__(self, levels, channels, classes):
+class ConvNorm(nn.Module):
+    def __init__(self, in_channels, out_channels, stride):
         super().__init__()
-        wide = [channels << i for i in range(levels)]
-        self.down = nn.ModuleList(block(wide[i - 1] if i else 1, wide[i], 2 if i else 1) for i in range(levels))
-        self.up = nn.ModuleList(nn.ConvTranspose3d(2 * c, c, 2, 2) for c in wide[-2::-1])
-        self.join = nn.ModuleList(block(2 * c, c, 1) for c in wide[-2::-1])
-        self.head = nn.Conv3d(channels, classes, 1)
+        self.conv = nn.Conv3d(in_channels, out_channels, 3, stride, 1)
+        self.norm = nn.InstanceNorm3d(out_channels, affine=True)
+
+    def forward(self, x):
+        return F.leaky_relu(self.norm(self.conv(x)), 0.01, inplace=True)
+
+
+class Convs(nn.Module):
+    def __init__(self, in_channels, out_channels, stride=1):
+        super().__init__()
+        self.convs = nn.Sequential(ConvNorm(in_channels, out_channels, stride), ConvNorm(out_channels, out_channels, 1))
+
+    def forward(self, x):
+        return self.convs(x)
+
+
+class Encoder(nn.Module):
+    def __init__(self, wide):
+        super().__init__()
+        self.stages = nn.ModuleList(nn.Sequential(Convs(wide[i - 1] if i else 1, wide[i], 2 if i else 1))
+                                    for i in range(len(wide)))
 
     def forward(self, x):
         skips = []
-        for stage in self.down:
+        for stage in self.stages:
             skips.append(x := stage(x))
-        for i, (up, join) in enumerate(zip(self.up, self.join)):
-            x = join(torch.cat([up(x), skips[-2 - i]], 1))
-        return self.head(x)
+        return skips
+
+
+class Decoder(nn.Module):
+    def __init__(self, wide, classes):
+        super().__init__()
+        up = wide[-2::-1]
+        self.stages = nn.ModuleList(Convs(2 * c, c) for c in up)
+        self.transpconvs = nn.ModuleList(nn.ConvTranspose3d(wide[-1 - i], c, 2, 2) for i, c in enumerate(up))
+        self.seg_layers = nn.ModuleList(nn.Conv3d(c, classes, 1) for c in up)
+
+    def forward(self, skips, deep):
+        x, logits = skips[-1], []
+        for i, (stage, up, head) in enumerate(zip(self.stages, self.transpconvs, self.seg_layers)):
+            x = stage(torch.cat([up(x), skips[-2 - i]], 1))
+            if deep or i == len(self.stages) - 1:
+                logits.insert(0, head(x))
+        return logits
+
+
+class UNet(nn.Module):
+    """With the names of nnU-Net's PlainConvUNet, which are nn::UNet's."""
+
+    def __init__(self, options):
+        super().__init__()
+        wide = [min(options.channels << i, MOST_CHANNELS) for i in range(options.stages)]
+        self.encoder, self.decoder = Encoder(wide), Decoder(wide, options.classes)
+        for module in self.modules():
+            if isinstance(module, (nn.Conv3d, nn.ConvTranspose3d)):
+                nn.init.kaiming_normal_(module.weight, 0.01)
+                nn.init.zeros_(module.bias)
+
+    def forward(self, x, deep=False):
+        """Logits, largest first; without `deep` those of full resolution alone."""
+        return self.decoder(self.encoder(x), deep)
 
 
 def dice_ce(logits, target):
@@ -67,19 +119,33 @@ def dice_ce(logits, target):
     return (1 - dice).mean() + F.cross_entropy(logits, target)
 
 
+def deep_loss(levels, targets):
+    weights = [0.5 ** i for i in range(max(1, len(levels) - 1))]
+    return sum(w / sum(weights) * dice_ce(*pair) for w, pair in zip(weights, zip(levels, targets)))
+
+
+def downsampled(target, deep, stages):
+    """The label maps of the levels that count, as nnU-Net's DownsampleSegForDSTransform makes them."""
+    levels = max(1, stages - 2) if deep else 1
+    sizes = [[n >> i for n in target.shape[1:]] for i in range(levels)]
+    return [target if i == 0 else F.interpolate(target[:, None].float(), size, mode="nearest-exact")[:, 0].long()
+            for i, size in enumerate(sizes)]
+
+
 class Ours:
-    def __init__(self, library, options, mode, layout, model, x, target):
-        self.library = library
+    def __init__(self, library, options, mode, layout, model, x, target, graph):
+        self.library, self.graph, self.captured = library, graph, set()
         high, low = MODES[mode]
-        parameters = [p.detach().contiguous() for p in model.parameters()]
-        pointers = (ctypes.c_void_p * len(parameters))(*(p.data_ptr() for p in parameters))
+        state = {name: p.detach().contiguous() for name, p in model.named_parameters()}
+        names = (ctypes.c_char_p * len(state))(*(name.encode() for name in state))
+        pointers = (ctypes.c_void_p * len(state))(*(p.data_ptr() for p in state.values()))
         self.keep = (x, target)
         torch.cuda.synchronize()
         i64 = ctypes.c_int64
-        self.call("make", i64(options.levels), i64(options.channels), i64(options.classes), high, low,
-                  int(layout == "channels_last"), pointers, i64(len(parameters)), ctypes.c_void_p(x.data_ptr()),
-                  ctypes.c_void_p(target.data_ptr()), i64(x.shape[0]), i64(x.shape[-1]))
-        self.replays = False
+        self.call("make", i64(options.stages), i64(options.channels), i64(MOST_CHANNELS), i64(options.classes),
+                  int(options.deep), int(options.checkpoint), high, low, int(layout == "channels_last"), names, pointers,
+                  i64(len(state)), ctypes.c_void_p(x.data_ptr()), ctypes.c_void_p(target.data_ptr()), i64(x.shape[0]),
+                  i64(x.shape[-1]))
 
     def call(self, name, *arguments):
         function = getattr(self.library, "voxgrad_unet_" + name)
@@ -87,8 +153,22 @@ class Ours:
         if error := function(*arguments):
             raise RuntimeError("voxgrad: " + error.decode())
 
+    def run(self, what):
+        self.call(("replay_" if what in self.captured else "") + what)
+
     def step(self):
-        self.call("replay" if self.replays else "step")
+        self.run("step")
+
+    def forward(self):
+        self.run("forward")
+
+    def warm_up(self, what):
+        """Before `what` is timed."""
+        self.run(what)
+        if self.graph:
+            self.call("capture_" + what)
+            self.captured.add(what)
+            self.run(what)
 
     def loss(self):
         loss = ctypes.c_double()
@@ -96,14 +176,10 @@ class Ours:
         return loss.value
 
     def peak(self):
-        """Of steps until now; counts from here on."""
+        """Until now; counts from here on."""
         peak = ctypes.c_int64()
         self.call("peak", ctypes.byref(peak))
         return peak.value
-
-    def capture(self):
-        self.call("capture")
-        self.replays = True
 
     def drop(self):
         self.call("drop")
@@ -114,28 +190,41 @@ class Theirs:
         high, low = MODES[mode]
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = bool(high)
         last = layout == "channels_last"
-        self.model = UNet(options.levels, options.channels, options.classes).cuda()
+        self.model = UNet(options).to(x.device)
         self.model.load_state_dict(model.state_dict())
         if last:
             self.model = self.model.to(memory_format=torch.channels_last_3d)
-        self.run = torch.compile(self.model) if compiled else self.model
+        self.run, self.criterion = self.model, deep_loss
+        if compiled:
+            torch.compiler.reset()  # else a mode would recompile the last one's code, up to a limit
+            self.run, self.criterion = torch.compile(self.model), torch.compile(deep_loss)
         self.x = x.contiguous(memory_format=torch.channels_last_3d) if last else x
-        self.target = target
+        self.deep, self.targets = options.deep, downsampled(target, options.deep, options.stages)
         self.low = {0: None, 2: torch.bfloat16, 3: torch.float16}[low]
         self.optimizer = torch.optim.SGD(self.model.parameters(), 0.01, 0.99, weight_decay=3e-5, nesterov=True)
-        self.scaler = torch.amp.GradScaler("cuda", enabled=self.low == torch.float16)
+        self.scaler = torch.amp.GradScaler(x.device.type, enabled=self.low == torch.float16)
+
+    def autocast(self):
+        return torch.autocast(self.x.device.type, self.low or torch.bfloat16, enabled=self.low is not None)
 
     def step(self):
         self.optimizer.zero_grad()
-        with torch.autocast("cuda", self.low, enabled=self.low is not None):
-            logits = self.run(self.x)
-        self.result = dice_ce(logits, self.target)
+        with self.autocast():
+            levels = self.run(self.x, self.deep)
+            self.result = self.criterion(levels, self.targets)
         self.scaler.scale(self.result).backward()
         self.scaler.unscale_(self.optimizer)
         nn.utils.clip_grad_norm_(self.model.parameters(), 12)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.result = self.result.detach()
+
+    def forward(self):
+        with torch.no_grad(), self.autocast():
+            self.logits = self.run(self.x)[0]
+
+    def warm_up(self, what):
+        getattr(self, what)()
 
     def loss(self):
         return self.result.item()
@@ -149,13 +238,13 @@ class Theirs:
         self.__dict__.clear()
 
 
-def data(options):
+def data(options, device="cuda"):
     torch.manual_seed(0)
     shape = (options.batch, *(3 * [options.size]))
-    coarse = torch.randn(options.batch, 1, *(3 * [options.size // 8]), device="cuda")
+    coarse = torch.randn(options.batch, 1, *(3 * [options.size // 8]), device=device)
     smooth = F.interpolate(coarse, size=shape[1:], mode="trilinear")
     target = (smooth[:, 0] > 0.5).long() + (smooth[:, 0] > 1).long()
-    return smooth + 0.5 * torch.randn_like(smooth), target, UNet(options.levels, options.channels, options.classes).cuda()
+    return smooth + 0.5 * torch.randn_like(smooth), target, UNet(options).to(device)
 
 
 def losses(side, steps):
@@ -178,26 +267,30 @@ def profile(side):
         print(f"  {row.device_time_total / 1e3:8.3f} ms {row.count:5d}  {row.key[:150]}")
 
 
+def measure_alone(side, what, runs):
+    """Median milliseconds and the peak of a step or a forward pass."""
+    side.warm_up(what)
+    side.peak()
+    getattr(side, what)()
+    peak = side.peak()
+    return statistics.median(timed(getattr(side, what)) for _ in range(runs)), peak
+
+
 def measure(make, options, exact):
-    """Losses of the first steps, then the median time and the peak of a step; or what went wrong."""
+    """Losses of the first steps, then times and peaks; or what went wrong."""
     gc.collect()
     torch.cuda.empty_cache()
     side = None
     try:
         side = make()
         got = losses(side, options.steps)
-        side.peak()
-        side.step()
-        peak = side.peak()
-        if isinstance(side, Ours) and options.graph:
-            side.capture()
-        side.step()
+        ms, peak = measure_alone(side, "step", options.runs)
         if options.profile:
             profile(side)
-        times = [timed(side.step) for _ in range(options.runs)]
-        row = {"ms": statistics.median(times), "peak": peak, "losses": got,
+        forward, forward_peak = measure_alone(side, "forward", options.runs)
+        row = {"ms": ms, "peak": peak, "forward": forward, "forward_peak": forward_peak, "losses": got,
                "difference": max(abs(a - b) for a, b in zip(got, exact or got))}
-        print(f"  {row['ms']:.2f} ms", flush=True)
+        print(f"  {ms:.2f} ms, forward {forward:.2f}", flush=True)
     except Exception as error:  # of the many things that may fail, each has its own
         row = {"error": " ".join(str(error).split())[:200]}
         print("  " + row["error"], flush=True)
@@ -206,57 +299,73 @@ def measure(make, options, exact):
     return row
 
 
-def main():
+def parse():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("library")
+    parser.add_argument("--network", choices=NETWORKS, default="six")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=["bf16", "high"])
     parser.add_argument("--layouts", nargs="+", choices=("contiguous", "channels_last"),
                         default=["contiguous", "channels_last"])
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=2, help="how often the sides take turns")
-    parser.add_argument("--levels", type=int, default=4)
+    parser.add_argument("--stages", type=int, help="in place of the network's")
     parser.add_argument("--channels", type=int, default=32)
     parser.add_argument("--classes", type=int, default=3)
     parser.add_argument("--size", type=int, default=128)
     parser.add_argument("--batch", type=int, default=2)
-    parser.add_argument("--graph", action="store_true", help="voxgrad's timed steps are replays of a CUDA graph")
-    parser.add_argument("--ours", action="store_true", help="voxgrad alone")
+    parser.add_argument("--checkpoint", action="store_true", help="voxgrad computes each stage again in the backward pass")
     parser.add_argument("--profile", action="store_true", help="list the kernels of a step")
-    parser.add_argument("--uncompiled", action="store_true", help="leave torch.compile out")
     parser.add_argument("--json")
     options = parser.parse_args()
+    options.deep = NETWORKS[options.network]["deep"]
+    options.stages = options.stages or NETWORKS[options.network]["stages"]
+    return options
+
+
+def report(table):
+    print("| | ms a step | peak GB | ms forward | peak GB | largest difference of a loss to float32 |\n"
+          "|---|---:|---:|---:|---:|---:|")
+    for name, rows in table.items():
+        good = [row for row in rows if "ms" in row]
+        if good:
+            step, forward = (min(row[key] for row in good) for key in ("ms", "forward"))
+            print(f"| {name} | {step:.2f} | {good[0]['peak'] / 1e9:.2f} | {forward:.2f} | "
+                  f"{good[0]['forward_peak'] / 1e9:.2f} | {good[0]['difference']:.1e} |")
+        else:
+            print(f"| {name} | {rows[0]['error']} | | | | |")
+
+
+def main():
+    options = parse()
     if not torch.cuda.is_available():
         sys.exit("compare_unet: PyTorch finds no CUDA GPU")
     torch.backends.cudnn.benchmark = True
     library = ctypes.CDLL(os.path.abspath(options.library))
     x, target, model = data(options)
-    head = f"{gpu()}, PyTorch {torch.__version__}, {datetime.date.today()}, medians of {options.runs} steps"
+    head = (f"{gpu()}, PyTorch {torch.__version__}, {datetime.date.today()}, {options.network} stages, "
+            f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f} M parameters, medians of {options.runs} runs")
     print(head)
-    exact = measure(lambda: Ours(library, options, "highest", "contiguous", model, x, target), options, None)
+
+    def make(side, mode, layout):
+        if side in ("voxgrad", "graph"):
+            return Ours(library, options, mode, layout, model, x, target, side == "graph")
+        return Theirs(options, mode, layout, model, x, target, side == "compile")
+
+    exact = measure(lambda: make("torch", "highest", "contiguous"), options, None)
     if "error" in exact:
         sys.exit(exact["error"])
-    table = {"highest, voxgrad, contiguous": [exact]}
+    table = {"highest, PyTorch, contiguous": [exact]}
     for mode in options.modes:
         for _ in range(options.rounds):
             for layout in options.layouts:
-                sides = {f"{mode}, voxgrad, {layout}": lambda: Ours(library, options, mode, layout, model, x, target)}
-                if not options.ours:
-                    for compiled in (False, True)[:1 if options.uncompiled else 2]:
-                        name = "torch.compile" if compiled else "PyTorch"
-                        sides[f"{mode}, {name}, {layout}"] = (
-                            lambda compiled=compiled: Theirs(options, mode, layout, model, x, target, compiled))
-                for name, make in sides.items():
+                for side in options.sides:
+                    name = f"{mode}, {SIDES[side]}, {layout}"
                     print(name, flush=True)
-                    table.setdefault(name, []).append(measure(make, options, exact["losses"]))
-    print("| | ms a step | peak GB | largest difference of a loss to float32 |\n|---|---:|---:|---:|")
-    for name, rows in table.items():
-        good = [row for row in rows if "ms" in row]
-        if good:
-            print(f"| {name} | {min(r['ms'] for r in good):.2f} | {good[0]['peak'] / 1e9:.2f} | "
-                  f"{good[0]['difference']:.1e} |")
-        else:
-            print(f"| {name} | {rows[0]['error']} | | |")
+                    table.setdefault(name, []).append(
+                        measure(lambda: make(side, mode, layout), options, exact["losses"]))
+    report(table)
     if options.json:
         with open(options.json, "w") as file:
             json.dump({"head": head, "table": table}, file, indent=1)

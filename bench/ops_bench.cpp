@@ -361,6 +361,28 @@ void add_kernels(vg::Device device, const vg::Shape& shape, int calls, const For
   });
 }
 
+/// nnU-Net's augmentation of two patches of 128^3 voxels (of 64^3 on a CPU): as it is drawn, another way in each call,
+/// and with every step in every sample.
+void add_augmentation(vg::Device device) {
+  using vg::data::AugmentOptions;
+  const auto batch = [=](const char* name, const AugmentOptions& options) {
+    add(name, device, [=] {
+      const int64_t n = device.is_cuda() ? 128 : 64;
+      const vg::Tensor x = vg::rand({2, 1, n, n, n}, {.device = device});
+      const vg::data::Sample sample{x, (x * 8).to(vg::u8)};
+      const auto random = std::make_shared<vg::Generator>(1);
+      const vg::data::Augmentation augment(options);
+      return Case{0, 2 * bytes_of({sample.input, sample.target}), [=] { augment(sample, *random); }};
+    });
+  };
+  AugmentOptions all;
+  for (vg::data::AugmentStep* step : {&all.rotation, &all.scaling, &all.elastic, &all.noise, &all.blur, &all.brightness,
+                                      &all.contrast, &all.low_resolution, &all.gamma_inverted, &all.gamma})
+    step->p = step->channel_p = 1;
+  batch("augment", {});
+  batch("augment/every_step", all);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -378,6 +400,7 @@ int main(int argc, char** argv) {
         add_operators(device, shape, gpu ? 8 : 1, form);
         add_kernels(device, shape, gpu ? 8 : 1, form);
       }
+    add_augmentation(device);
   }
   benchmark::Initialize(&argc, argv);
   if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 2;

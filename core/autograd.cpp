@@ -279,6 +279,7 @@ Tensor autograd::SavedOutput::operator()() const {
 void autograd::record(const char* name, const Tensors& outputs, const Tensors& inputs, Backward backward) {
   if (!needs_grad(inputs)) return;
   auto node = Node::make(name);
+  if (profiler::active()) node->module = profiler::place().module;
   for (const Tensor& input : inputs) node->edges.push_back(edge_to(input));
   for (const Tensor& output : outputs) {
     for (const Tensor& input : inputs)

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/profiler.h"
 #include "core/tensor.h"
 
 namespace voxgrad {
@@ -49,6 +50,7 @@ class Node {
   std::vector<Output> outputs;
   Backward backward;                 ///< empty once the graph was freed, and for a leaf
   std::shared_ptr<TensorBody> leaf;  ///< set for accumulators only
+  profiler::Name module = nullptr;   ///< that recorded it, known while a profiler is recording
 
  private:
   explicit Node(std::string node_name) : name(std::move(node_name)) {}

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <ostream>
 #include <string>
 
@@ -66,10 +67,18 @@ struct Runtime {
   MemoryStats (*stats)(int index);
   void (*reset_peak)(int index);
   void (*empty_cache)(int index);
+  // For the profiler; null for the CPU, which has no streams:
+  void* (*stream)(int index);                ///< the current one
+  std::shared_ptr<void> (*mark)(int index);  ///< behind the work queued on it so far
+  /// From one mark to another; waits for both.
+  double (*elapsed_ms)(const void* from, const void* to);
 };
 
 const Runtime& cpu_runtime();
 const Runtime& cuda_runtime();
 inline const Runtime& runtime(Device device) { return device.is_cuda() ? cuda_runtime() : cpu_runtime(); }
+
+/// Runtime::copy, of the device that is a GPU if one is; the profiler sees it if the devices differ.
+void copy_bytes(void* to, Device to_device, const void* from, Device from_device, size_t bytes);
 
 }  // namespace voxgrad

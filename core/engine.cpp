@@ -113,6 +113,7 @@ void Engine::send(const Edge& edge, const Tensor& grad, const std::string& from)
 }
 
 void Engine::visit(const std::shared_ptr<Node>& node, Pending pending) {
+  const profiler::Scope scope(profiler::Kind::backward, node->name, node->module);
   for (size_t i = 0; i < node->outputs.size(); ++i) {
     run_hooks(node->outputs[i].hooks, pending.grads[i]);
     if (const auto body = node->outputs[i].retained.lock()) accumulate(*body, pending.grads[i]);

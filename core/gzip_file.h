@@ -25,6 +25,7 @@ class UnpackedFile {
   /// Keeps a reference to `file`.
   explicit UnpackedFile(const InputFile& file);
 
+  bool is_packed() const { return gzdirect(handle_.get()) == 0; }
   /// Reads up to `bytes` bytes; fewer only at the end.
   size_t read(void* to, size_t bytes);
   /// Bytes from the start to the end, or to `limit` if there are more. Then stands at the start again.

@@ -32,15 +32,20 @@ InputFile::InputFile(const std::filesystem::path& path, const char* op, int64_t 
 InputFile::~InputFile() { close(descriptor_); }
 
 void InputFile::read(void* to, size_t bytes) {
+  read_at(position_, to, bytes);
+  position_ += static_cast<int64_t>(bytes);
+}
+
+void InputFile::read_at(int64_t position, void* to, size_t bytes) const {
   auto* next = static_cast<char*>(to);
   while (bytes > 0) {
-    const ssize_t got = ::pread(descriptor_, next, bytes, position_);
+    const ssize_t got = ::pread(descriptor_, next, bytes, position);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) fail(std::generic_category().message(errno));
     check(got > 0, "truncated: ", bytes, " more bytes were expected");
     next += got;
     bytes -= static_cast<size_t>(got);
-    position_ += got;
+    position += got;
   }
 }
 
@@ -69,13 +74,23 @@ int64_t claimed_bytes(const InputFile& file, const std::string& what, const Shap
 Tensor read_tensor(InputFile& file, const std::string& what, const Shape& shape, const Strides& strides, DType dtype) {
   Tensor tensor = empty_strided(shape, strides, {.dtype = dtype});
   const auto bytes = static_cast<size_t>(tensor.numel() * item_size(dtype));
-  auto* data = static_cast<unsigned char*>(tensor.mutable_raw_data());
-  file.read(data, bytes);
-  if (dtype == b8) {
-    const auto* bad = std::find_if(data, data + bytes, [](unsigned char byte) { return byte > 1; });
-    file.check(bad == data + bytes, what, "a bool must be 0 or 1, found ", bad == data + bytes ? 0 : int{*bad});
-  }
+  file.read(tensor.mutable_raw_data(), bytes);
+  if (dtype == b8) check_bools(file, what, tensor);
   return tensor;
+}
+
+void check_bools(const InputFile& file, const std::string& what, const Tensor& tensor) {
+  const auto* data = static_cast<const unsigned char*>(tensor.raw_data());
+  const auto* end = data + tensor.numel();
+  const auto* bad = std::find_if(data, end, [](unsigned char byte) { return byte > 1; });
+  file.check(bad == end, what, "a bool must be 0 or 1, found ", bad == end ? 0 : int{*bad});
+}
+
+void check_part(const InputFile& file, const Shape& shape, const Dims& start, const Shape& size) {
+  bool within = start.size() == shape.size() && size.size() == shape.size() && !shape.empty();
+  for (int64_t i = 0; within && i < shape.size(); ++i)
+    within = start[i] >= 0 && size[i] > 0 && size[i] <= shape[i] && start[i] <= shape[i] - size[i];
+  file.check(within, "a part of size ", size, " at ", start, " does not lie within ", shape);
 }
 
 }  // namespace voxgrad

@@ -29,6 +29,8 @@ class InputFile {
   int64_t remaining() const { return size_ - position_; }
   /// The next `bytes` bytes. Throws if the file ends before.
   void read(void* to, size_t bytes);
+  /// `bytes` bytes from `position` on, for several threads at once. Throws if the file ends before.
+  void read_at(int64_t position, void* to, size_t bytes) const;
   /// Goes to `position` bytes from the start.
   void seek(int64_t position) { position_ = position; }
   /// The open file, for libraries that read by themselves.
@@ -72,5 +74,30 @@ int64_t claimed_bytes(const InputFile& file, const std::string& what, const Shap
 /// A new tensor on the CPU filled in storage order with the next bytes of `file`. `strides` are those of
 /// a dense tensor. The caller has compared claimed_bytes() with the file. Throws for a bool other than 0 or 1.
 Tensor read_tensor(InputFile& file, const std::string& what, const Shape& shape, const Strides& strides, DType dtype);
+
+/// Throws for a byte of the bool tensor `tensor` other than 0 and 1.
+void check_bools(const InputFile& file, const std::string& what, const Tensor& tensor);
+
+/// Throws unless the part of `size` elements from `start` on, not an empty one, lies within `shape`.
+void check_part(const InputFile& file, const Shape& shape, const Dims& start, const Shape& size);
+
+/// Such a part of an array in row-major order, as runs of elements that lie side by side in both: calls
+/// run(first in the array, first in the part, count).
+template <class Run>
+void for_each_run(Shape shape, Dims start, Shape size, Run run) {
+  while (shape.size() > 1 && size.back() == shape.back()) {  // a whole axis joins the one before
+    for (Dims* dims : {&start, &size, &shape}) {
+      (*dims)[dims->size() - 2] *= shape.back();
+      if (dims != &shape) dims->erase(dims->size() - 1);
+    }
+    shape.erase(shape.size() - 1);
+  }
+  const Strides strides = contiguous_strides(shape);
+  for (int64_t part = 0, count = size.back(), total = numel(size); part < total; part += count) {
+    int64_t first = start.back(), rest = part / count;
+    for (int64_t i = shape.size() - 2; i >= 0; rest /= size[i--]) first += (start[i] + rest % size[i]) * strides[i];
+    run(first, part, count);
+  }
+}
 
 }  // namespace voxgrad

@@ -7,7 +7,7 @@
 #include <cerrno>
 #include <cmath>
 #include <cstring>
-#include <functional>
+#include <optional>
 #include <system_error>
 #include <vector>
 
@@ -212,10 +212,10 @@ void read_geometry(const InputFile& file, const RawHeader& header, NiftiImage& i
   }
 }
 
-Tensor read_voxels(const InputFile& file, UnpackedFile& unpacked, const Layout& layout, bool swapped) {
+/// Compares what the header says with what the file holds.
+void check_voxels(const InputFile& file, UnpackedFile& unpacked, const Layout& layout) {
   // Four axes below 2^15 and 8 bytes a voxel stay below 2^63.
-  const int64_t count = numel(layout.shape), bytes = count * layout.type->bytes;
-  file.check_limit(count * item_size(f32), layout.shape, " f32");
+  const int64_t bytes = numel(layout.shape) * layout.type->bytes;
   int64_t end = 0;
   file.check(!__builtin_add_overflow(layout.offset, bytes, &end) && end < INT64_MAX, "more voxels than 64 bits hold");
   const int64_t held = unpacked.count(end + 1);
@@ -223,20 +223,48 @@ Tensor read_voxels(const InputFile& file, UnpackedFile& unpacked, const Layout& 
              ", the file holds ", held);
   file.check(held == end, "trailing bytes: ", layout.shape, " ", layout.type->name, " end at byte ", end,
              ", the file goes on");
+}
 
-  Tensor tensor = empty(layout.shape);
-  float* to = tensor.mutable_data<float>();
+/// Decodes `count` voxels that read(bytes) hands out.
+template <class Read>
+void read_voxels(const Layout& layout, bool swapped, float* to, int64_t count, Read read) {
   const int64_t per_chunk = static_cast<int64_t>(kChunk) / layout.type->bytes;
-  std::vector<char> chunk(kChunk);
-  unpacked.seek(layout.offset);
+  std::vector<char> chunk(static_cast<size_t>(std::min(count, per_chunk) * layout.type->bytes));
   for (int64_t done = 0; done < count; done += per_chunk) {
     const int64_t now = std::min(per_chunk, count - done);
     const auto wanted = static_cast<size_t>(now * layout.type->bytes);
-    file.check(unpacked.read(chunk.data(), wanted) == wanted, "truncated while it was read");
+    read(chunk.data(), wanted);
     layout.type->decode(chunk.data(), to + done, now, swapped, layout.scaling);
   }
-  return tensor;
 }
+
+/// A file whose header is right.
+struct OpenNifti {
+  OpenNifti(const std::filesystem::path& path, const char* op, const NiftiOptions& options)
+      : file(path, op, options.max_bytes), unpacked(file), header(read_header(file, *unpacked)) {
+    layout = read_layout(file, header);
+    read_geometry(file, header, image);
+    const char* descrip = header.bytes.data() + field::kDescrip;
+    image.descrip.assign(descrip, strnlen(descrip, kDescripBytes));
+  }
+  void check_limit(const Shape& shape) const { file.check_limit(numel(shape) * item_size(f32), shape, " f32"); }
+  Tensor read_all() {
+    check_limit(layout.shape);
+    check_voxels(file, *unpacked, layout);
+    Tensor tensor = empty(layout.shape);
+    unpacked->seek(layout.offset);
+    read_voxels(layout, header.swapped, tensor.mutable_data<float>(), tensor.numel(), [&](char* to, size_t bytes) {
+      file.check(unpacked->read(to, bytes) == bytes, "truncated while it was read");
+    });
+    return tensor;
+  }
+
+  InputFile file;
+  std::optional<UnpackedFile> unpacked;
+  RawHeader header;
+  Layout layout;
+  NiftiImage image;
+};
 
 bool ends_with(const std::filesystem::path& path, std::string_view suffix) {
   return path.filename().string().ends_with(suffix);
@@ -261,6 +289,12 @@ void check_image(const std::filesystem::path& path, const NiftiImage& image) {
         kDescripBytes - 1, " fit");
 }
 
+/// The dtype of the voxels in a file, and its code.
+std::pair<DType, int16_t> voxel_type_for(DType dtype) {
+  if (dtype == u8) return {u8, 2};
+  return dtype == i32 ? std::pair{i32, int16_t{8}} : std::pair{f32, int16_t{16}};
+}
+
 RawHeader make_header(const NiftiImage& image) {
   RawHeader header;
   const Shape& shape = image.data.shape();
@@ -273,8 +307,9 @@ RawHeader make_header(const NiftiImage& image) {
     header.set<int16_t>(field::kDim, static_cast<int16_t>(size), i + 1);
     header.set<float>(field::kPixdim, i < 3 ? static_cast<float>(image.spacing[2 - i]) : 1.0f, i + 1);
   }
-  header.set<int16_t>(field::kDatatype, 16);
-  header.set<int16_t>(field::kBitpix, 32);
+  const auto [dtype, code] = voxel_type_for(image.data.dtype());
+  header.set<int16_t>(field::kDatatype, code);
+  header.set<int16_t>(field::kBitpix, static_cast<int16_t>(8 * item_size(dtype)));
   header.set<float>(field::kVoxOffset, kDataStart);
   header.set<float>(field::kSclSlope, 1);
   header.bytes[field::kXyztUnits] = kMillimetres;
@@ -294,7 +329,7 @@ void write_parts(const RawHeader& header, const Tensor& voxels, Write write) {
   const char no_extensions[kDataStart - kHeaderBytes] = {};
   write(no_extensions, sizeof(no_extensions));
   const auto* data = static_cast<const char*>(voxels.raw_data());
-  const auto bytes = static_cast<size_t>(voxels.numel()) * sizeof(float);
+  const auto bytes = static_cast<size_t>(voxels.numel() * item_size(voxels.dtype()));
   for (size_t done = 0; done < bytes; done += kChunk) write(data + done, std::min(kChunk, bytes - done));
 }
 
@@ -302,23 +337,54 @@ void write_parts(const RawHeader& header, const Tensor& voxels, Write write) {
 
 NiftiImage load_nifti(const std::filesystem::path& path, Device device, const NiftiOptions& options) {
   runtime(device).require(device.index);
-  InputFile file(path, "load_nifti", options.max_bytes);
-  UnpackedFile unpacked(file);
-  const RawHeader header = read_header(file, unpacked);
-  const Layout layout = read_layout(file, header);
-  NiftiImage image;
-  read_geometry(file, header, image);
-  const char* descrip = header.bytes.data() + field::kDescrip;
-  image.descrip.assign(descrip, strnlen(descrip, kDescripBytes));
-  image.data = read_voxels(file, unpacked, layout, header.swapped);
+  OpenNifti open(path, "load_nifti", options);
+  NiftiImage image = open.image;
+  image.data = open.read_all();
   if (!device.is_cpu()) image.data = image.data.to(device);
   return image;
+}
+
+struct NiftiFile::Body : OpenNifti {
+  Body(const std::filesystem::path& path, const NiftiOptions& options) : OpenNifti(path, "NiftiFile", options) {
+    if (unpacked->is_packed())
+      whole = read_all();
+    else
+      check_voxels(file, *unpacked, layout);
+    unpacked.reset();  // parts are read from the file itself
+  }
+  Tensor whole;  ///< of a packed file
+};
+
+NiftiFile::NiftiFile(const std::filesystem::path& path, const NiftiOptions& options)
+    : body_(std::make_shared<const Body>(path, options)) {}
+
+const Shape& NiftiFile::shape() const { return body_->layout.shape; }
+const NiftiImage& NiftiFile::header() const { return body_->image; }
+
+Tensor NiftiFile::read(const Dims& start, const Shape& size) const {
+  const Body& body = *body_;
+  check_part(body.file, shape(), start, size);
+  body.check_limit(size);
+  Tensor tensor = empty(size);
+  float* data = tensor.mutable_data<float>();
+  for_each_run(shape(), start, size, [&](int64_t from, int64_t to, int64_t count) {
+    if (body.whole.defined()) {
+      std::copy_n(body.whole.data<float>() + from, count, data + to);
+      return;
+    }
+    int64_t position = body.layout.offset + from * body.layout.type->bytes;
+    read_voxels(body.layout, body.header.swapped, data + to, count, [&](char* chunk, size_t bytes) {
+      body.file.read_at(position, chunk, bytes);
+      position += static_cast<int64_t>(bytes);
+    });
+  });
+  return tensor;
 }
 
 void save_nifti(const std::filesystem::path& path, const NiftiImage& image) {
   check_image(path, image);
   const RawHeader header = make_header(image);
-  const Tensor voxels = image.data.detach().to(Device::cpu(), f32).contiguous();
+  const Tensor voxels = image.data.detach().to(Device::cpu(), voxel_type_for(image.data.dtype()).first).contiguous();
   AtomicFile file(path, "save_nifti");
   if (ends_with(path, ".nii")) {
     write_parts(header, voxels, [&](const char* data, size_t bytes) { file.write(data, bytes); });

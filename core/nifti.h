@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <string>
 
 #include "core/tensor.h"
@@ -36,8 +37,27 @@ struct NiftiOptions {
 NiftiImage load_nifti(const std::filesystem::path& path, Device device = Device::cpu(),
                       const NiftiOptions& options = {});
 
-/// Writes float32 voxels with `affine` as the sform, atomically; `path` ends with .nii or .nii.gz.
-/// `data` may be on any device and of any dtype. Throws for other ranks than 3 and 4, axes above 32767,
+/// A file open for reading in parts, by several threads at once if need be: a volume may be larger than memory. Of .nii
+/// files just the parts are read; .nii.gz files are unpacked whole, once.
+class NiftiFile {
+ public:
+  /// Throws as load_nifti does; `max_bytes` is for a .nii.gz, and for what one call of read() takes.
+  explicit NiftiFile(const std::filesystem::path& path, const NiftiOptions& options = {});
+  /// (D, H, W) or (T, D, H, W).
+  const Shape& shape() const;
+  /// All but the voxels: `data` is undefined.
+  const NiftiImage& header() const;
+  /// The part of `size` voxels from `start` on as f32, scaled as the file says, on the CPU. Throws unless it lies
+  /// within shape().
+  Tensor read(const Dims& start, const Shape& size) const;
+
+ private:
+  struct Body;
+  std::shared_ptr<const Body> body_;
+};
+
+/// Writes voxels with `affine` as the sform, atomically; `path` ends with .nii or .nii.gz. `data` may be on any device:
+/// u8 and i32 stay what they are, other dtypes become float32. Throws for other ranks than 3 and 4, axes above 32767,
 /// spacing that is not positive and values of the affine that are not finite.
 void save_nifti(const std::filesystem::path& path, const NiftiImage& image);
 

@@ -208,26 +208,76 @@ const char* type_code(DType dtype) {
   return known->code;
 }
 
-}  // namespace
+/// What the header says, compared with what the file holds.
+struct Layout {
+  ElementType type;
+  Shape shape;
+  bool fortran_order;
+  int64_t offset;  ///< of the elements
+};
 
-Tensor load_npy(const std::filesystem::path& path, Device device, const NpyOptions& options) {
-  runtime(device).require(device.index);
-  InputFile file(path, "load_npy", options.max_bytes);
+Layout read_layout(InputFile& file) {
   const std::string text = read_header(file);
   const Header header = HeaderParser(file, text).parse();
-  const auto [dtype, swapped] = parse_type(file, *header.descr);
+  const ElementType type = parse_type(file, *header.descr);
+  const DType dtype = type.dtype;
   const Shape& shape = *header.shape;
   const int64_t expected = claimed_bytes(file, "", shape, name(dtype), 8 * item_size(dtype));
   const int64_t held = file.remaining();
   file.check(held >= expected, "truncated: ", shape, " ", dtype, " takes ", expected, " bytes, the file holds ", held);
   file.check(held == expected, "trailing bytes: ", shape, " ", dtype, " takes ", expected, " bytes, the file holds ",
              held);
-  file.check_limit(expected, shape, ' ', dtype);
-  const Strides strides = *header.fortran_order ? fortran_strides(shape) : contiguous_strides(shape);
+  return {type, shape, *header.fortran_order, file.size() - held};
+}
+
+}  // namespace
+
+Tensor load_npy(const std::filesystem::path& path, Device device, const NpyOptions& options) {
+  runtime(device).require(device.index);
+  InputFile file(path, "load_npy", options.max_bytes);
+  const auto [type, shape, fortran_order, offset] = read_layout(file);
+  const auto [dtype, swapped] = type;
+  file.check_limit(file.remaining(), shape, ' ', dtype);
+  const Strides strides = fortran_order ? fortran_strides(shape) : contiguous_strides(shape);
   Tensor tensor = read_tensor(file, "", shape, strides, dtype);
   if (swapped) swap_bytes(tensor);
   if (!tensor.is_contiguous()) tensor = tensor.contiguous();
   return device.is_cpu() ? tensor : tensor.to(device);
+}
+
+struct NpyFile::Body {
+  Body(const std::filesystem::path& path, const NpyOptions& options)
+      : file(path, "NpyFile", options.max_bytes), layout(read_layout(file)) {}
+  InputFile file;
+  Layout layout;
+};
+
+NpyFile::NpyFile(const std::filesystem::path& path, const NpyOptions& options)
+    : body_(std::make_shared<const Body>(path, options)) {}
+
+const Shape& NpyFile::shape() const { return body_->layout.shape; }
+DType NpyFile::dtype() const { return body_->layout.type.dtype; }
+
+Tensor NpyFile::read(const Dims& start, const Shape& size) const {
+  const InputFile& file = body_->file;
+  const Layout& layout = body_->layout;
+  check_part(file, shape(), start, size);
+  const int64_t item = item_size(dtype());
+  file.check_limit(numel(size) * item, size, ' ', dtype());
+  Shape whole = shape(), part = size;
+  Dims first = start, order;
+  if (layout.fortran_order)  // a file in row-major order whose axes are reversed
+    for (Dims* dims : {&whole, &part, &first}) std::reverse(dims->begin(), dims->end());
+  Tensor tensor = empty(part, {.dtype = dtype()});
+  auto* data = static_cast<char*>(tensor.mutable_raw_data());
+  for_each_run(whole, first, part, [&](int64_t from, int64_t to, int64_t count) {
+    file.read_at(layout.offset + from * item, data + to * item, static_cast<size_t>(count * item));
+  });
+  if (layout.type.swapped) swap_bytes(tensor);
+  if (dtype() == b8) check_bools(file, "", tensor);
+  if (!layout.fortran_order) return tensor;
+  for (int64_t axis = size.size(); axis-- > 0;) order.push_back(axis);
+  return tensor.permute(order).contiguous();
 }
 
 void save_npy(const std::filesystem::path& path, const Tensor& tensor) {

@@ -9,6 +9,7 @@
 #include <unordered_map>
 
 #include "core/error.h"
+#include "core/memory_snapshot.h"
 
 namespace voxgrad {
 namespace {
@@ -54,6 +55,7 @@ class CpuAllocator {
     stats_.current += static_cast<int64_t>(bytes);
     stats_.peak = std::max(stats_.peak, stats_.current);
     ++stats_.allocations;
+    if (profiler::active()) memory::detail::note_allocation(Device::cpu(), block.data, bytes, stats_.current);
     return block.data;
   }
 
@@ -64,6 +66,7 @@ class CpuAllocator {
     const Block block{data, found->second};
     live_.erase(found);
     stats_.current -= static_cast<int64_t>(bytes);
+    if (profiler::active()) memory::detail::note_free(Device::cpu(), data, bytes, stats_.current);
     if (!kCaching || block.bytes < kSmallestCached || cached_bytes_ + block.bytes > kLimit) return release(block);
     try {
       cached_.emplace(block.bytes, data);
@@ -148,6 +151,9 @@ const Runtime& cpu_runtime() {
       .stats = [](int) { return cpu_allocator().stats(); },
       .reset_peak = [](int) { cpu_allocator().reset_peak(); },
       .empty_cache = [](int) { cpu_allocator().empty_cache(); },
+      .stream = nullptr,
+      .mark = nullptr,
+      .elapsed_ms = nullptr,
   };
   return table;
 }
@@ -165,6 +171,17 @@ Storage::~Storage() {
     release_(data_);
   else if (data_)
     runtime(device_).deallocate(data_, bytes_, device_.index);
+}
+
+void copy_bytes(void* to, Device to_device, const void* from, Device from_device, size_t bytes) {
+  const Device mover = to_device.is_cuda() ? to_device : from_device;
+  if (to_device == from_device) return runtime(mover).copy(to, to_device, from, from_device, bytes);
+  const profiler::Scope scope(profiler::Kind::op, "copy_between_devices", nullptr, mover);
+  if (profiler::Event* event = scope.event()) {
+    event->bytes = static_cast<double>(bytes);
+    memory::detail::claim(to_device, to);
+  }
+  runtime(mover).copy(to, to_device, from, from_device, bytes);
 }
 
 Device Device::parse(const std::string& text) {
@@ -193,6 +210,7 @@ MemoryStats memory::stats(Device device) {
 void memory::reset_peak(Device device) {
   runtime(device).require(device.index);
   runtime(device).reset_peak(device.index);
+  detail::note_reset(device);
 }
 void memory::empty_cache(Device device) {
   runtime(device).require(device.index);

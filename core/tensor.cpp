@@ -100,7 +100,7 @@ template <class T>
 T read_element(const char* op, const Tensor& tensor, const Dims& index) {
   char bytes[8];
   const auto* from = static_cast<const char*>(tensor.storage()->data()) + offset_of(tensor, index);
-  runtime(tensor.device()).copy(bytes, Device::cpu(), from, tensor.device(), item_size(tensor.dtype()));
+  copy_bytes(bytes, Device::cpu(), from, tensor.device(), item_size(tensor.dtype()));
   return load<T>(op, bytes, tensor.dtype());
 }
 
@@ -188,7 +188,7 @@ void Tensor::set(const Dims& index, double value) const {
   });
   storage()->bump_version();
   auto* to = static_cast<char*>(storage()->data()) + offset_of(*this, index);
-  runtime(device()).copy(to, device(), bytes, Device::cpu(), item_size(dtype()));
+  copy_bytes(to, device(), bytes, Device::cpu(), item_size(dtype()));
 }
 
 template <class T>
@@ -197,7 +197,7 @@ std::vector<T> Tensor::to_vector() const {
   const int64_t size = item_size(dtype());
   auto bytes = host_vector<char>((high - low) * size, *this);
   const auto* from = static_cast<const char*>(storage()->data()) + (storage_offset() + low) * size;
-  runtime(device()).copy(bytes.data(), Device::cpu(), from, device(), bytes.size());
+  copy_bytes(bytes.data(), Device::cpu(), from, device(), bytes.size());
 
   auto values = host_vector<T>(numel(), *this);
   Dims index = Dims::filled(dim(), 0);
@@ -239,10 +239,13 @@ Tensor empty(const Shape& shape, TensorOptions options, MemoryFormat format) {
   return empty_strided(shape, last ? channels_last_strides(shape) : contiguous_strides(shape), options);
 }
 
-Tensor empty_like(const Tensor& like) {
-  if (is_dense(like.shape(), like.strides())) return empty_strided(like.shape(), like.strides(), like.options());
-  return empty(like.shape(), like.options(), like.suggest_memory_format());
+Strides empty_like_strides(const Tensor& like) {
+  if (is_dense(like.shape(), like.strides())) return like.strides();
+  const bool last = like.suggest_memory_format() == MemoryFormat::channels_last;
+  return last ? channels_last_strides(like.shape()) : contiguous_strides(like.shape());
 }
+
+Tensor empty_like(const Tensor& like) { return empty_strided(like.shape(), empty_like_strides(like), like.options()); }
 
 Tensor as_strided(const Tensor& tensor, const Shape& shape, const Strides& strides, int64_t storage_offset) {
   check(shape.size() == strides.size(), "as_strided", "shape ", shape, " and strides ", strides, " differ in rank");

@@ -219,6 +219,8 @@ Tensor empty(const Shape& shape, TensorOptions options = {}, MemoryFormat format
 Tensor empty_strided(const Shape& shape, const Strides& strides, TensorOptions options = {});
 /// Shape, dtype, device of `like`; its strides too if it is dense, else its memory format.
 Tensor empty_like(const Tensor& like);
+/// The strides of that, without allocating it.
+Strides empty_like_strides(const Tensor& like);
 /// Elements of `tensor`'s storage seen through another geometry; not recorded by autograd.
 /// Throws if an element would lie outside the storage.
 Tensor as_strided(const Tensor& tensor, const Shape& shape, const Strides& strides, int64_t storage_offset);

@@ -54,6 +54,9 @@ const Runtime& cuda_runtime() {
       .stats = Absent{},
       .reset_peak = refuse,
       .empty_cache = refuse,
+      .stream = Absent{},
+      .mark = Absent{},
+      .elapsed_ms = Absent{},
   };
   return table;
 }

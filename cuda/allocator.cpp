@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "core/error.h"
+#include "core/memory_snapshot.h"
 #include "cuda/graph.h"
 #include "cuda/launch.h"
 
@@ -75,6 +76,7 @@ void* Allocator::allocate(size_t bytes, cudaStream_t stream) {
   stats_.current += static_cast<int64_t>(bytes);
   stats_.peak = std::max(stats_.peak, stats_.current);
   ++stats_.allocations;
+  if (profiler::active()) memory::detail::note_allocation(Device::cuda(device_), block->data, bytes, stats_.current);
   return block->data;
 }
 
@@ -86,6 +88,7 @@ void Allocator::deallocate(void* data, cudaStream_t stream) noexcept {
   Block* block = found->second;
   live_.erase(found);
   stats_.current -= static_cast<int64_t>(block->requested);
+  if (profiler::active()) memory::detail::note_free(Device::cuda(device_), data, block->requested, stats_.current);
   if (stream != block->stream && !is_capturing(stream) && !is_capturing(block->stream)) let_wait(block->stream, stream);
 
   block->free = true;

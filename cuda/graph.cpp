@@ -12,6 +12,7 @@
 
 #include "core/capture.h"
 #include "core/error.h"
+#include "core/profiler.h"
 #include "cuda/allocator.h"
 #include "cuda/cuda.h"
 #include "cuda/graph.h"
@@ -188,6 +189,7 @@ void CUDAGraph::capture(const std::function<void()>& function) {
 void CUDAGraph::replay() {
   check(recording_ != nullptr, kOp, "nothing was captured");
   check(Capture::current() == nullptr, kOp, "a capture is under way on this thread: a replay cannot be part of it");
+  const profiler::Scope operation(profiler::Kind::op, "cuda_graph_replay", nullptr, Device::cuda(device_));
   recording_->replay();
 }
 

@@ -200,6 +200,15 @@ const Runtime& cuda_runtime() {
       .stats = [](int index) { return cuda::Allocator::of(index).stats(); },
       .reset_peak = [](int index) { cuda::Allocator::of(index).reset_peak(); },
       .empty_cache = [](int index) { cuda::Allocator::of(index).empty_cache(); },
+      .stream = [](int index) -> void* { return cuda::current_stream(index); },
+      .mark = [](int index) -> std::shared_ptr<void> {
+        const auto event = std::make_shared<cuda::Event>(index);
+        event->record();
+        return event;
+      },
+      .elapsed_ms = [](const void* from, const void* to) -> double {
+        return static_cast<const cuda::Event*>(to)->elapsed_ms_since(*static_cast<const cuda::Event*>(from));
+      },
   };
   return table;
 }

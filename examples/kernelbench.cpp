@@ -6,6 +6,7 @@
 //   kernelbench --size original          at the sizes of the benchmark, for a GPU
 //   kernelbench --model 70 --steps 20    one of them
 //   kernelbench --precision bf16         in mixed precision
+//   kernelbench --model 70 --profile     and what its steps spend their time on
 //   kernelbench --cuda-graph             whole steps, captured once and replayed
 #include <voxgrad.h>
 
@@ -19,6 +20,7 @@
 #include <optional>
 
 #include "examples/common/options.h"
+#include "examples/common/profile.h"
 
 namespace {
 namespace vg = voxgrad;
@@ -87,7 +89,7 @@ const std::vector<ModelCase>& cases() {
 }
 
 struct Options {
-  std::string model = "all", size = "auto", device = "auto", dtype = "f32", precision = "highest";
+  std::string model = "all", size = "auto", device = "auto", dtype = "f32", precision = "highest", tensorboard, profile;
   int steps = 5;
   bool cuda_graph = false;
 };
@@ -108,11 +110,14 @@ int parse(int argc, char** argv, Options& options) {
   app.add_option("--steps", options.steps, "timed steps, after one that is not")
       ->check(CLI::Range(1, 1000000))
       ->capture_default_str();
+  examples::add_tensorboard_option(app, options.tensorboard);
   app.add_flag("--cuda-graph", options.cuda_graph, "capture a step in a CUDA graph and time replays (needs a GPU)");
+  examples::StepProfiler::add_option(app, options.profile);
   try {
     app.parse(argc, argv);
     if (options.dtype == "f64" && examples::Precision(options.precision).is_half())
       throw CLI::ValidationError("--precision " + options.precision + " needs --dtype f32");
+    if (!options.profile.empty() && options.model == "all") throw CLI::ValidationError("--profile needs one --model");
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : 2;
   }
@@ -124,7 +129,8 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-void train(const ModelCase& c, const Options& options, vg::Device device, bool original) {
+/// Writes losses and times of each step to `writer`, if there is one.
+void train(const ModelCase& c, const Options& options, vg::Device device, bool original, vg::SummaryWriter* writer) {
   const vg::DType dtype = options.dtype == "f64" ? vg::f64 : vg::f32;
   vg::manual_seed(0);
   vg::nn::Sequential model;
@@ -148,6 +154,7 @@ void train(const ModelCase& c, const Options& options, vg::Device device, bool o
   vg::memory::reset_peak(device);
 
   // Of forward, backward and step, in milliseconds; a replay is all of them.
+  constexpr std::array<const char*, 3> kParts{"forward", "backward", "step"};
   std::array<std::vector<double>, 3> times;
   double first = 0, last = 0;
   const auto timed = [&](bool counts, size_t part, const auto& work) {
@@ -174,7 +181,9 @@ void train(const ModelCase& c, const Options& options, vg::Device device, bool o
     scaler.update();
   };
   std::optional<vg::cuda::CUDAGraph> graph;
+  examples::StepProfiler profiler(options.profile);
   for (int step = 0; step <= options.steps; ++step) {
+    profiler.begin_step();
     if (graph) {
       timed(true, 2, [&] { graph->replay(); });
     } else {
@@ -184,6 +193,10 @@ void train(const ModelCase& c, const Options& options, vg::Device device, bool o
     }
     last = loss.item();
     if (step == 0) first = last;
+    if (writer) writer->add_scalar(vg::concat("model ", c.name, "/loss"), last, step);
+    for (size_t part = 0; writer && step > 0 && part < times.size(); ++part)
+      if (!times[part].empty())
+        writer->add_scalar(vg::concat("model ", c.name, "/", kParts[part], " ms"), times[part].back(), step);
     if (step > 0 || !options.cuda_graph) continue;
     graph.emplace(device.index);
     graph->capture([&] {
@@ -201,6 +214,7 @@ void train(const ModelCase& c, const Options& options, vg::Device device, bool o
               column(times[0]).c_str(), column(times[1]).c_str(), column(times[2]).c_str(), first, last,
               static_cast<double>(vg::memory::stats(device).peak) / (1 << 20), c.what);
   std::fflush(stdout);
+  profiler.finish();
 }
 
 }  // namespace
@@ -219,8 +233,11 @@ int main(int argc, char** argv) {
               << options.steps << " steps: "
               << (options.cuda_graph ? "replays of whole steps\n" : "forward with loss, backward, step of SGD\n")
               << "model input                    fwd ms    bwd ms step ms  loss           peak MiB\n";
+    std::optional<vg::SummaryWriter> writer;
+    if (!options.tensorboard.empty()) writer.emplace(options.tensorboard);
     for (const ModelCase& c : cases())
-      if (options.model == "all" || options.model == c.name) train(c, options, device, original);
+      if (options.model == "all" || options.model == c.name)
+        train(c, options, device, original, writer ? &*writer : nullptr);
   } catch (const std::exception& error) {
     std::cerr << "kernelbench: " << error.what() << '\n';
     return 1;

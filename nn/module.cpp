@@ -8,6 +8,7 @@
 #include <set>
 #include <sstream>
 #include <typeinfo>
+#include <unordered_map>
 
 #include "core/autograd.h"
 
@@ -91,6 +92,19 @@ void print(std::ostream& out, const Module& module, const std::string& indent) {
 }
 
 }  // namespace
+
+std::string detail::module_path(const Module& module) {
+  thread_local std::unordered_map<const Module*, std::string> paths;
+  const profiler::Name outer = profiler::place().module;
+  if (!outer) {
+    paths.clear();
+    const std::string root = class_name(module);
+    for (const auto& [name, below] : module.named_modules())
+      paths.emplace(below, name.empty() ? root : join(root, name));
+  }
+  const auto found = paths.find(&module);
+  return found != paths.end() ? found->second : join(outer ? *outer : "", class_name(module));
+}
 
 Parameter::Parameter(const Tensor& tensor) : Tensor(tensor) {
   if (!defined()) return;

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/profiler.h"
 #include "core/safetensors.h"
 #include "core/tensor.h"
 #include "nn/fields.h"
@@ -142,11 +143,24 @@ class Module {
 /// number of elements of the parameters, those shared counted once.
 std::ostream& operator<<(std::ostream& out, const Module& module);
 
+namespace detail {
+
+/// For the profiler: from the outermost module that is being called on this thread, "UNet.blocks.0.conv".
+std::string module_path(const Module& module);
+inline profiler::Scope module_scope(const Module& module) {
+  return {profiler::Kind::module, [&] { return module_path(module); }};
+}
+
+}  // namespace detail
+
 /// A module that maps one tensor to one: layers, and what may stand in for one.
 class Layer : public Module {
  public:
   virtual Tensor forward(const Tensor& x) const = 0;
-  Tensor operator()(const Tensor& x) const { return forward(x); }
+  Tensor operator()(const Tensor& x) const {
+    const auto scope = detail::module_scope(*this);
+    return forward(x);
+  }
 };
 
 namespace detail {
@@ -184,6 +198,7 @@ Members list_members([[maybe_unused]] const char* names, Ts&... values) {
 
 template <class M, class... Args>
 decltype(auto) forward(M& module, Args&&... args) {
+  const auto scope = module_scope(module);
   return module.forward(std::forward<Args>(args)...);
 }
 

@@ -12,7 +12,7 @@ namespace voxgrad::nn {
 /// two only x is kept. `module` must live until then.
 template <std::derived_from<Module> M>
 Tensor checkpoint(M& module, const Tensor& x) {
-  return autograd::checkpoint([&module](const Tensors& t) { return Tensors{module.forward(t[0])}; }, {x})[0];
+  return autograd::checkpoint([&module](const Tensors& t) { return Tensors{detail::forward(module, t[0])}; }, {x})[0];
 }
 /// The same for any function of one tensor.
 inline Tensor checkpoint(std::function<Tensor(const Tensor&)> function, const Tensor& x) {

@@ -114,6 +114,7 @@ Tensor Sequential::forward(const Tensor& x) const {
   const auto module = [&](size_t i) { return i < size() ? steps_[i].module.get() : nullptr; };
   Tensor result = x;
   for (size_t i = 0; i < size();) {
+    const auto scope = detail::module_scope(*module(i));  // what follows in one kernel counts with the first
     if (const Tensor fused = run_fused(module, i, result); fused.defined()) {
       result = fused;
     } else {

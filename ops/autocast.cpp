@@ -72,7 +72,7 @@ Tensor converted_leaf(const Tensor& x, DType dtype) {
   const bool fresh = kept.values.defined() && kept.values.dtype() == dtype && kept.capture == place &&
                      kept.source.lock() == x.storage() && kept.version == x.storage()->version();
   if (!fresh) {
-    Tensor values = empty_strided(x.shape(), empty_like(x).strides(), {dtype, x.device()});
+    Tensor values = empty_strided(x.shape(), empty_like_strides(x), {dtype, x.device()});
     kernels(x.device()).copy(values.view_out(), x.view_in());
     kept = {std::move(values), x.storage(), x.storage()->version(), place};
   }

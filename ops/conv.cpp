@@ -280,10 +280,7 @@ std::string explain(const Request& r, const Shape& input, const Shape& weight, c
   const View &x = r.transposed ? out : in, &y = r.transposed ? in : out;  // as the maps name them
 
   const ConvGeometry& g = call.geometry;
-  double flop = 2.0 * static_cast<double>(x.size[0]) * static_cast<double>(y.size[1] * w.size[1]);
-  for (int a = 0; a < 3; ++a)
-    flop *= static_cast<double>(
-        conv_meetings({x.size[a + 2], y.size[a + 2], w.size[a + 2], g.stride[a], g.padding[a], g.dilation[a]}));
+  const double flop = conv_flop(x, w, y, g);
   double bytes = 0;
   for (const View& view : {x, y, w})
     bytes += static_cast<double>(view.numel()) * static_cast<double>(item_size(options.dtype));

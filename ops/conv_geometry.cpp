@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "ops/kernels.h"
 
 namespace voxgrad {
 namespace {
@@ -82,6 +83,14 @@ int64_t conv_meetings(const ConvAxis& axis) {
     count += std::max<int64_t>(0, end - begin);
   }
   return count;
+}
+
+double conv_flop(const View& x, const View& w, const View& y, const ConvGeometry& g) {
+  double flop = 2.0 * static_cast<double>(x.size[0]) * static_cast<double>(y.size[1] * w.size[1]);
+  for (int a = 0; a < 3; ++a)
+    flop *= static_cast<double>(
+        conv_meetings({x.size[a + 2], y.size[a + 2], w.size[a + 2], g.stride[a], g.padding[a], g.dilation[a]}));
+  return flop;
 }
 
 ConvRange tap_range(const ConvGather& gather, const ConvPhase& phase, const ConvTap& tap) {

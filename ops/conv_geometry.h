@@ -73,6 +73,11 @@ ConvGather gather_transposed(const ConvAxis& axis);
 /// How many (i, o, tap) there are: the products along the axis.
 int64_t conv_meetings(const ConvAxis& axis);
 
+struct View;
+struct ConvGeometry;
+/// The useful ones of a convolution, or of either of its gradients: 2 for each product.
+double conv_flop(const View& x, const View& w, const View& y, const ConvGeometry& geometry);
+
 /// The q in [begin, end), within [0, count), whose inputs q * in_step + offset lie in [0, in_size); empty (begin ==
 /// end) if there are none.
 struct ConvRange {

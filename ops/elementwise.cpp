@@ -110,7 +110,7 @@ Tensor unary(const Tensor& input, double a = 0, double b = 0) {
   const Tensor x = autocasted(name(op), input);
   constexpr bool to_bool = gives_bool<op>;
   Tensor out =
-      to_bool && x.dtype() != b8 ? empty_strided(x.shape(), empty_like(x).strides(), {b8, x.device()}) : empty_like(x);
+      to_bool && x.dtype() != b8 ? empty_strided(x.shape(), empty_like_strides(x), {b8, x.device()}) : empty_like(x);
   kernels(x.device()).unary(op, out.view_out(), x.view_in(), a, b);
   using G = Gradient<op>;
   if constexpr (to_bool)
@@ -139,7 +139,7 @@ Tensor empty_for(const Tensor& x, const Tensor& y, const Shape& shape, DType dty
   };
   const Tensor& like = fits(x) ? x : y;
   const TensorOptions options{dtype, x.device()};
-  return like.shape() == shape ? empty_strided(shape, empty_like(like).strides(), options) : empty(shape, options);
+  return like.shape() == shape ? empty_strided(shape, empty_like_strides(like), options) : empty(shape, options);
 }
 
 /// x and y in the dtype in which `op` computes on both. Operators of floats alone take integers as f32.

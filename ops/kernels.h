@@ -18,6 +18,7 @@
 #include <string>
 
 #include "core/device.h"
+#include "core/profiler.h"
 #include "core/random.h"
 #include "core/view.h"
 #include "ops/activation.h"
@@ -229,6 +230,12 @@ struct Kernels {
 const Kernels& cpu_kernels();
 /// All entries throw "this build has no CUDA" in a build without it.
 const Kernels& cuda_kernels();
-inline const Kernels& kernels(Device device) { return device.is_cuda() ? cuda_kernels() : cpu_kernels(); }
+/// The same, recorded by the profiler.
+const Kernels& profiled_kernels(Device device);
+inline const Kernels& kernels(Device device) {
+  if (profiler::active()) [[unlikely]]
+    return profiled_kernels(device);
+  return device.is_cuda() ? cuda_kernels() : cpu_kernels();
+}
 
 }  // namespace voxgrad

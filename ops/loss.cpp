@@ -289,4 +289,37 @@ Tensor dice_ce_loss(const Tensor& input, const Tensor& target, const DiceCEOptio
   return (overlap * options.lambda_dice + entropy * options.lambda_ce).to(autocasted_result(input));
 }
 
+namespace {
+
+/// The voxels of `target` that lie nearest to those of `logits`.
+Tensor nearest(const Tensor& target, const Tensor& logits) {
+  constexpr const char* kOp = "deep_supervision_loss";
+  check_defined(kOp, "target", target);
+  check_defined(kOp, "logits", logits);
+  check(logits.dim() > 2 && target.dim() >= logits.dim() - 1, kOp,
+        "logits must be (N, C, ...) and target (N, ...), got ", describe(logits), " and ", describe(target));
+  Tensor result = target;
+  for (int64_t axis = 2 - logits.dim(); axis < 0; ++axis) {
+    const int64_t size = target.size(axis), wanted = logits.size(axis);
+    check(wanted > 0 && size % wanted == 0, kOp, "sizes of the logits ", logits.shape(),
+          " must divide those of target ", target.shape());
+    result = slice(result, axis, size / wanted / 2, size, size / wanted);
+  }
+  return result;
+}
+
+}  // namespace
+
+Tensor deep_supervision_loss(const Tensors& levels, const Tensor& target, const DiceCEOptions& options) {
+  check(!levels.empty(), "deep_supervision_loss", "there are no logits");
+  const size_t count = std::max<size_t>(levels.size() - 1, 1);  // levels that count
+  double weight = 1 / (2 - std::ldexp(2, -static_cast<int>(count)));
+  Tensor total;
+  for (size_t i = 0; i < count; ++i, weight /= 2) {
+    const Tensor loss = dice_ce_loss(levels[i], nearest(target, levels[i]), options) * weight;
+    total = i == 0 ? loss : total + loss;
+  }
+  return total;
+}
+
 }  // namespace voxgrad

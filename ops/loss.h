@@ -71,4 +71,10 @@ struct DiceCEOptions {
 /// lambda_dice * dice_loss + lambda_ce * cross_entropy of logits, in the same passes over them.
 Tensor dice_ce_loss(const Tensor& input, const Tensor& target, const DiceCEOptions& options = {});
 
+/// Deep supervision: dice_ce_loss of logits of several sizes, the largest first (nn::UNet::levels), with weights
+/// 1, 1/2, 1/4, ..., of several the last one's 0 and the others' sum 1, as nnU-Net's trainer has them (Isensee et al.
+/// 2021). A level's target is every k-th voxel of `target` along each axis, from k / 2 on (nearest_exact): a view.
+/// Throws if a level's sizes do not divide those of the target. Of one level: dice_ce_loss.
+Tensor deep_supervision_loss(const Tensors& levels, const Tensor& target, const DiceCEOptions& options = {});
+
 }  // namespace voxgrad

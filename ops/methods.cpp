@@ -43,13 +43,10 @@ bool may_share_memory(const Tensor& a, const Tensor& b) {
 /// To another device, as dense bytes.
 Tensor transfer(const Tensor& x, Device device) {
   runtime(device).require(device.index);
-  const Tensor dense = empty_like(x).strides() == x.strides() ? x : x.contiguous();
+  const Tensor dense = empty_like_strides(x) == x.strides() ? x : x.contiguous();
   Tensor out = empty_strided(dense.shape(), dense.strides(), {x.dtype(), device});
   const auto bytes = static_cast<size_t>(x.numel() * item_size(x.dtype()));
-  if (bytes > 0) {
-    const Runtime& mover = device.is_cuda() ? runtime(device) : runtime(x.device());
-    mover.copy(out.mutable_raw_data(), device, dense.raw_data(), x.device(), bytes);
-  }
+  if (bytes > 0) copy_bytes(out.mutable_raw_data(), device, dense.raw_data(), x.device(), bytes);
   return record("to", out, {x}, [from = x.device()](const Tensor& g) { return Tensors{g.to(from)}; });
 }
 
@@ -57,7 +54,7 @@ Tensor transfer(const Tensor& x, Device device) {
 
 Tensor Tensor::clone() const {
   check_defined("clone", "the tensor", *this);
-  return copy_strided("clone", *this, empty_like(*this).strides());
+  return copy_strided("clone", *this, empty_like_strides(*this));
 }
 
 Tensor Tensor::contiguous(MemoryFormat format) const {
@@ -75,7 +72,7 @@ Tensor Tensor::to(Device target) const {
 Tensor Tensor::to(DType target) const {
   check_defined("to", "the tensor", *this);
   if (target == dtype()) return *this;
-  Tensor out = empty_strided(shape(), empty_like(*this).strides(), {target, device()});
+  Tensor out = empty_strided(shape(), empty_like_strides(*this), {target, device()});
   kernels(device()).copy(out.view_out(), view_in());
   if (!is_floating(target)) return out;
   return record("to", out, {*this}, [from = dtype()](const Tensor& g) { return Tensors{g.to(from)}; });

@@ -1,5 +1,5 @@
 // What the operators on volumes share: sizes, results that lie in memory as their input does, and operands that may be
-// missing. Private to ops/.
+// missing. Private to the library.
 #pragma once
 
 #include <optional>
@@ -45,6 +45,12 @@ inline Triple lifted(const Dims& values, int64_t fill) {
   for (int64_t i = 0, missing = 3 - values.size(); i < values.size(); ++i)
     all[static_cast<int>(i + missing)] = values[i];
   return all;
+}
+
+/// The voxels start .. start + size of (..., D, H, W).
+inline Tensor part_of(Tensor x, const Dims& start, const Dims& size) {
+  for (int64_t axis = 0, lead = x.dim() - 3; axis < 3; ++axis) x = narrow(x, axis + lead, start[axis], size[axis]);
+  return x;
 }
 
 /// Whether `x` (N, C, spatial...) lies dense in one of the two memory formats.

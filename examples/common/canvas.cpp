@@ -2,6 +2,9 @@
 
 #include <cairo.h>
 
+#include <algorithm>
+#include <vector>
+
 #include "core/atomic_file.h"
 #include "core/error.h"
 
@@ -42,16 +45,22 @@ Canvas::Canvas(int64_t width, int64_t height, uint32_t background) : context_(nu
 }
 
 void Canvas::pixels(int64_t left, int64_t top, int64_t width, int64_t height, std::span<const uint8_t> values) {
+  std::vector<uint32_t> colors;
+  for (const uint8_t value : values) colors.push_back(0x010101u * value);
+  pixels(left, top, width, height, colors);
+}
+
+void Canvas::pixels(int64_t left, int64_t top, int64_t width, int64_t height, std::span<const uint32_t> colors) {
   cairo_surface_t* surface = cairo_get_target(context_.get());
   const bool fits = left >= 0 && top >= 0 && left + width <= cairo_image_surface_get_width(surface) &&
-                    top + height <= cairo_image_surface_get_height(surface) && std::ssize(values) == width * height;
+                    top + height <= cairo_image_surface_get_height(surface) && std::ssize(colors) == width * height;
   voxgrad::check(fits, "Canvas", width, " x ", height, " pixels at ", left, ", ", top, " lie beyond the picture");
   cairo_surface_flush(surface);
   unsigned char* data = cairo_image_surface_get_data(surface);
   const int64_t stride = cairo_image_surface_get_stride(surface);
   for (int64_t y = 0; y < height; ++y) {
     auto* row = reinterpret_cast<uint32_t*>(data + (top + y) * stride) + left;
-    for (int64_t x = 0; x < width; ++x) row[x] = 0x010101u * values[static_cast<size_t>(y * width + x)];
+    std::copy_n(colors.begin() + y * width, width, row);
   }
   cairo_surface_mark_dirty(surface);
 }

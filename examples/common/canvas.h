@@ -20,8 +20,9 @@ class Canvas {
 
   Canvas(int64_t width, int64_t height, uint32_t background);
 
-  /// Rows of grey values, 0 black to 255 white. Throws if they do not lie within the picture.
+  /// Rows of grey values, 0 black to 255 white, or of colours. Throws if they do not lie within the picture.
   void pixels(int64_t left, int64_t top, int64_t width, int64_t height, std::span<const uint8_t> values);
+  void pixels(int64_t left, int64_t top, int64_t width, int64_t height, std::span<const uint32_t> colors);
   void line(std::span<const Point> points, uint32_t color, double width);
   void polygon(std::span<const Point> points, uint32_t color);
   /// A line of ASCII whose middle is at `at`; `align` is what lies there: 0 the text's beginning, 0.5 its middle, 1 its

@@ -47,6 +47,11 @@ inline voxgrad::Device device_of(const std::string& name) {
   return voxgrad::cuda::is_available() ? voxgrad::Device::cuda() : voxgrad::Device::cpu();
 }
 
+/// --tensorboard, for a folder that is empty where the option is not there.
+inline CLI::Option* add_tensorboard_option(CLI::App& app, std::string& folder) {
+  return app.add_option("--tensorboard", folder, "folder for event files, which TensorBoard shows")->check(not_empty());
+}
+
 /// What --precision says.
 class Precision {
  public:

@@ -6,11 +6,13 @@
 //   superres --resume               goes on where a stopped run saved itself
 #include <CLI/CLI.hpp>
 #include <cstdio>
-#include <iostream>
 
 #include "examples/common/options.h"
 #include "examples/common/output.h"
+#include "examples/common/profile.h"
+#include "examples/common/program.h"
 #include "examples/common/progress.h"
+#include "examples/common/sample_data.h"
 #include "examples/superres/pictures.h"
 #include "examples/superres/report.h"
 #include "examples/superres/train.h"
@@ -72,7 +74,9 @@ int parse(int argc, char** argv, Options& options) {
       ->check(CLI::Range(0, 64))
       ->capture_default_str();
   examples::Precision::add_option(app, train.precision);
+  examples::add_tensorboard_option(app, train.tensorboard);
   app.add_flag("--cuda-graph", train.cuda_graph, "capture a training step in a CUDA graph and replay it (needs a GPU)");
+  examples::StepProfiler::add_option(app, train.profile);
   app.add_option("--seed", train.seed, "seed of all random numbers")
       ->check(examples::whole_number())
       ->capture_default_str();
@@ -91,7 +95,7 @@ int parse(int argc, char** argv, Options& options) {
 Volume main_volume(const Options& options) {
   if (options.phantom) return make_phantom(128);
   if (!options.volume.empty()) return load_volume(options.volume);
-  if (const auto sample = find_sample("ch2.nii.gz")) return load_volume(*sample);
+  if (const auto sample = examples::find_sample("ch2.nii.gz")) return load_volume(*sample);
   vg::fail("superres",
            "no volume found: install Debian's package mricron-data, name a NIfTI file with --volume, or "
            "try the made-up head of --phantom");
@@ -99,7 +103,7 @@ Volume main_volume(const Options& options) {
 
 std::optional<Volume> second_volume(const Options& options) {
   if (!options.test_volume.empty()) return load_volume(options.test_volume);
-  const auto sample = find_sample("inia19-t1-brain.nii.gz");
+  const auto sample = examples::find_sample("inia19-t1-brain.nii.gz");
   if (options.phantom || !sample) return std::nullopt;
   return load_volume(*sample);
 }
@@ -125,6 +129,25 @@ void print_tests(const std::vector<TestResult>& tests) {
   for (const TestResult& t : tests)
     std::printf("%s\n  PSNR %.2f dB (trilinear %.2f dB, %+.2f dB)   SSIM %.4f (trilinear %.4f)\n", t.name.c_str(),
                 t.ours.psnr, t.trilinear.psnr, t.ours.psnr - t.trilinear.psnr, t.ours.ssim, t.trilinear.ssim);
+}
+
+/// The tests for TensorBoard: figures, the middle slices (trilinear, ours, truth), and what the run was made with.
+void add_tests(vg::SummaryWriter& writer, const std::vector<TestResult>& tests, const TrainOptions& o, int64_t step) {
+  std::map<std::string, double> metrics;
+  for (const TestResult& t : tests) {
+    metrics[t.label + "/PSNR"] = t.ours.psnr;
+    metrics[t.label + "/SSIM"] = t.ours.ssim;
+    const vg::Tensor slices = vg::cat({t.interpolated, t.result, t.truth}, 4);
+    writer.add_image(t.label, vg::flip(slices.select(2, slices.size(2) / 2)[0], {1}), step);  // front upwards
+  }
+  writer.add_hparams({{"steps", o.steps},
+                      {"batch", o.batch},
+                      {"patch", o.patch},
+                      {"lr", o.lr},
+                      {"precision", o.precision},
+                      {"channels", o.model.channels},
+                      {"layers", o.model.layers}},
+                     metrics, step);
 }
 
 /// The volume as the network sees it at half its resolution, and its answer, for a viewer.
@@ -164,12 +187,7 @@ int run(const Options& options) {
 
   RunSummary summary;
   const TrainResult trained = train(volume.data().narrow(0, 0, split), settled.train, device, out, options.resume);
-  if (trained.interrupted) {
-    if (!examples::output_ready()) std::_Exit(130);  // nobody reads, and what is still to be printed must not wait
-    std::printf("stopped after step %lld; --resume goes on from %s\n", static_cast<long long>(trained.steps),
-                (out / "checkpoint.safetensors").string().c_str());
-    return 130;
-  }
+  if (trained.interrupted) return examples::report_stop(trained.steps, out / "checkpoint.safetensors");
 
   const auto begin = std::chrono::steady_clock::now();
   const SuperResolution& model = *trained.model;
@@ -181,6 +199,7 @@ int run(const Options& options) {
                                  slab(*second, 0, second->data().size(0)), device));
   summary.test_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   print_tests(summary.tests);
+  if (trained.writer) add_tests(*trained.writer, summary.tests, settled.train, trained.steps);
 
   summary.title = volume.phantom ? "Super-resolution of the Shepp-Logan phantom (not a scan)"
                                  : "Super-resolution of " + volume.name;
@@ -205,13 +224,4 @@ int run(const Options& options) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  Options options;
-  if (const int code = parse(argc, argv, options); code >= 0) return code;
-  try {
-    return run(options);
-  } catch (const std::exception& error) {
-    std::cerr << "superres: " << error.what() << '\n';
-    return 1;
-  }
-}
+int main(int argc, char** argv) { return examples::run_program("superres", argc, argv, parse, run); }

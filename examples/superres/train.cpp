@@ -9,6 +9,7 @@
 
 #include "examples/common/interrupt.h"
 #include "examples/common/options.h"
+#include "examples/common/profile.h"
 #include "examples/common/progress.h"
 #include "examples/superres/report.h"
 #include "examples/superres/volume.h"
@@ -188,8 +189,13 @@ TrainResult train(const vg::Tensor& head, const TrainOptions& options, vg::Devic
     earlier_seconds = std::strtod(saved["seconds"].c_str(), nullptr);
   }
 
-  TrainResult result{
-      .model = run.model, .steps = run.schedule->steps(), .seconds = earlier_seconds, .last_loss = recent_loss(losses)};
+  TrainResult result{.model = run.model,
+                     .writer = nullptr,
+                     .steps = run.schedule->steps(),
+                     .seconds = earlier_seconds,
+                     .last_loss = recent_loss(losses)};
+  if (!options.tensorboard.empty())
+    result.writer = std::make_shared<vg::SummaryWriter>(options.tensorboard, result.steps + 1);
   if (result.steps >= options.steps) {
     std::printf("all %lld steps were taken before\n", static_cast<long long>(options.steps));
     return result;
@@ -204,13 +210,19 @@ TrainResult train(const vg::Tensor& head, const TrainOptions& options, vg::Devic
     write_losses(losses_file, losses);
     vg::save_checkpoint(checkpoint, run.parts(), about);
   };
+  examples::StepProfiler profiler(options.profile);
   for (const auto& [low, high] : run.loader) {
+    profiler.begin_step();
     losses.push_back({result.steps + 1, 0, run.optimizer->lr()});
     losses.back().loss = stepper.step(low, high);
     run.schedule->step();
     vg::check(std::isfinite(losses.back().loss), "superres", "the loss of step ", result.steps + 1,
               " is not finite; a smaller --lr may help");
     ++result.steps;
+    if (result.writer) {
+      result.writer->add_scalar("loss", losses.back().loss, result.steps);
+      result.writer->add_scalar("learning rate", losses.back().lr, result.steps);
+    }
     char figure[48];
     std::snprintf(figure, sizeof figure, "loss %.3e%s%s", recent_loss(losses), run.precision.is_half() ? " in " : "",
                   run.precision.is_half() ? options.precision.c_str() : "");
@@ -219,6 +231,7 @@ TrainResult train(const vg::Tensor& head, const TrainOptions& options, vg::Devic
     if (result.steps % kSaveEvery == 0) save();
   }
   save();
+  profiler.finish();
   result.interrupted = interrupt.requested();
   result.last_loss = recent_loss(losses);
   return result;

@@ -20,15 +20,18 @@ struct TrainOptions {
   int64_t workers = 1;
   std::string precision = "highest";  ///< as examples::Precision takes it
   bool cuda_graph = false;            ///< replay a captured step; needs a GPU
+  std::string profile;                ///< where the trace of some steps goes; empty: nothing is recorded
   SuperResolution::Options model;
+  std::string tensorboard;  ///< folder for event files; empty: none
 };
 
 struct TrainResult {
   std::shared_ptr<SuperResolution> model;
-  int64_t steps = 0;         ///< done in all, earlier runs included
-  double seconds = 0;        ///< of training, earlier runs included
-  double last_loss = 0;      ///< mean over the last steps
-  bool interrupted = false;  ///< by Ctrl-C, be it in the last step; the checkpoint was written
+  std::shared_ptr<voxgrad::SummaryWriter> writer;  ///< in TrainOptions::tensorboard; null without it
+  int64_t steps = 0;                               ///< done in all, earlier runs included
+  double seconds = 0;                              ///< of training, earlier runs included
+  double last_loss = 0;                            ///< mean over the last steps
+  bool interrupted = false;                        ///< by Ctrl-C, be it in the last step; the checkpoint was written
 };
 
 /// Trains on `head` (D, H, W) and leaves checkpoint.safetensors and losses.csv in `out`. With `resume` it goes on

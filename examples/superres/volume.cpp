@@ -108,13 +108,6 @@ Volume make_phantom(int64_t size) {
   return volume;
 }
 
-std::optional<std::filesystem::path> find_sample(const std::string& file_name) {
-  const std::filesystem::path path = std::filesystem::path("/usr/share/mricron/templates") / file_name;
-  std::error_code ignored;
-  if (std::filesystem::is_regular_file(path, ignored)) return path;
-  return std::nullopt;
-}
-
 vg::Tensor low_resolution(const vg::Tensor& high) { return vg::avg_pool3d(high, {.kernel_size = 2}); }
 
 vg::Tensor slab(const Volume& volume, int64_t start, int64_t stop) {

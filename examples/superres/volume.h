@@ -30,9 +30,6 @@ voxgrad::NiftiImage upright(const voxgrad::NiftiImage& image);
 /// contrasts) with `size` voxels on each side.
 Volume make_phantom(int64_t size);
 
-/// A file of Debian's package mricron-data, if it is installed.
-std::optional<std::filesystem::path> find_sample(const std::string& file_name);
-
 /// The 2 x 2 x 2 box average of (N, 1, D, H, W).
 voxgrad::Tensor low_resolution(const voxgrad::Tensor& high);
 

@@ -12,7 +12,7 @@ namespace voxgrad::data {
 
 /// One sample, or a batch of them stacked along a new first axis. `target` may be undefined.
 struct Sample {
-  Tensor input, target;
+  Tensor input, target{};
 };
 
 /// A fixed number of samples, each made when it is asked for. get() is called from several threads at once.

@@ -2,13 +2,17 @@
 //
 // A task packs a tile of the input once, then walks the rows of outputs that it feeds. A row is a product whose
 // left factor is the packed tile itself, read at one offset for each tap; taps that miss the input along d or h are
-// left out, along w they meet zeros. Sums run over taps, then channels, in an order that depends on shapes only.
+// left out, and along w they multiply the outputs that they meet, or zeros where that would be too little work. Where
+// the weights outweigh the inputs, a task is a block of output channels instead, and packs its weights. Few output
+// channels are the rows of the register tile, and voxels its columns. Sums run over taps, then channels, in an order
+// that depends on shapes only.
 #include <algorithm>
 #include <atomic>
 
 #include "core/parallel.h"
 #include "ops/cpu/conv_pack.h"
 #include "ops/cpu/conv_tile.h"
+#include "ops/cpu/conv_weights.h"
 #include "ops/cpu/kernels.h"
 #include "ops/halves.h"
 
@@ -20,86 +24,25 @@ namespace {
 constexpr int64_t kWeightBytes = 16 << 20;
 constexpr int64_t kTileBytes = 320 << 10;
 constexpr int64_t kPanelBytes = 384 << 10;
-// Input channels that are packed together where they lie side by side, as in channels_last: a cache line's worth.
+// Taps at the ends of w multiply their own rows where a row's product has this many terms.
+constexpr int64_t kLeastDepth = 64;
+constexpr int64_t kInputBytes = 4 << 20;  // packed all at once where they are few beside the weights
+// Weights of so many input channels are packed together: a cache line's worth in channels_last.
 constexpr int64_t kPackedChannels = 16;
 // Rows shorter than this are not worth a wider range of channels.
 constexpr int64_t kShortestRow = 32;
 
-/// out(n, co) = bias(co) + sum over ci and taps of in(n, ci) * weight(co, ci), channels counted within a group.
-template <class T>
-struct Problem {
-  Volume<T> out;
-  Volume<const T> in;
-  Gather3 gather;
-  Triple kernel{1};
-  int64_t groups = 1;
-  const T* weight = nullptr;
-  int64_t weight_group_stride = 0, weight_out_stride = 0, weight_in_stride = 0;
-  Triple weight_stride{0};
-  const T* bias = nullptr;
-  int64_t bias_stride = 0;
-  bool adds = false;  ///< to what is in `out`, in place of the bias
-  bool relu = false;  ///< of complete results
-
-  int64_t in_channels() const { return in.channels / groups; }
-  int64_t out_channels() const { return out.channels / groups; }
-};
-
-/// The smallest piece of work: some output channels of a group from some of its input channels.
-template <class T>
-struct Unit {
-  int64_t group = 0;
-  int64_t first_channel = 0, channels = 0;
-  ColumnBlock<T> block;
-  int64_t weights = 0, weight_count = 0;  // packed: [phase d, h, w][tap d, h, w][channel][column]
-
-  int64_t end() const { return weights + weight_count; }
-};
-
-/// One phase of each axis, and the number of taps in the phases before it.
-struct Phase3 {
-  std::array<const ConvPhase*, 3> axis{};
-  int64_t taps_before = 0;
-};
-
-/// The phases of the three axes in all combinations, numbered with w fastest. They are never
-/// listed: there are as many as taps.
-class Phases {
- public:
-  explicit Phases(const Gather3& gather) : gather_(gather) {
-    for (size_t i = 0; i < 3; ++i) {
-      taps_before_[i].push_back(0);
-      for (const ConvPhase& phase : gather[i].phases) {
-        taps_before_[i].push_back(taps_before_[i].back() + taps(phase));
-        most_[i] = std::max(most_[i], taps(phase));
-      }
-    }
-  }
-  int64_t taps() const { return taps(0) * taps(1) * taps(2); }
-  int64_t most_taps() const { return most_[0] * most_[1] * most_[2]; }
-
-  Phase3 at(size_t d, size_t h, size_t w) const {
-    const ConvPhase &pd = gather_[0].phases[d], &ph = gather_[1].phases[h], &pw = gather_[2].phases[w];
-    return {{&pd, &ph, &pw},
-            (taps_before_[0][d] * taps(1) + taps(pd) * taps_before_[1][h]) * taps(2) +
-                taps(pd) * taps(ph) * taps_before_[2][w]};
-  }
-
- private:
-  static int64_t taps(const ConvPhase& phase) { return static_cast<int64_t>(phase.taps.size()); }
-  int64_t taps(size_t axis) const { return taps_before_[axis].back(); }
-
-  const Gather3& gather_;
-  std::array<std::vector<int64_t>, 3> taps_before_;
-  std::array<int64_t, 3> most_{};
-};
+/// One phase of each axis.
+using Phase3 = std::array<const ConvPhase*, 3>;
 
 /// What a thread works on: one tile of outputs, and its own memory.
 template <class T>
 struct TileTask {
   const T* weights = nullptr;
   T* packed = nullptr;
-  std::vector<TileSegment> segments = {};
+  std::vector<TileSegment> lines = {}, segments = {};
+  std::vector<ColumnBlock<T>> voxel_blocks = {};  // of rows of `voxels`
+  int64_t voxels = 0;
   int64_t n = 0;
   std::array<int64_t, 3> origin{};
 };
@@ -107,27 +50,44 @@ struct TileTask {
 template <class T>
 class Convolution {
  public:
-  explicit Convolution(const Problem<T>& problem)
-      : p_(problem), blocks_(column_blocks<T>(problem.out_channels())), phases_(problem.gather) {
+  explicit Convolution(const ConvProblem<T>& problem)
+      : p_(problem), blocks_(column_blocks<T>(problem.out_channels())), weights_(problem) {
     channels_per_unit_ = choose_channels();
     const int64_t wanted = (4 * num_threads() + p_.out.batch - 1) / p_.out.batch;
     const int64_t slots = kTileBytes / item() / std::max<int64_t>(1, channels_per_unit_);
     tiling_ = make_tiling(p_.gather, p_.kernel, {.slots = slots, .tiles = wanted});
     layout_ = {tiling_.windows[2].slots * channels_per_unit_, tiling_.windows[2].slots, 1};
+    const int64_t channels = p_.out_channels(), width = tiling_.length[2];
+    voxels_are_columns_ = 2 * channels <= padded_columns(blocks_) &&
+                          channels * padded_columns(column_blocks<T>(width)) < width * padded_columns(blocks_);
+  }
+
+  void run() {
+    if (p_.in_channels() > 0 && inputs_are_small())
+      run_by_columns();
+    else
+      run_by_tiles();
+  }
+
+ private:
+  static constexpr int64_t item() { return static_cast<int64_t>(sizeof(T)); }
+
+  int64_t slabs() const { return (p_.in_channels() + channels_per_unit_ - 1) / channels_per_unit_; }
+  ConvUnit<T> unit_of(int64_t group, int64_t slab, const ColumnBlock<T>& block) const {
+    const int64_t first = slab * channels_per_unit_, channels = std::min(channels_per_unit_, p_.in_channels() - first);
+    return {group, first, channels, block, 0, weights_.taps() * channels * block.family->columns};
   }
 
   /// All units, in passes whose packed weights fit in kWeightBytes.
-  void run() {
-    int64_t columns = 0;
-    for (const ColumnBlock<T>& block : blocks_) columns += block.family->columns;
+  void run_by_tiles() {
     const int64_t limit = kWeightBytes / item();
-    const Workspace<T> weights(std::min(limit, p_.groups * p_.in_channels() * phases_.taps() * columns));
-    std::vector<Unit<T>> pass;
+    const Workspace<T> weights(
+        std::min(limit, p_.groups * p_.in_channels() * weights_.taps() * padded_columns(blocks_)));
+    std::vector<ConvUnit<T>> pass;
     for (int64_t group = 0; group < p_.groups; ++group)
-      for (int64_t first = 0; first < p_.in_channels(); first += channels_per_unit_) {
-        const int64_t channels = std::min(channels_per_unit_, p_.in_channels() - first);
+      for (int64_t slab = 0; slab < slabs(); ++slab)
         for (const ColumnBlock<T>& block : blocks_) {
-          Unit<T> unit{group, first, channels, block, 0, phases_.taps() * channels * block.family->columns};
+          ConvUnit<T> unit = unit_of(group, slab, block);
           if (!pass.empty()) unit.weights = pass.back().end();
           if (unit.end() > limit) {
             run_pass(pass, weights.data());
@@ -136,80 +96,106 @@ class Convolution {
           }
           pass.push_back(unit);
         }
-      }
     run_pass(pass, weights.data());
   }
 
- private:
-  static constexpr int64_t item() { return static_cast<int64_t>(sizeof(T)); }
+  int64_t tiles() const { return p_.out.batch * tiling_.count(); }
+  /// Of a packed tile; a register tile may read beyond the last row.
+  int64_t tile_elements() const { return tiling_.slots() * channels_per_unit_ + kMaxTileWidth / item(); }
+
+  /// Whether the weights are more than all packed inputs, as with many channels of few voxels.
+  bool inputs_are_small() const {
+    const int64_t inputs = tiles() * tile_elements() * slabs() * p_.groups;
+    return inputs * item() <= kInputBytes && p_.groups * static_cast<int64_t>(blocks_.size()) >= num_threads() &&
+           weights_.taps() * channels_per_unit_ * kMaxTileWidth <= 4 * kPanelBytes &&
+           inputs <= p_.groups * p_.out_channels() * p_.in_channels() * weights_.taps();
+  }
+
+  /// The inputs are packed first. A task is a block of columns: it packs its weights unit by unit into the cache, and
+  /// all tiles use them there.
+  void run_by_columns() {
+    const int64_t tile_count = tiles(), block_count = static_cast<int64_t>(blocks_.size());
+    const int64_t inputs = p_.groups * slabs() * tile_count;
+    const Workspace<T> packed(inputs * tile_elements());
+    auto use_input = [&](TileTask<T>& task, int64_t i) {
+      task.packed = packed.data() + i * tile_elements();
+      set_tile(task, i % tile_count);
+    };
+    parallel_for(inputs, 1, [&](int64_t begin, int64_t end) {
+      TileTask<T> task;
+      for (int64_t i = begin; i < end; ++i) {
+        use_input(task, i);
+        pack_input(unit_of(i / tile_count / slabs(), i / tile_count % slabs(), blocks_[0]), task);
+      }
+    });
+    std::atomic<int64_t> next = 0;
+    parallel_for(std::min<int64_t>(p_.groups * block_count, num_threads()), 1, [&](int64_t, int64_t) {
+      const Workspace<T> weights(weights_.taps() * channels_per_unit_ * (kMaxTileWidth / item()));
+      TileTask<T> task{.weights = weights.data()};
+      for (int64_t i = next++; i < p_.groups * block_count; i = next++)
+        for (int64_t slab = 0; slab < slabs(); ++slab) {
+          const ConvUnit<T> unit = unit_of(i / block_count, slab, blocks_[static_cast<size_t>(i % block_count)]);
+          weights_.pack(unit, 0, unit.channels, weights.data());
+          for (int64_t tile = 0; tile < tile_count; ++tile) {
+            use_input(task, (unit.group * slabs() + slab) * tile_count + tile);
+            run_unit(unit, task);
+          }
+        }
+    });
+  }
+
+  void set_tile(TileTask<T>& task, int64_t tile) const {
+    task.n = tile / tiling_.count();
+    task.origin = tiling_.origin(tile % tiling_.count());
+  }
 
   int64_t choose_channels() const {
-    int64_t slots = 1, columns = 1;
+    int64_t slots = 1, columns = 1, most_taps = 1;  // of one phase
     for (const ColumnBlock<T>& block : blocks_) columns = std::max<int64_t>(columns, block.family->columns);
     for (int axis = 0; axis < 3; ++axis) {
       const ConvGather& gather = p_.gather[static_cast<size_t>(axis)];
       const int64_t length = axis == 2 ? std::min(gather.steps(), kShortestRow) : 1;
       slots *= std::max<int64_t>(1, AxisWindow(gather, p_.kernel[axis], length).slots);
+      size_t taps = 1;
+      for (const ConvPhase& phase : gather.phases) taps = std::max(taps, phase.taps.size());
+      most_taps *= static_cast<int64_t>(taps);
     }
-    const int64_t panel = std::max<int64_t>(1, phases_.most_taps()) * columns * item();
-    const int64_t weights = std::max<int64_t>(1, phases_.taps()) * columns * item();
+    const int64_t panel = most_taps * columns * item();
+    const int64_t weights = std::max<int64_t>(1, weights_.taps()) * columns * item();
     const int64_t most = std::min({kPanelBytes / panel, kTileBytes / (slots * item()), kWeightBytes / weights});
     return even_piece(p_.in_channels(), std::max<int64_t>(1, most));
   }
 
   /// All outputs of these units, whose weights are packed first.
-  void run_pass(const std::vector<Unit<T>>& units, T* weights) const {
-    const int64_t together = p_.weight_in_stride == 1 ? kPackedChannels : 1;
-    const int64_t slabs = (channels_per_unit_ + together - 1) / together;
-    parallel_for(static_cast<int64_t>(units.size()) * slabs, 1, [&](int64_t begin, int64_t end) {
+  void run_pass(const std::vector<ConvUnit<T>>& units, T* weights) const {
+    const int64_t parts = (channels_per_unit_ + kPackedChannels - 1) / kPackedChannels;
+    parallel_for(static_cast<int64_t>(units.size()) * parts, 1, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i)
-        pack_weights(units[static_cast<size_t>(i / slabs)], i % slabs * together, together, weights);
+        weights_.pack(units[static_cast<size_t>(i / parts)], i % parts * kPackedChannels, kPackedChannels, weights);
     });
     // Tiles at the border are cheaper: each thread takes the next one when it is done.
-    const int64_t tasks = p_.out.batch * tiling_.count();
+    const int64_t tasks = tiles();
     std::atomic<int64_t> next = 0;
     parallel_for(std::min<int64_t>(tasks, num_threads()), 1, [&](int64_t, int64_t) {
-      const Workspace<T> packed(tiling_.slots() * channels_per_unit_);
+      const Workspace<T> packed(tile_elements());
       TileTask<T> task{.weights = weights, .packed = packed.data()};
       for (int64_t i = next++; i < tasks; i = next++) {
-        task.n = i / tiling_.count();
-        task.origin = tiling_.origin(i % tiling_.count());
+        set_tile(task, i);
         run_tile(units, task);
       }
     });
   }
 
-  void pack_weights(const Unit<T>& unit, int64_t first, int64_t together, T* weights) const {
-    const int64_t columns = unit.block.family->columns, channels = std::min(together, unit.channels - first);
-    if (channels <= 0) return;
-    const T* source = p_.weight + unit.group * p_.weight_group_stride + unit.block.first * p_.weight_out_stride +
-                      (unit.first_channel + first) * p_.weight_in_stride;
-    T* to = weights + unit.weights + first * columns;
-    for (const ConvPhase& pd : p_.gather[0].phases)
-      for (const ConvPhase& ph : p_.gather[1].phases)
-        for (const ConvPhase& pw : p_.gather[2].phases)
-          for (const ConvTap& d : pd.taps)
-            for (const ConvTap& h : ph.taps)
-              for (const ConvTap& w : pw.taps) {
-                const T* from = source + d.index * p_.weight_stride[0] + h.index * p_.weight_stride[1] +
-                                w.index * p_.weight_stride[2];
-                for (int64_t c = 0; c < channels; ++c) {
-                  T* const row = to + c * columns;
-                  for (int64_t n = 0; n < unit.block.count; ++n)
-                    row[n] = from[n * p_.weight_out_stride + c * p_.weight_in_stride];
-                  std::fill(row + unit.block.count, row + columns, T(0));
-                }
-                to += unit.channels * columns;
-              }
+  void pack_input(const ConvUnit<T>& unit, const TileTask<T>& task) const {
+    const T* source = p_.in.at(task.n, unit.group * p_.in_channels() + unit.first_channel);
+    pack_tile(task.packed, layout_, source, p_.in, unit.channels, p_.gather, tiling_, task.origin);
   }
 
-  void run_tile(const std::vector<Unit<T>>& units, TileTask<T>& task) const {
-    const Unit<T>* held = nullptr;  // whose channels are packed
-    for (const Unit<T>& unit : units) {
+  void run_tile(const std::vector<ConvUnit<T>>& units, TileTask<T>& task) const {
+    const ConvUnit<T>* held = nullptr;  // whose channels are packed
+    for (const ConvUnit<T>& unit : units) {
       if (!held || held->group != unit.group || held->first_channel != unit.first_channel) {
-        const T* source = p_.in.at(task.n, unit.group * p_.in_channels() + unit.first_channel);
-        for (int64_t row = 0; row < tiling_.windows[0].slots * tiling_.windows[1].slots; ++row)
-          pack_row(task.packed, layout_, source, p_.in, unit.channels, p_.gather, tiling_, task.origin, row);
+        pack_input(unit, task);
         held = &unit;
       }
       run_unit(unit, task);
@@ -217,45 +203,90 @@ class Convolution {
   }
 
   /// The phases along w stay innermost, so that a line of the output is completed while it is in the cache.
-  void run_unit(const Unit<T>& unit, TileTask<T>& task) const {
+  void run_unit(const ConvUnit<T>& unit, TileTask<T>& task) const {
     const std::array<int64_t, 3>& origin = task.origin;
-    for (size_t pd = 0; pd < p_.gather[0].phases.size(); ++pd)
-      for (size_t ph = 0; ph < p_.gather[1].phases.size(); ++ph) {
-        const int64_t end_d = std::min(p_.gather[0].phases[pd].count, origin[0] + tiling_.length[0]);
-        const int64_t end_h = std::min(p_.gather[1].phases[ph].count, origin[1] + tiling_.length[1]);
+    for (const ConvPhase& pd : p_.gather[0].phases)
+      for (const ConvPhase& ph : p_.gather[1].phases) {
+        const int64_t end_d = std::min(pd.count, origin[0] + tiling_.length[0]);
+        const int64_t end_h = std::min(ph.count, origin[1] + tiling_.length[1]);
         for (int64_t qd = origin[0]; qd < end_d; ++qd)
-          for (int64_t qh = origin[1]; qh < end_h; ++qh)
-            for (size_t pw = 0; pw < p_.gather[2].phases.size(); ++pw)
-              run_row(unit, phases_.at(pd, ph, pw), {qd, qh, origin[2]}, task);
+          for (int64_t qh = origin[1]; qh < end_h; ++qh) {
+            const std::array<int64_t, 3> q{qd, qh, origin[2]};
+            fill_lines(pd, ph, q, task.lines);
+            for (const ConvPhase& pw : p_.gather[2].phases) run_row(unit, {&pd, &ph, &pw}, q, task);
+          }
       }
   }
 
   /// Row (q[0], q[1]) of one phase, from step q[2] to the end of the tile.
-  void run_row(const Unit<T>& unit, const Phase3& phase, const std::array<int64_t, 3>& q, TileTask<T>& task) const {
-    const int64_t count = std::min(phase.axis[2]->count - q[2], tiling_.length[2]);
+  void run_row(const ConvUnit<T>& unit, const Phase3& phase, const std::array<int64_t, 3>& q, TileTask<T>& task) const {
+    const int64_t count = std::min(phase[2]->count - q[2], tiling_.length[2]);
     if (count <= 0) return;
     const TileFamily<T>& family = *unit.block.family;
-    fill_segments(unit, phase, q, task.segments);
+    fill_segments(unit, *phase[2], task);
     const int64_t row = (q[0] - task.origin[0]) * tiling_.windows[1].slots + q[1] - task.origin[1];
     const T* a = task.packed + row * layout_.row;
-    const T* b = task.weights + unit.weights + phase.taps_before * unit.channels * family.columns;
+    const T* b = task.weights + unit.weights + weights_.first_slot(phase) * unit.channels * family.columns;
     T* out = p_.out.at(task.n, unit.group * p_.out_channels() + unit.block.first);
     for (int axis = 0; axis < 3; ++axis) {
       const size_t i = static_cast<size_t>(axis);
-      out += (phase.axis[i]->first + q[i] * p_.gather[i].out_step) * p_.out.stride[axis];
+      out += (phase[i]->first + q[i] * p_.gather[i].out_step) * p_.out.stride[axis];
     }
     const int64_t out_step = p_.gather[2].out_step * p_.out.stride[2];
     alignas(kTileAlignment) T sums[kMaxTileRows * kMaxTileWidth / sizeof(T)];
+    if (voxels_are_columns_) {
+      if (task.voxels != count) task.voxel_blocks = column_blocks<T>(task.voxels = count);
+      for (const ColumnBlock<T>& voxels : task.voxel_blocks) {
+        const int64_t channels = even_piece(unit.block.count, voxels.family->max_rows), width = voxels.family->columns;
+        for (int64_t n = 0; n < unit.block.count; n += channels) {
+          const int64_t now = std::min(channels, unit.block.count - n);
+          voxels.family->products[now - 1](
+              {b + n, family.columns, a + voxels.first, layout_.channel, task.segments, unit.channels, sums});
+          store(unit, {n, n + now}, {sums, 1, width}, voxels.count, out + voxels.first * out_step, out_step);
+        }
+      }
+      return;
+    }
     const int64_t rows = even_piece(count, family.max_rows);
     for (int64_t m = 0; m < count; m += rows) {
       const int64_t now = std::min(rows, count - m);
-      family.products[now - 1]({a + m, layout_.channel, b, task.segments, unit.channels, sums});
-      store(unit, sums, now, out + m * out_step, out_step);
+      // Each channel's outputs lie in a place of their own, which would be waited for at the end.
+      for (int64_t n = 0; n < unit.block.count; ++n) {
+        __builtin_prefetch(out + n * p_.out.channel_stride + m * out_step, 1);
+        __builtin_prefetch(out + n * p_.out.channel_stride + (m + now - 1) * out_step, 1);
+      }
+      const TileProduct<T> product{a + m, layout_.channel, b, family.columns, task.segments, unit.channels, sums};
+      multiply_inside(family, product, now, q[2] + m, *phase[2]);
+      store(unit, {0, unit.block.count}, {sums, family.columns, 1}, now, out + m * out_step, out_step);
     }
   }
 
-  void fill_segments(const Unit<T>& unit, const Phase3& phase, const std::array<int64_t, 3>& q,
-                     std::vector<TileSegment>& segments) const {
+  /// A product of `rows` rows, steps from `step` on. The taps at the ends of w meet only some of them: each such tap
+  /// multiplies these alone, where it has enough to do.
+  void multiply_inside(const TileFamily<T>& family, const TileProduct<T>& product, int64_t rows, int64_t step,
+                       const ConvPhase& along_w) const {
+    const size_t each = product.segments.size() / along_w.taps.size();
+    auto inside = [&](const ConvTap& tap) {
+      const ConvRange range = tap_range(p_.gather[2], along_w, tap);
+      return ConvRange{std::clamp<int64_t>(range.begin - step, 0, rows),
+                       std::clamp<int64_t>(range.end - step, 0, rows)};
+    };
+    auto meets_all = [&](const ConvTap& tap) { return inside(tap).end - inside(tap).begin == rows; };
+    if (static_cast<int64_t>(each) * product.depth < kLeastDepth || std::ranges::all_of(along_w.taps, meets_all))
+      return family.products[rows - 1](product);
+    std::fill_n(product.c, rows * family.columns, T(0));
+    for (size_t k = 0; k < along_w.taps.size(); ++k) {
+      const ConvRange range = inside(along_w.taps[k]);
+      if (range.begin == range.end) continue;
+      family.products[range.end - range.begin - 1]({product.a + range.begin, product.a_step, product.b, product.b_step,
+                                                    product.segments.subspan(k * each, each), product.depth,
+                                                    product.c + range.begin * family.columns, true});
+    }
+  }
+
+  /// The taps (d, h) that row (q[0], q[1]) meets: where their rows are in the packed tile, and their number.
+  void fill_lines(const ConvPhase& pd, const ConvPhase& ph, const std::array<int64_t, 3>& q,
+                  std::vector<TileSegment>& lines) const {
     auto misses = [&](size_t axis, const ConvTap& tap) {
       const int64_t position = q[axis] * p_.gather[axis].in_step + tap.offset;
       return position < 0 || position >= p_.gather[axis].in_size;
@@ -263,54 +294,75 @@ class Convolution {
     auto slot = [&](size_t axis, const ConvTap& tap) {
       return tiling_.windows[axis].base[static_cast<size_t>(tap.index)];
     };
-    segments.clear();
-    const int64_t panel = unit.channels * unit.block.family->columns;
-    const int64_t along_w = static_cast<int64_t>(phase.axis[2]->taps.size());
-    int64_t b = -panel * along_w;
-    for (const ConvTap& d : phase.axis[0]->taps)
-      for (const ConvTap& h : phase.axis[1]->taps) {
-        b += panel * along_w;
-        if (misses(0, d) || misses(1, h)) continue;
-        const int64_t a = (slot(0, d) * tiling_.windows[1].slots + slot(1, h)) * layout_.row;
-        for (int64_t k = 0; k < along_w; ++k)
-          segments.push_back({a + slot(2, phase.axis[2]->taps[static_cast<size_t>(k)]), b + k * panel});
+    lines.clear();
+    int64_t number = 0;
+    for (const ConvTap& d : pd.taps)
+      for (const ConvTap& h : ph.taps) {
+        if (!misses(0, d) && !misses(1, h))
+          lines.push_back({(slot(0, d) * tiling_.windows[1].slots + slot(1, h)) * layout_.row, number});
+        ++number;
       }
   }
 
-  /// The first range of input channels sets the outputs, the others add to them.
-  void store(const Unit<T>& unit, const T* sums, int64_t rows, T* out, int64_t out_step) const {
-    const int64_t columns = unit.block.family->columns;
-    const int64_t channel_stride = p_.out.channel_stride;
+  /// In the order of the taps along w, then d, then h.
+  void fill_segments(const ConvUnit<T>& unit, const ConvPhase& along_w, TileTask<T>& task) const {
+    const int64_t panel = unit.channels * unit.block.family->columns;
+    const int64_t taps = static_cast<int64_t>(along_w.taps.size());
+    task.segments.clear();
+    for (int64_t k = 0; k < taps; ++k) {
+      const int64_t slot = tiling_.windows[2].base[static_cast<size_t>(along_w.taps[static_cast<size_t>(k)].index)];
+      for (const TileSegment& line : task.lines) {
+        const TileSegment segment{line.a + slot, (line.b * taps + k) * panel};
+        task.segments.push_back(voxels_are_columns_ ? TileSegment{segment.b, segment.a} : segment);
+      }
+    }
+  }
+
+  /// Sums of one tile: of row m and of the n-th of its channels at data[m * row + n * channel].
+  struct Sums {
+    const T* data;
+    int64_t row, channel;
+  };
+
+  /// Channels [channels.begin, channels.end) of a unit, of `rows` outputs from `out` on. The first range of input
+  /// channels sets the outputs, the others add to them.
+  void store(const ConvUnit<T>& unit, const ConvRange& channels, const Sums& sums, int64_t rows, T* out,
+             int64_t out_step) const {
+    const int64_t channel_stride = p_.out.channel_stride, count = channels.end - channels.begin;
     const bool adds = p_.adds || unit.first_channel > 0;
     const bool relu = p_.relu && unit.first_channel + unit.channels == p_.in_channels();
     const auto finished = [relu](T value) { return relu && value < T(0) ? T(0) : value; };
-    const T* bias = p_.bias ? p_.bias + (unit.group * p_.out_channels() + unit.block.first) * p_.bias_stride : nullptr;
+    const int64_t first = unit.group * p_.out_channels() + unit.block.first + channels.begin;
+    const T* bias = p_.bias ? p_.bias + first * p_.bias_stride : nullptr;
+    out += channels.begin * channel_stride;
     if (channel_stride < out_step) {
       for (int64_t m = 0; m < rows; ++m)
-        for (int64_t n = 0; n < unit.block.count; ++n) {
+        for (int64_t n = 0; n < count; ++n) {
           T& to = out[m * out_step + n * channel_stride];
-          to = finished(sums[m * columns + n] + (adds ? to : bias ? bias[n * p_.bias_stride] : T(0)));
+          const T start = adds ? to : bias ? bias[n * p_.bias_stride] : T(0);
+          to = finished(sums.data[m * sums.row + n * sums.channel] + start);
         }
       return;
     }
-    for (int64_t n = 0; n < unit.block.count; ++n) {
+    for (int64_t n = 0; n < count; ++n) {
       T* to = out + n * channel_stride;
-      const T* from = sums + n;
+      const T* from = sums.data + n * sums.channel;
       const T start = bias ? bias[n * p_.bias_stride] : T(0);
       if (adds) {
-        for (int64_t m = 0; m < rows; ++m) to[m * out_step] = finished(to[m * out_step] + from[m * columns]);
+        for (int64_t m = 0; m < rows; ++m) to[m * out_step] = finished(to[m * out_step] + from[m * sums.row]);
       } else {
-        for (int64_t m = 0; m < rows; ++m) to[m * out_step] = finished(start + from[m * columns]);
+        for (int64_t m = 0; m < rows; ++m) to[m * out_step] = finished(start + from[m * sums.row]);
       }
     }
   }
 
-  const Problem<T>& p_;
+  const ConvProblem<T>& p_;
   std::vector<ColumnBlock<T>> blocks_;
-  Phases phases_;
+  WeightPacking<T> weights_;
   int64_t channels_per_unit_ = 0;
   Tiling tiling_;
   PackedLayout layout_;
+  bool voxels_are_columns_ = false;  ///< of the register tile, whose rows are output channels then
 };
 
 /// Every output's bias, or zero.
@@ -333,7 +385,7 @@ void convolve(const char* op, bool transposed, const View& out, const View& in, 
     });
   dispatch(WideFloats(), out.dtype, op, "CPU", [&]<class T>() {
     if (out.numel() == 0) return;
-    Problem<T> problem{.out = Volume<T>(out), .in = Volume<const T>(in), .gather = {}};
+    ConvProblem<T> problem{.out = Volume<T>(out), .in = Volume<const T>(in), .gather = {}};
     const View &x = transposed ? out : in, &y = transposed ? in : out;
     problem.groups = geometry.groups;
     problem.weight_group_stride = w.size[0] / geometry.groups * w.stride[0];

@@ -49,6 +49,15 @@ int64_t AxisWindow::position(int64_t slot, int64_t in_step) const {
   return runs[i].position + (slot - runs[i].slot) * in_step;
 }
 
+PackedRun::PackedRun(const AxisWindow::Run& run, const ConvGather& gather, int64_t origin, int64_t stride)
+    : slot(run.slot), length(run.length), step(gather.in_step * stride) {
+  const int64_t first = run.position + origin * gather.in_step;
+  begin = first >= 0 ? 0 : std::min(length, (-first + gather.in_step - 1) / gather.in_step);
+  if (first < gather.in_size) end = (gather.in_size - first + gather.in_step - 1) / gather.in_step;
+  end = std::clamp(end, begin, length);
+  start = first * stride + begin * step;
+}
+
 std::array<int64_t, 3> Tiling::origin(int64_t index) const {
   return {index / (pieces[1] * pieces[2]) * length[0], index / pieces[2] % pieces[1] * length[1],
           index % pieces[2] * length[2]};

@@ -5,37 +5,30 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
-#include <cstdlib>
 #include <functional>
 #include <limits>
-#include <memory>
-#include <new>
 #include <vector>
 
+#include "core/storage.h"
 #include "core/view.h"
 #include "ops/conv_geometry.h"
 #include "ops/cpu/conv_tile.h"
+#include "ops/cpu/vectors.h"
 #include "ops/kernels.h"
 
 namespace voxgrad::cpu {
 
-/// Uninitialised elements, aligned for the tiles.
+/// Uninitialised elements, aligned for the tiles. They come from the tensors' allocator, which keeps freed blocks: the
+/// page faults of fresh ones would cost as much as packing.
 template <class T>
 class Workspace {
  public:
-  explicit Workspace(int64_t count) {
-    const size_t bytes = static_cast<size_t>(std::max<int64_t>(1, count)) * sizeof(T);
-    data_.reset(static_cast<T*>(
-        std::aligned_alloc(kTileAlignment, (bytes + kTileAlignment - 1) / kTileAlignment * kTileAlignment)));
-    if (!data_) throw std::bad_alloc();
-  }
-  T* data() const { return data_.get(); }
+  explicit Workspace(int64_t count)
+      : storage_(static_cast<size_t>(std::max<int64_t>(1, count)) * sizeof(T), Device::cpu()) {}
+  T* data() const { return static_cast<T*>(storage_.data()); }
 
  private:
-  struct Free {
-    void operator()(T* data) const { std::free(data); }
-  };
-  std::unique_ptr<T[], Free> data_;
+  Storage storage_;
 };
 
 /// Calls body(piece of the weight, geometry that puts its taps where they were) for pieces of few enough taps for
@@ -115,43 +108,98 @@ struct PackedLayout {
   int64_t step = 0;
 };
 
-/// Copies row `row` = (d slot) * slots_h + (h slot) of the tile at `origin`: `channels` channels from `source` on (the
-/// element at n, first channel, 0, 0, 0). Slots beyond the ends of the w axis become 0. Rows that lie outside the
-/// input are left as they are: no tap reads them.
-template <class T>
-void pack_row(T* packed, const PackedLayout& layout, const T* source, const Volume<const T>& volume, int64_t channels,
-              const Gather3& gather, const Tiling& tiling, const std::array<int64_t, 3>& origin, int64_t row) {
-  const int64_t slots_h = tiling.windows[1].slots;
-  const std::array<int64_t, 2> slot{row / slots_h, row % slots_h};
-  for (int axis = 0; axis < 2; ++axis) {
-    const ConvGather& g = gather[static_cast<size_t>(axis)];
-    const size_t i = static_cast<size_t>(axis);
-    const int64_t position = tiling.windows[i].position(slot[i], g.in_step) + origin[i] * g.in_step;
-    if (position < 0 || position >= g.in_size) return;
-    source += position * volume.stride[axis];
-  }
-  const ConvGather& g = gather[2];
-  for (const AxisWindow::Run& run : tiling.windows[2].runs) {
-    const int64_t first = run.position + origin[2] * g.in_step;
-    // Slots [begin, end) of the run lie inside the input.
-    const int64_t begin = first >= 0 ? 0 : std::min(run.length, (-first + g.in_step - 1) / g.in_step);
-    const int64_t end = first >= g.in_size
-                            ? begin
-                            : std::max(begin, std::min(run.length, (g.in_size - first + g.in_step - 1) / g.in_step));
-    const T* from = source + (first + begin * g.in_step) * volume.stride[2];
-    T* to = packed + row * layout.row + run.slot * layout.step;
-    const int64_t from_step = g.in_step * volume.stride[2];
-    for (int64_t c = 0; c < channels; ++c, from += volume.channel_stride, to += layout.channel) {
-      for (int64_t j = 0; j < begin; ++j) to[j * layout.step] = T(0);
-      T* inside = to + begin * layout.step;
-      if (from_step == 1 && layout.step == 1) {
-        std::copy(from, from + (end - begin), inside);
-      } else {
-        for (int64_t j = 0; j < end - begin; ++j) inside[j * layout.step] = from[j * from_step];
-      }
-      for (int64_t j = end; j < run.length; ++j) to[j * layout.step] = T(0);
+/// Lines that are interleaved at a time.
+inline constexpr int kInterleaved = 8;
+
+/// A run of slots along w, of which [begin, end) lie inside the input; the first of those is `start` elements behind
+/// the start of a row, and they are `step` apart.
+struct PackedRun {
+  int64_t slot = 0, length = 0, begin = 0, end = 0;
+  int64_t start = 0, step = 0;
+
+  PackedRun(const AxisWindow::Run& run, const ConvGather& gather, int64_t origin, int64_t stride);
+
+  /// Slots [at, at + count) of a row, side by side in `to`.
+  template <class T>
+  void copy(const T* row, int64_t at, int64_t count, T* to) const {
+    const int64_t zeros = std::clamp<int64_t>(begin - at, 0, count), stop = std::clamp<int64_t>(end - at, zeros, count);
+    const T* from = row + start + (at + zeros - begin) * step;
+    std::fill(to, to + zeros, T(0));
+    if (step == 1) {
+      std::copy(from, from + (stop - zeros), to + zeros);
+    } else {
+      const int64_t inside = stop - zeros;
+      int64_t j = 0;
+      for (; step == 2 && j + kInterleaved < inside; j += kInterleaved)
+        even_elements<T, kInterleaved>(from + 2 * j, to + zeros + j);
+      for (; j < inside; ++j) to[zeros + j] = from[j * step];
     }
+    std::fill(to + stop, to + count, T(0));
   }
+
+  /// All slots of the rows of `channels` channels; slots are `width` elements apart, and channels side by side.
+  template <class T>
+  void interleave(const T* row, int64_t channels, int64_t channel_stride, int64_t width, T* to) const {
+    constexpr int64_t kSlots = 64;
+    T lines[kInterleaved][kSlots];
+    for (int64_t at = 0; at < length; at += kSlots)
+      for (int64_t c = 0; c < channels; c += kInterleaved) {
+        const int64_t count = std::min(kSlots, length - at), now = std::min<int64_t>(kInterleaved, channels - c);
+        for (int64_t i = 0; i < now; ++i) copy(row + (c + i) * channel_stride, at, count, lines[i]);
+        const auto squares = [&]<int n>(std::integral_constant<int, n>, int64_t i) {
+          T* out = to + at * width + c + i;
+          int64_t j = 0;
+          for (; j + n <= count; j += n)
+            transpose<T, n>([&](int k) { return lines[i + k] + j; }, [&](int k) { return out + (j + k) * width; });
+          for (; j < count; ++j)
+            for (int k = 0; k < n; ++k) out[j * width + k] = lines[i + k][j];
+          return i + n;
+        };
+        int64_t i = 0;
+        if (now == kInterleaved) i = squares(std::integral_constant<int, kInterleaved>(), i);
+        if (now - i >= 4) i = squares(std::integral_constant<int, 4>(), i);
+        for (; i < now; ++i) squares(std::integral_constant<int, 1>(), i);
+      }
+  }
+};
+
+/// Copies the tile at `origin`: `channels` channels from `source` on (the element at n, first channel, 0, 0, 0). Slots
+/// beyond the ends of the w axis become 0. Rows that lie outside the input are left as they are: no tap reads them.
+/// Either the layout's step is 1, or its channel is, or there is one channel.
+template <class T>
+void pack_tile(T* packed, const PackedLayout& layout, const T* source, const Volume<const T>& volume, int64_t channels,
+               const Gather3& gather, const Tiling& tiling, const std::array<int64_t, 3>& origin) {
+  const auto& windows = tiling.windows;
+  auto position = [&](size_t axis, int64_t slot) {
+    const int64_t at = windows[axis].position(slot, gather[axis].in_step) + origin[axis] * gather[axis].in_step;
+    return at < gather[axis].in_size ? at : -1;
+  };
+  std::vector<PackedRun> runs;
+  for (const AxisWindow::Run& run : windows[2].runs) runs.emplace_back(run, gather[2], origin[2], volume.stride[2]);
+  // Memory is read in its order: few channels at a time where each is a volume of its own.
+  const int64_t few = layout.step == 1 ? 1 : kInterleaved;
+  const int64_t together = volume.channel_stride < volume.stride[2] ? channels : few;
+  for (int64_t c = 0; c < channels; c += together)
+    for (int64_t d = 0; d < windows[0].slots; ++d)
+      for (int64_t h = 0; h < windows[1].slots; ++h) {
+        const int64_t pd = position(0, d), ph = position(1, h);
+        if (pd < 0 || ph < 0) continue;
+        const T* row = source + c * volume.channel_stride + pd * volume.stride[0] + ph * volume.stride[1];
+        T* to = packed + (d * windows[1].slots + h) * layout.row + c * layout.channel;
+        const int64_t now = std::min(together, channels - c);
+        // The next channels are far away: no prefetcher of the processor's finds them.
+        constexpr int64_t kLine = 64 / sizeof(T);
+        for (int64_t i = together; volume.stride[2] == 1 && i < std::min(2 * together, channels - c); ++i)
+          for (int64_t j = 0; j < volume.size[2]; j += kLine) __builtin_prefetch(row + i * volume.channel_stride + j);
+        for (const PackedRun& run : runs) {
+          if (layout.step != 1) {
+            run.interleave(row, now, volume.channel_stride, layout.step, to + run.slot * layout.step);
+          } else {
+            for (int64_t i = 0; i < now; ++i)
+              run.copy(row + i * volume.channel_stride, 0, run.length, to + i * layout.channel + run.slot);
+          }
+        }
+      }
 }
 
 /// Rows to give each tile of a run of `count`: as few tiles as possible, as even as possible.

@@ -19,16 +19,18 @@ struct TileSegment {
   int64_t b = 0;
 };
 
-/// c(m, n) = sum over segments and over k in [0, depth) of a[segment.a + k * a_step + m] * b[segment.b + k * columns +
-/// n]. c has `columns` columns, row after row; b is aligned to kTileAlignment bytes.
+/// c(m, n) = sum over segments and over k in [0, depth) of a[segment.a + k * a_step + m] * b[segment.b + k * b_step +
+/// n]. c has as many columns as the tile, row after row.
 template <class T>
 struct TileProduct {
   const T* a = nullptr;
   int64_t a_step = 0;
   const T* b = nullptr;
+  int64_t b_step = 0;
   std::span<const TileSegment> segments;
   int64_t depth = 0;
   T* c = nullptr;
+  bool adds = false;
 };
 
 inline constexpr int kTileAlignment = 64;
@@ -55,5 +57,13 @@ struct ColumnBlock {
 /// Blocks that cover `channels` columns with little padding. f32 and f64.
 template <class T>
 std::vector<ColumnBlock<T>> column_blocks(int64_t channels);
+
+/// The columns of these blocks, padding included.
+template <class T>
+int64_t padded_columns(const std::vector<ColumnBlock<T>>& blocks) {
+  int64_t columns = 0;
+  for (const ColumnBlock<T>& block : blocks) columns += block.family->columns;
+  return columns;
+}
 
 }  // namespace voxgrad::cpu

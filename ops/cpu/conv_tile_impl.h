@@ -6,46 +6,23 @@
 #include <utility>
 
 #include "ops/cpu/conv_tile.h"
+#include "ops/cpu/vectors.h"
 
 namespace voxgrad::cpu {
 
-#if defined(__AVX512F__)
-inline constexpr int kVectorBytes = 64, kVectorRegisters = 32;
-#elif defined(__AVX__)
-inline constexpr int kVectorBytes = 32, kVectorRegisters = 16;
-#elif defined(__aarch64__)
-inline constexpr int kVectorBytes = 16, kVectorRegisters = 32;
-#else
-inline constexpr int kVectorBytes = 16, kVectorRegisters = 16;
-#endif
-
 /// Rows of a tile of `vectors` vectors: three quarters of the registers hold sums, the rest operands.
 constexpr int tile_rows(int vectors) { return std::min(kMaxTileRows, kVectorRegisters * 3 / 4 / vectors); }
-
-/// f(integral_constant<int, 0>), f(1), ... f(count - 1): indices known to the compiler, so that arrays of vectors
-/// become registers.
-template <int count, class F>
-[[gnu::always_inline]] inline void unrolled(const F& f) {
-  [&]<int... i>(std::integer_sequence<int, i...>) __attribute__((always_inline)) {
-    (f(std::integral_constant<int, i>{}), ...);
-  }
-  (std::make_integer_sequence<int, count>{});
-}
-
-template <class T, int bytes>
-struct VectorOf {
-  typedef T Type __attribute__((vector_size(bytes)));
-};
 
 template <class T, int bytes, int vectors, int rows>
 void tile_product(const TileProduct<T>& product) {
   using Vector = typename VectorOf<T, bytes>::Type;
   constexpr int lanes = bytes / static_cast<int>(sizeof(T));
   Vector sums[rows * vectors] = {};
+  if (product.adds) unrolled<rows * vectors>([&](auto i) { std::memcpy(&sums[i], product.c + i * lanes, bytes); });
   for (const TileSegment& segment : product.segments) {
     const T* a = product.a + segment.a;
     const T* b = product.b + segment.b;
-    for (int64_t k = 0; k < product.depth; ++k, a += product.a_step, b += vectors * lanes) {
+    for (int64_t k = 0; k < product.depth; ++k, a += product.a_step, b += product.b_step) {
       Vector columns[vectors];
       unrolled<vectors>([&](auto v) { std::memcpy(&columns[v], b + v * lanes, bytes); });
       unrolled<rows>([&](auto m) {
@@ -72,9 +49,8 @@ const TileFamily<T>* tile_family() {
 /// and the rest goes in pairs of whole vectors, with one or three where pairs do not come out even.
 template <class T>
 std::vector<ColumnBlock<T>> column_blocks(int64_t channels) {
-  // Vectors narrower than 16 bytes do not exist on every processor.
-  constexpr int half = kVectorBytes >= 32 ? kVectorBytes / 2 : kVectorBytes;
-  constexpr int64_t unit = half / static_cast<int>(sizeof(T));
+  constexpr int half = kHalfVectorBytes;
+  constexpr int64_t unit = kColumnUnit<T>;
   constexpr int64_t units_per_vector = kVectorBytes / half;
   std::vector<ColumnBlock<T>> blocks;
   int64_t first = 0;

@@ -50,28 +50,17 @@ struct Operand {
     return width * tiling.slots();
   }
   int64_t elements() const { return elements(pieces.size()); }
-  int64_t rows() const { return tiling.windows[0].slots * tiling.windows[1].slots; }
-  int64_t row_elements(const Piece<T>& piece) const { return tiling.windows[2].slots * piece.width; }
-  /// Rows and pieces are packed one by one: task = piece * rows() + row.
-  int64_t pack_tasks() const { return rows() * static_cast<int64_t>(pieces.size()); }
+  /// Pieces are packed one by one.
+  int64_t pack_tasks() const { return static_cast<int64_t>(pieces.size()); }
 
   void pack(T* packed, int64_t n, const std::array<int64_t, 3>& origin, int64_t task) const {
-    const size_t i = static_cast<size_t>(task / rows());
-    const Piece<T>& piece = pieces[i];
-    const int64_t row = task % rows(), row_size = row_elements(piece);
-    T* to = packed + elements(i);
-    if (piece.count < piece.width) std::fill_n(to + row * row_size, row_size, T(0));
-    pack_row(to, {row_size, 1, piece.width}, volume.at(n, first_channel + piece.first), volume, piece.count, gather,
-             tiling, origin, row);
+    const Piece<T>& piece = pieces[static_cast<size_t>(task)];
+    T* to = packed + elements(static_cast<size_t>(task));
+    if (piece.count < piece.width) std::fill_n(to, piece.width * tiling.slots(), T(0));
+    pack_tile(to, {tiling.windows[2].slots * piece.width, 1, piece.width}, volume.at(n, first_channel + piece.first),
+              volume, piece.count, gather, tiling, origin);
   }
 };
-
-template <class T>
-int64_t padded(int64_t channels) {
-  int64_t columns = 0;
-  for (const ColumnBlock<T>& block : column_blocks<T>(channels)) columns += block.family->columns;
-  return columns;
-}
 
 template <class T>
 class WeightGradient {
@@ -111,7 +100,8 @@ class WeightGradient {
 
   /// Columns of the product are the channels that fill vectors better, or the more numerous ones.
   void choose_roles() {
-    const int64_t x_waste = padded<T>(x_.channels) * y_.channels, y_waste = padded<T>(y_.channels) * x_.channels;
+    const int64_t x_waste = padded_columns(column_blocks<T>(x_.channels)) * y_.channels,
+                  y_waste = padded_columns(column_blocks<T>(y_.channels)) * x_.channels;
     const bool y_is_columns = y_waste < x_waste || (y_waste == x_waste && y_.channels >= x_.channels);
     columns_ = y_is_columns ? &y_ : &x_;
     rows_ = y_is_columns ? &x_ : &y_;
@@ -120,7 +110,9 @@ class WeightGradient {
       columns_->pieces.push_back({block.first, block.count, block.family->columns, block.family});
     int64_t max_rows = kMaxTileRows;
     for (const Piece<T>& piece : columns_->pieces) max_rows = std::min<int64_t>(max_rows, piece.family->max_rows);
-    const int64_t height = even_piece(rows_->channels, max_rows);
+    // In fours where it costs nothing: that many channels are interleaved at a time.
+    int64_t height = even_piece(rows_->channels, max_rows);
+    if (const int64_t fours = (height + 3) / 4 * 4; height > 4 && fours <= max_rows) height = fours;
     rows_->pieces.clear();
     for (int64_t first = 0; first < rows_->channels; first += height)
       rows_->pieces.push_back({first, std::min(height, rows_->channels - first), height, nullptr});
@@ -158,7 +150,7 @@ class WeightGradient {
     for (int64_t first = 0; first < tiles(); first += tiles_at_once()) {
       const int64_t count = std::min(tiles_at_once(), tiles() - first);
       const int64_t tasks = x_.pack_tasks() + y_.pack_tasks();
-      parallel_for(count * tasks, 16, [&](int64_t begin, int64_t end) {
+      parallel_for(count * tasks, 1, [&](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; ++i) pack(packed + i / tasks * tile_elements(), first + i / tasks, i % tasks);
       });
       over_items([&](const ConvRange& items, T* to) {
@@ -225,7 +217,8 @@ class WeightGradient {
       const int64_t depth = fill_segments(rows.width, columns.width, it.tap, origin, segments);
       if (depth == 0 || segments.empty()) continue;
       columns.family->products[rows.count - 1]({rows_data + rows_->elements(it.rows), rows.width,
-                                                columns_data + columns_->elements(it.columns), segments, depth, share});
+                                                columns_data + columns_->elements(it.columns), columns.width, segments,
+                                                depth, share});
       for (int64_t j = 0; j < rows.count * columns.width; ++j) sums[j] += share[j];
     }
   }
@@ -254,17 +247,20 @@ class WeightGradient {
       begin[i] = std::max<int64_t>(0, range.begin - origin[i]);
       end[i] = std::min(x_.tiling.length[i], range.end - origin[i]);
     }
-    auto offset = [&](const Operand<T>& operand, int64_t d, int64_t h) {
-      const auto& windows = operand.tiling.windows;
-      const std::array<int64_t, 3> q{d, h, begin[2]};
-      std::array<int64_t, 3> slot{};
-      for (size_t i = 0; i < 3; ++i) slot[i] = q[i] + windows[i].base[&operand == &x_ ? k[i] : 0];
-      return (slot[0] * windows[1].slots + slot[1]) * windows[2].slots + slot[2];
+    struct Walk {  // over the elements of an operand: where it starts, and its steps along d and h
+      int64_t start, d, h;
     };
+    auto walk = [&](const Operand<T>& operand, int64_t width) {
+      const auto& windows = operand.tiling.windows;
+      auto slot = [&](size_t i) { return begin[i] + windows[i].base[&operand == &x_ ? k[i] : 0]; };
+      const int64_t h = windows[2].slots * width, d = windows[1].slots * h;
+      return Walk{slot(0) * d + slot(1) * h + slot(2) * width, d, h};
+    };
+    const Walk rows = walk(*rows_, rows_width), columns = walk(*columns_, columns_width);
     segments.clear();
-    for (int64_t d = begin[0]; d < end[0]; ++d)
-      for (int64_t h = begin[1]; h < end[1]; ++h)
-        segments.push_back({offset(*rows_, d, h) * rows_width, offset(*columns_, d, h) * columns_width});
+    for (int64_t d = 0; d < end[0] - begin[0]; ++d)
+      for (int64_t h = 0; h < end[1] - begin[1]; ++h)
+        segments.push_back({rows.start + d * rows.d + h * rows.h, columns.start + d * columns.d + h * columns.h});
     return std::max<int64_t>(0, end[2] - begin[2]);
   }
 

@@ -292,6 +292,20 @@ TEST_F(NiftiTest, AnyStridesDtypeAndDevice) {
   }
 }
 
+TEST_F(NiftiTest, IntegersStayIntegers) {
+  for (const auto& [dtype, code, bytes] : {std::tuple{u8, 2, 1}, std::tuple{i32, 8, 4}, std::tuple{i64, 16, 4}}) {
+    NiftiImage image = example({2, 3, 4});
+    image.data = empty({2, 3, 4}, {.dtype = dtype});
+    for (int64_t i = 0; i < 24; ++i) image.data.set({i / 12, i / 4 % 3, i % 4}, static_cast<double>(10 * i));
+    save_nifti(path("v.nii"), image);
+    const std::string file = get(path("v.nii"));
+    EXPECT_EQ(file[70], code);
+    EXPECT_EQ(file[72], 8 * bytes);
+    EXPECT_EQ(file.size(), static_cast<size_t>(352 + 24 * bytes));
+    EXPECT_EQ(load_nifti(path("v.nii")).data.to_vector(), image.data.to_vector());
+  }
+}
+
 TEST_F(NiftiTest, RefusesToWrite) {
   const auto refuses = [&](auto change, const char* message) {
     NiftiImage image = example({2, 3, 4});
@@ -312,9 +326,59 @@ TEST_F(NiftiTest, RefusesToWrite) {
   EXPECT_EQ(file_count(), 0);
 }
 
+TEST_F(NiftiTest, PartsAreThoseOfTheWhole) {
+  Volume scaled(true);
+  std::vector<int16_t> values(5 * 4 * 3 * 2);
+  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<int16_t>(i * 7 - 300);
+  for (int i = 0; const int size : {4, 5, 4, 3, 2}) scaled.put<int16_t>(40 + 2 * i++, static_cast<int16_t>(size));
+  scaled.type(4, 16).voxels(values).put<float>(112, 0.5f).put<float>(116, -3);
+  for (const auto& file : {put("v.nii", scaled.bytes), put("v.nii.gz", gzip(scaled.bytes))}) {
+    const NiftiImage whole = load_nifti(file);
+    const NiftiFile parts(file);
+    EXPECT_EQ(parts.shape(), (Shape{2, 3, 4, 5}));
+    EXPECT_EQ(parts.header().affine, whole.affine);
+    EXPECT_EQ(parts.header().spacing, whole.spacing);
+    EXPECT_FALSE(parts.header().data.defined());
+    const std::pair<Dims, Shape> places[] = {{{0, 0, 0, 0}, {2, 3, 4, 5}}, {{1, 0, 0, 0}, {1, 3, 4, 5}},
+                                             {{0, 1, 0, 0}, {2, 2, 4, 5}}, {{1, 1, 2, 3}, {1, 2, 1, 2}},
+                                             {{0, 2, 3, 4}, {2, 1, 1, 1}}, {{0, 0, 1, 0}, {2, 3, 2, 5}}};
+    for (const auto& [start, size] : places) {
+      Tensor expected = whole.data;
+      for (int64_t axis = 0; axis < 4; ++axis) expected = expected.narrow(axis, start[axis], size[axis]);
+      EXPECT_EQ(parts.read(start, size).shape(), size);
+      EXPECT_EQ(parts.read(start, size).to_vector(), expected.to_vector()) << start << ' ' << size;
+    }
+    const std::pair<Dims, Shape> outside[] = {{{0, 0, 0}, {1, 1, 1}},       {{0, 0, 0, 0}, {2, 3, 4, 6}},
+                                              {{0, 0, 0, 1}, {2, 3, 4, 5}}, {{-1, 0, 0, 0}, {1, 1, 1, 1}},
+                                              {{0, 0, 0, 0}, {1, 1, 1, 0}}, {{0, 0, 0, INT64_MAX}, {1, 1, 1, 5}},
+                                              {{2, 0, 0, 0}, {1, 1, 1, 1}}};
+    for (const auto& [start, size] : outside)
+      EXPECT_ERROR(parts.read(start, size), concat("NiftiFile: '", file.string(), "': a part of size ", size, " at ",
+                                                   start, " does not lie within [2, 3, 4, 5]"));
+  }
+}
+
+TEST_F(NiftiTest, PartsOfFilesLargerThanMemory) {
+  const NiftiImage image = example({3, 300, 700});
+  save_nifti(path("v.nii"), image);
+  const NiftiFile file(path("v.nii"), {.max_bytes = 2 * 700 * 4});
+  memory::reset_peak();
+  const int64_t before = memory::stats().current;
+  EXPECT_EQ(file.read({1, 150, 0}, {1, 2, 700}).to_vector(), image.data.slice(0, 1, 2).narrow(1, 150, 2).to_vector());
+  EXPECT_LE(memory::stats().peak - before, int64_t{1} << 17);
+  EXPECT_ERROR(file.read({0, 0, 0}, {1, 3, 700}), "more than max_bytes");
+  std::filesystem::resize_file(path("v.nii"), 1000);  // while it is open
+  EXPECT_ERROR(file.read({2, 0, 0}, {1, 1, 700}), "truncated");
+  EXPECT_ERROR(NiftiFile(path("v.nii")), "NiftiFile: '" + path("v.nii").string() + "': truncated");
+  EXPECT_ERROR(NiftiFile(path("none.nii")), "none.nii");
+}
+
 TEST_F(NiftiTest, SurvivesDamage) {
   const auto load = [](const auto& file) { return load_nifti(file); };
   expect_survives_damage("v.nii", Volume().bytes, load);
+  expect_survives_damage("v.nii", Volume().bytes, [](const auto& file) {
+    return NiftiFile(file).read({0, 0, 0}, {1, 1, 1});
+  });
   expect_survives_damage("v.nii", gzip(Volume(true).put<int16_t>(252, 1).bytes), load);
 }
 

@@ -52,6 +52,30 @@ TYPED_TEST(NpyDtypeTest, BothByteOrdersAndRoundTrip) {
   }
 }
 
+TEST_F(NpyTest, PartsAreThoseOfTheWhole) {
+  for (const char* order : {"False", "True"})
+    for (const bool big : {false, true}) {
+      const std::string header = header_of(big ? ">i4" : "<i4", order, "(3, 4, 5)");
+      const auto file = put("f", file_of(header, elements<int32_t>(60, big)));
+      const Tensor whole = load_npy(file);
+      const NpyFile parts(file, {.max_bytes = 60});
+      EXPECT_EQ(parts.shape(), (Shape{3, 4, 5}));
+      EXPECT_EQ(parts.dtype(), i32);
+      const Tensor part = parts.read({1, 1, 2}, {2, 2, 3});
+      EXPECT_EQ(describe(part), "[2, 2, 3] i32 on cpu");
+      EXPECT_TRUE(part.is_contiguous());
+      EXPECT_EQ(part.to_vector(), whole.narrow(0, 1, 2).narrow(1, 1, 2).narrow(2, 2, 3).to_vector());
+      EXPECT_EQ(parts.read({2, 1, 0}, {1, 3, 5}).to_vector(), whole.narrow(0, 2, 1).narrow(1, 1, 3).to_vector());
+      EXPECT_ERROR(parts.read({0, 0, 0}, {1, 4, 5}), "more than max_bytes, which is 60");
+      EXPECT_ERROR(parts.read({0, 0, 3}, {1, 1, 3}),
+                   "a part of size [1, 1, 3] at [0, 0, 3] does not lie within [3, 4, 5]");
+    }
+  const auto bools = put("f", file_of(header_of("|b1", "False", "(3,)"), std::string("\0\1\2", 3)));
+  EXPECT_EQ(NpyFile(bools).read({0}, {2}).to_vector(), (std::vector<double>{0, 1}));
+  EXPECT_ERROR(NpyFile(bools).read({1}, {2}), "NpyFile: '" + bools.string() + "': a bool must be 0 or 1, found 2");
+  EXPECT_ERROR(NpyFile(put("f", "x")), "NpyFile: '" + path("f").string() + "': truncated");
+}
+
 TEST_F(NpyTest, FortranOrder) {
   const auto file = put("f", file_of(header_of("<i4", "True", "(2, 3)"), elements<int32_t>(6)));
   const Tensor tensor = load_npy(file);

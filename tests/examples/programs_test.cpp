@@ -17,7 +17,9 @@
 #include <thread>
 
 #include "core/nifti.h"
+#include "core/random.h"
 #include "core/safetensors.h"
+#include "ops/create.h"
 
 namespace voxgrad {
 namespace {
@@ -62,11 +64,11 @@ class Programs : public testing::Test {
   }
 
   /// A run of these options that is stopped in the middle and resumed leaves the same bits as one that is not.
-  void expect_same_bits_resumed(const std::string& options) const {
-    ASSERT_EQ(run(kTiny + options + "--steps 40 --out whole").code, 0);
+  void expect_same_bits_resumed(const std::string& program, const char* history) const {
+    ASSERT_EQ(run(program + "--steps 40 --out whole").code, 0);
     // A stop in the middle, as Ctrl-C makes it: the program gets its SIGINT once it has begun to print steps,
     // not once the log of the run before it is found.
-    const std::string start = "sh -c 'rm log; \"" EXAMPLES_DIR "/\"" + kTiny + options +
+    const std::string start = "sh -c 'rm log; \"" EXAMPLES_DIR "/\"" + program +
                               "--steps 40 --out parts >log & "
                               "until grep -qs \"^step\" log; do sleep 0.01; done; kill -INT $!; wait $!'";
     const int status = std::system(("cd '" + folder_.string() + "' && " + start).c_str());
@@ -74,16 +76,27 @@ class Programs : public testing::Test {
     if (WEXITSTATUS(status) != 0) {  // 0: it had finished before the signal came
       EXPECT_EQ(WEXITSTATUS(status), 130) << log;
       EXPECT_NE(log.find("--resume goes on"), std::string::npos) << log;
-      expect_refused(kTiny + options + "--steps 41 --out parts --resume", 1, "was made with steps 40, now it is 41");
-      const Result resumed = run(kTiny + options + "--steps 40 --out parts --resume");
+      expect_refused(program + "--steps 41 --out parts --resume", 1, "was made with steps 40, now it is 41");
+      const Result resumed = run(program + "--steps 40 --out parts --resume");
       EXPECT_EQ(resumed.code, 0) << resumed.output;
     }
     EXPECT_EQ(read(folder_ / "whole/model.safetensors"), read(folder_ / "parts/model.safetensors"));
-    EXPECT_EQ(read(folder_ / "whole/losses.csv"), read(folder_ / "parts/losses.csv"));
+    EXPECT_EQ(read(folder_ / "whole" / history), read(folder_ / "parts" / history));
   }
 
   fs::path folder_;
 };
+
+TEST_F(Programs, ProfileStepsAfterWarmUp) {
+  const Result result = run(kTiny + "--steps 8 --out out --profile");
+  EXPECT_EQ(result.code, 0) << result.output;
+  EXPECT_NE(result.output.find("conv_transpose_backward"), std::string::npos) << result.output;
+  EXPECT_NE(result.output.find("trace of 5 steps in trace.json"), std::string::npos) << result.output;
+  EXPECT_NE(read(folder_ / "trace.json").find("SuperResolution."), std::string::npos);
+  EXPECT_EQ(run("kernelbench --device cpu --model 77 --steps 3 --profile own.json").code, 0);
+  EXPECT_TRUE(fs::exists(folder_ / "own.json"));
+  expect_refused("kernelbench --profile", 2, "--profile needs one --model");
+}
 
 TEST_F(Programs, QuickstartLearns) {
   const Result result = run("quickstart");
@@ -124,10 +137,10 @@ TEST_F(Programs, SuperresLeavesItsResults) {
   EXPECT_FALSE(load_safetensors(out / "model.safetensors").empty());
 }
 
-TEST_F(Programs, SuperresStoppedAndResumedGivesTheSameBits) { expect_same_bits_resumed(""); }
+TEST_F(Programs, SuperresStoppedAndResumedGivesTheSameBits) { expect_same_bits_resumed(kTiny, "losses.csv"); }
 
 TEST_F(Programs, SuperresStoppedAndResumedGivesTheSameBitsInMixedPrecision) {
-  expect_same_bits_resumed("--precision f16 ");
+  expect_same_bits_resumed(kTiny + "--precision f16 ", "losses.csv");
   const TensorMap whole = load_safetensors(folder_ / "whole/checkpoint.safetensors"),
                   parts = load_safetensors(folder_ / "parts/checkpoint.safetensors");
   EXPECT_EQ(whole.at("scaler.scale").item(), parts.at("scaler.scale").item());
@@ -192,6 +205,21 @@ TEST_F(Programs, SuperresResumedAfterItsLastStepTakesNoMore) {
   std::ofstream(folder_ / "out/losses.csv") << losses.substr(0, losses.find("\n2,") + 1);
   const Result some = run(kTiny + "--steps 3 --out out --resume");
   EXPECT_NE(some.output.find("holds the losses of 1 of the 3 steps"), std::string::npos) << some.output;
+}
+
+TEST_F(Programs, EventFilesForTensorBoard) {
+  const auto events = [&](const char* folder) {  // of all files there
+    std::string text;
+    for (const auto& entry : fs::directory_iterator(folder_ / folder)) text += read(entry.path());
+    return text;
+  };
+  ASSERT_EQ(run(kTiny + "--steps 3 --out out --tensorboard tb/superres").code, 0);
+  for (const char* tag : {"loss", "learning rate", "held-out/PSNR", "_hparams_/experiment", "PNG"})
+    EXPECT_NE(events("tb/superres").find(tag), std::string::npos) << tag;
+  ASSERT_EQ(run("kernelbench --model 72 --device cpu --steps 1 --size reduced --tensorboard tb/bench").code, 0);
+  for (const char* tag : {"model 72/loss", "model 72/backward ms"})
+    EXPECT_NE(events("tb/bench").find(tag), std::string::npos) << tag;
+  expect_refused(kTiny + "--steps 3 --out out --tensorboard log", 1, "cannot make the folder 'log'");
 }
 
 TEST_F(Programs, SuperresHasItsFolderForItself) {
@@ -276,6 +304,70 @@ TEST_F(Programs, FailuresExitWith1) {
   EXPECT_FALSE(fs::exists(folder_ / "blocked/model.safetensors"));
   std::ofstream(folder_ / "broken.nii") << "this is no volume";
   expect_refused("superres --volume broken.nii", 1, "broken.nii");
+}
+
+/// Three volumes with a bright ball each, in nnU-Net's layout.
+void make_dataset(const fs::path& folder) {
+  for (const char* part : {"imagesTr", "labelsTr"}) fs::create_directories(folder / part);
+  Generator random(1);
+  for (const char* name : {"a", "b", "c"}) {
+    NiftiImage image;
+    image.data = zeros({16, 18, 20});
+    image.affine[0][3] = -7;
+    NiftiImage label = image;
+    label.data = zeros({16, 18, 20}, {.dtype = u8});
+    const int64_t middle[] = {6 + random.next_below(4), 6 + random.next_below(6), 6 + random.next_below(8)};
+    float* to = image.data.mutable_data<float>();
+    uint8_t* of = label.data.mutable_data<uint8_t>();
+    for (int64_t i = 0; i < image.data.numel(); ++i) {
+      const int64_t at[] = {i / 360 - middle[0], i / 20 % 18 - middle[1], i % 20 - middle[2]};
+      of[i] = at[0] * at[0] + at[1] * at[1] + at[2] * at[2] < 20;
+      to[i] = static_cast<float>(1 + 3 * of[i]) + static_cast<float>(random.next_below(100)) / 100;
+    }
+    save_nifti(folder / "imagesTr" / (std::string(name) + "_0000.nii.gz"), image);
+    save_nifti(folder / "labelsTr" / (std::string(name) + ".nii.gz"), label);
+  }
+  std::ofstream(folder / "dataset.json") << R"({"channel_names": {"0": "T1"}, "labels": {"background": 0, "ball": 1},
+    "numTraining": 3, "file_ending": ".nii.gz"})";
+}
+const std::string kSegment = "segment --dataset balls --device cpu --batch 2 --patch 16 --spacing 1 --channels 4 ";
+
+TEST_F(Programs, SegmentLearnsAFolderOfNnUNetsLayout) {
+  make_dataset(folder_ / "balls");
+  const Result result = run(kSegment + "--steps 60 --lr 1e-2 --ema 0.9 --out out --probabilities --tensorboard events");
+  ASSERT_EQ(result.code, 0) << result.output;
+  const size_t row = result.output.find("| ball | ");
+  ASSERT_NE(row, std::string::npos) << result.output;
+  EXPECT_GT(std::stod(result.output.substr(row + 9)), 0.8) << result.output;
+  const fs::path out = folder_ / "out";
+  EXPECT_NE(read(out / "report.md").find("(c.png)"), std::string::npos);
+  for (const char* picture : {"c.png", "curves.png"}) EXPECT_EQ(read(out / picture).substr(1, 3), "PNG");
+  const NiftiImage labels = load_nifti(out / "c.nii.gz");
+  EXPECT_EQ(labels.data.shape(), (Shape{16, 18, 20}));
+  EXPECT_EQ(labels.affine[0][3], -7);
+  EXPECT_EQ(load_nifti(out / "c-probabilities.nii.gz").data.shape(), (Shape{2, 16, 18, 20}));
+  EXPECT_FALSE(load_safetensors(out / "model.safetensors").empty());
+  EXPECT_FALSE(fs::is_empty(folder_ / "events"));
+}
+
+TEST_F(Programs, SegmentStoppedAndResumedGivesTheSameBits) {
+  make_dataset(folder_ / "balls");
+  expect_same_bits_resumed(kSegment + "--validate-every 8 ", "history.csv");
+}
+
+TEST_F(Programs, SegmentFindsTheBrain) {
+  const Result result = run("segment --device cpu --steps 1 --spacing 8 --patch 16 --channels 2 --residual --out out");
+  ASSERT_EQ(result.code, 0) << result.output;
+  EXPECT_NE(result.output.find("| 0.810 |"), std::string::npos) << result.output;  // the mirrored labels' mean Dice
+}
+
+TEST_F(Programs, SegmentRefusesWhatDoesNotFit) {
+  make_dataset(folder_ / "balls");
+  expect_refused("segment --image a.nii", 1, "give one --label for each --image");
+  expect_refused("segment --dataset balls --image a.nii", 2, "exclude each other");
+  expect_refused("segment --dataset nowhere", 1, "nowhere");
+  fs::remove(folder_ / "balls/labelsTr/b.nii.gz");
+  expect_refused(kSegment, 1, "b.nii.gz");
 }
 
 }  // namespace

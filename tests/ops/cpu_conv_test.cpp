@@ -327,6 +327,18 @@ TEST_F(CpuConv, ManyTiles) {
     Family<float>(c, Layout::contiguous, 4).expect_exact(Layout::contiguous);
 }
 
+// More weights than inputs: blocks of channels are shared out, and each packs its weights. Some taps of the second meet
+// no output; the third has groups.
+TEST_F(CpuConv, FewVoxelsOfManyChannels) {
+  for (const Case& c : {convolution(2, 150, 70, {3, 4, 4}, 3, {.padding = 1}),
+                        transposed(2, 130, 66, {1, 2, 2}, 3, {.stride = {1, 4, 2}, .padding = {1, 2, 1}}),
+                        convolution(1, 140, 66, {2, 3, 3}, {3, 2, 3}, {.padding = 1, .groups = 2})}) {
+    Family<float>(c, Layout::contiguous, 9).expect_exact(Layout::contiguous);
+    Family<double>(c, Layout::contiguous, 10).expect_exact(Layout::contiguous);
+    Family<float>(c, Layout::channels_last, 11).expect_exact(Layout::channels_last);
+  }
+}
+
 // Kernels of so many taps that they are taken in pieces.
 TEST_F(CpuConv, LongKernels) {
   for (const Case& c :
@@ -336,28 +348,32 @@ TEST_F(CpuConv, LongKernels) {
     Family<float>(c, Layout::contiguous, 8).expect_exact(Layout::contiguous);
 }
 
+// The second case has few enough voxels for its weights to be shared out, if there are as many blocks as threads.
 TEST_F(CpuConv, BitsDoNotDependOnThreads) {
-  const Case c = transposed(2, 300, 20, {3, 6, 9}, 3, {.stride = 2, .padding = 1}, 1);
-  std::mt19937 random(5);
-  std::normal_distribution<float> normal;
-  auto noise = [&](std::array<int64_t, 5> shape) {
-    Block<float> block(shape, Layout::contiguous);
-    block.each([&](auto&, float& value) { value = normal(random); });
-    return block;
-  };
-  const std::array<int64_t, 5> x_shape{2, 20, c.x_size[0], c.x_size[1], c.x_size[2]}, y_shape{2, 300, 3, 6, 9},
-      w_shape{300, 20, 3, 3, 3};
-  Block<float> x = noise(x_shape), y = noise(y_shape), w = noise(w_shape);
-  std::vector<std::vector<float>> first;
-  for (int threads : {1, 2, 3, 7}) {
-    set_num_threads(threads);
-    Block<float> dx(x_shape, Layout::contiguous), dy(y_shape, Layout::contiguous), dw(w_shape, Layout::contiguous);
-    cpu_kernels().conv_forward(dy.view, x.view, w.view, nullptr, c.geometry);
-    cpu_kernels().conv_backward_data(dx.view, y.view, w.view, nullptr, c.geometry);
-    cpu_kernels().conv_backward_weight(dw.view, x.view, y.view, c.geometry);
-    std::vector<std::vector<float>> results{dx.buffer, dy.buffer, dw.buffer};
-    if (first.empty()) first = results;
-    EXPECT_TRUE(results == first) << threads << " threads";
+  for (const Case& c : {transposed(2, 300, 20, {3, 6, 9}, 3, {.stride = 2, .padding = 1}, 1),
+                        convolution(2, 130, 70, {3, 4, 5}, 3, {.padding = 1})}) {
+    std::mt19937 random(5);
+    std::normal_distribution<float> normal;
+    auto noise = [&](std::array<int64_t, 5> shape) {
+      Block<float> block(shape, Layout::contiguous);
+      block.each([&](auto&, float& value) { value = normal(random); });
+      return block;
+    };
+    const std::array<int64_t, 5> x_shape{c.batch, c.x_channels, c.x_size[0], c.x_size[1], c.x_size[2]},
+        y_shape{c.batch, c.y_channels, c.y_size[0], c.y_size[1], c.y_size[2]},
+        w_shape{c.y_channels, c.x_channels, 3, 3, 3};
+    Block<float> x = noise(x_shape), y = noise(y_shape), w = noise(w_shape);
+    std::vector<std::vector<float>> first;
+    for (int threads : {1, 2, 3, 7}) {
+      set_num_threads(threads);
+      Block<float> dx(x_shape, Layout::contiguous), dy(y_shape, Layout::contiguous), dw(w_shape, Layout::contiguous);
+      cpu_kernels().conv_forward(dy.view, x.view, w.view, nullptr, c.geometry);
+      cpu_kernels().conv_backward_data(dx.view, y.view, w.view, nullptr, c.geometry);
+      cpu_kernels().conv_backward_weight(dw.view, x.view, y.view, c.geometry);
+      std::vector<std::vector<float>> results{dx.buffer, dy.buffer, dw.buffer};
+      if (first.empty()) first = results;
+      EXPECT_TRUE(results == first) << threads << " threads";
+    }
   }
 }
 

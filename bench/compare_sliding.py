@@ -1,0 +1,108 @@
+#!/usr/bin/env python3
+"""Sliding-window inference on the CPU: voxgrad's against nnU-Net's scheme written plainly in PyTorch.
+
+    bench/compare_sliding.py [PROGRAM] [--size 96] [--window 48] [--mirror 3] [--runs 5]
+
+PROGRAM is the built sliding_window. The model is two convolutions 3^3, 1 -> channels -> 4, with a ReLU between them; with
+--channels 0 a ReLU alone, and the time is that of the windows. Both take the same windows, weights and mirrorings, in
+alternating runs; printed are medians, their ratio, and the largest difference of the results.
+"""
+
+import argparse
+import itertools
+import os
+import statistics
+import subprocess
+import tempfile
+import time
+
+import numpy
+import torch
+from torch.nn import functional as F
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+def begins(size, window):
+    room, step = size - window, window / 2
+    count = int(numpy.ceil(room / step)) + 1
+    return [round(room * i / max(1, count - 1)) for i in range(count)]
+
+
+def weights(window):
+    line = torch.exp(-0.5 * ((torch.arange(window, dtype=torch.float64) - window // 2) / (window / 8)) ** 2)
+    cube = line[:, None, None] * line[:, None] * line
+    return cube.clamp_min(2.0**-24 / 10).float()
+
+
+def predict(model, x, mirror):
+    total = model(x)
+    for count in range(1, mirror + 1):
+        for axes in itertools.combinations(range(2, 2 + mirror), count):
+            total += torch.flip(model(torch.flip(x, axes)), axes)
+    return total / 2**mirror
+
+
+@torch.inference_mode()
+def sliding_window(volume, model, window, batch, mirror):
+    _, _, *size = volume.shape
+    places = list(itertools.product(*(begins(n, window) for n in size)))
+    cube = weights(window)
+    total, total_weights = None, torch.zeros(size)
+    for first in range(0, len(places), batch):
+        parts = [tuple(slice(b, b + window) for b in place) for place in places[first : first + batch]]
+        y = predict(model, torch.cat([volume[(slice(None), slice(None)) + part] for part in parts]), mirror)
+        if total is None:
+            total = torch.zeros((1, y.shape[1], *size))
+        for prediction, part in zip(y, parts):
+            total[(0, slice(None)) + part] += prediction * cube
+            total_weights[part] += cube
+    total /= total_weights
+    return total
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("program", nargs="?", default=os.path.join(HERE, "..", "build", "release", "bench", "sliding_window"))
+    parser.add_argument("--size", type=int, default=96)
+    parser.add_argument("--window", type=int, default=48)
+    parser.add_argument("--channels", type=int, default=16)
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--mirror", type=int, default=0, choices=range(4), help="axes to mirror along")
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    o = parser.parse_args()
+    if not os.path.isfile(o.program):
+        parser.error(f"no such program: {o.program} (build the target sliding_window)")
+    torch.set_num_threads(o.threads)
+    torch.manual_seed(0)
+    tensors = {"volume": torch.randn(1, 1, o.size, o.size, o.size), "first": torch.randn(o.channels, 1, 3, 3, 3) / 5,
+               "second": torch.randn(4, o.channels, 3, 3, 3) / 5}
+
+    def model(x):
+        if o.channels == 0:
+            return F.relu(x)
+        return F.conv3d(F.relu(F.conv3d(x, tensors["first"], padding=1)), tensors["second"], padding=1)
+
+    with tempfile.TemporaryDirectory() as folder:
+        for name, tensor in tensors.items():
+            numpy.save(os.path.join(folder, name + ".npy"), tensor.numpy())
+        call = [o.program, folder, str(o.window), str(o.batch), str(o.mirror), "2", str(o.threads)]
+        ours, theirs = [], []
+        for _ in range(o.runs):
+            ours.append(float(subprocess.run(call, check=True, capture_output=True, text=True).stdout.split()[-1]))
+            for _ in range(2):  # the second one is warm, as ours is
+                start = time.perf_counter()
+                result = sliding_window(tensors["volume"], model, o.window, o.batch, o.mirror)
+                seconds = time.perf_counter() - start
+            theirs.append(seconds)
+        own = numpy.load(os.path.join(folder, "result.npy"))
+    different = numpy.abs(own - result.numpy()).max()
+    ours, theirs = statistics.median(ours), statistics.median(theirs)
+    print(f"{o.size}^3 by windows of {o.window}^3, {o.channels} channels, batch {o.batch}, mirrored along {o.mirror} axes, "
+          f"threads: {o.threads}: voxgrad {ours * 1e3:.0f} ms, PyTorch {torch.__version__} {theirs * 1e3:.0f} ms, "
+          f"ratio {theirs / ours:.2f}; largest difference {different:.1e} of {numpy.abs(own).max():.1f}")
+
+
+if __name__ == "__main__":
+    main()

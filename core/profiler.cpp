@@ -1,0 +1,167 @@
+#include "core/profiler.h"
+
+#include <algorithm>
+#include <chrono>
+#include <mutex>
+#include <set>
+#include <utility>
+
+#include "core/capture.h"
+#include "core/error.h"
+#include "core/memory_snapshot.h"
+#ifdef VOXGRAD_NVTX
+#include <nvtx3/nvToolsExt.h>
+#else
+#define nvtxRangePushA(name)
+#define nvtxRangePop()
+#endif
+
+namespace voxgrad::profiler {
+namespace {
+
+thread_local Place current_place;
+thread_local Event* op_event = nullptr;
+
+struct Recorder {
+  std::mutex mutex;
+  std::set<std::string, std::less<>> names;
+  std::vector<Event> events;  // while there are sessions
+  int sessions = 0;
+};
+Recorder& recorder() {
+  static auto* recorder = new Recorder;  // never destroyed: threads may end after main()
+  return *recorder;
+}
+
+int64_t now() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+int thread_number() {
+  static std::atomic<int> next{0};
+  thread_local const int number = next++;
+  return number;
+}
+
+void push(Event event) {
+  const std::lock_guard lock(recorder().mutex);
+  if (recorder().sessions > 0) recorder().events.push_back(std::move(event));
+}
+
+/// None on the CPU, and none in a capture, where an event would become part of the graph.
+std::shared_ptr<void> mark(Device device) {
+  if (device.is_cpu() || Capture::current()) return nullptr;
+  return runtime(device).mark(device.index);
+}
+
+}  // namespace
+
+const Place& place() { return current_place; }
+Event* Scope::current_op() { return op_event; }
+
+Name intern(std::string_view text) {
+  const std::lock_guard lock(recorder().mutex);
+  auto& names = recorder().names;
+  const auto found = names.find(text);
+  return &*(found != names.end() ? found : names.emplace(text).first);
+}
+
+/// What is recorded must not change what the program does: without memory for it, it is left out.
+void Scope::start(Kind kind, std::string_view name, Name module, Device device) noexcept {
+  try {
+    auto open = std::make_unique<Event>(
+        Event{.kind = kind, .name = intern(name), .place = current_place, .outer = current_place, .device = device});
+    Event& event = *open;
+    event.thread = thread_number();
+    if (kind == Kind::op) event.place.op = event.name;
+    if (kind == Kind::module) event.place.module = event.name;
+    if (kind == Kind::backward) {
+      event.place.node = event.name;
+      event.place.module = module;
+    }
+    if (kind == Kind::op && (event.marks[0] = mark(device))) event.stream = runtime(device).stream(device.index);
+    nvtxRangePushA(event.name->c_str());
+    current_place = event.place;
+    if (kind == Kind::op) op_event = &event;
+    event.begin = now();
+    open_ = open.release();
+  } catch (const std::exception&) {
+  }
+}
+
+void Scope::stop() noexcept {
+  const std::unique_ptr<Event> open(std::exchange(open_, nullptr));
+  Event& event = *open;
+  event.end = now();
+  current_place = event.outer;
+  if (event.kind == Kind::op) op_event = nullptr;
+  nvtxRangePop();
+  try {
+    if (event.marks[0]) event.marks[1] = mark(event.device);
+    push(std::move(event));
+  } catch (const std::exception&) {
+  }
+}
+
+void detail::record_memory(Device device, int64_t bytes) {
+  const int64_t time = now();
+  push({.kind = Kind::memory, .begin = time, .end = time, .device = device, .memory = bytes});
+}
+
+Session::Session() {
+  memory::detail::start();
+  const std::lock_guard lock(recorder().mutex);
+  if (recorder().sessions++ == 0) recorder().events.clear();
+  begin_ = now();
+}
+
+Session::~Session() {
+  if (recording_) end_recording();
+}
+
+void Session::end_recording() noexcept {
+  recording_ = false;
+  end_ = now();
+  memory::detail::stop();
+  std::vector<Event> dropped;  // which may take CUDA's locks
+  const std::lock_guard lock(recorder().mutex);
+  try {
+    for (const Event& event : recorder().events)
+      if (event.begin >= begin_ && event.end <= end_) events_.push_back(event);
+  } catch (const std::bad_alloc&) {  // what there was memory for
+  }
+  if (--recorder().sessions == 0) dropped.swap(recorder().events);
+}
+
+void Session::stop() {
+  if (!recording_) return;
+  end_recording();
+  std::set<int> devices;
+  for (const Event& event : events_)
+    if (event.marks[1]) devices.insert(event.device.index);
+  for (const int index : devices) {
+    check(!Capture::current(), "profiler", "stop() cannot wait for the device while a CUDA graph is being captured");
+    const Device device = Device::cuda(index);
+    synchronize(device);  // so that the anchor's time is now
+    const std::shared_ptr<void> anchor = runtime(device).mark(index);
+    runtime(device).elapsed_ms(anchor.get(), anchor.get());
+    const int64_t at = now();
+    const auto time_of = [&](const std::shared_ptr<void>& m) {
+      return at - static_cast<int64_t>(runtime(device).elapsed_ms(m.get(), anchor.get()) * 1e6);
+    };
+    for (Event& event : events_) {
+      if (event.device != device || !event.marks[1]) continue;
+      event.device_begin = time_of(event.marks[0]);
+      event.device_end = time_of(event.marks[1]);
+    }
+  }
+  for (Event& event : events_) event.marks[0] = event.marks[1] = nullptr;
+}
+
+const std::vector<Event>& Session::events() const {
+  check(!recording_, "profiler", "the session is recording: call stop() before");
+  return events_;
+}
+
+}  // namespace voxgrad::profiler

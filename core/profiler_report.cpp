@@ -1,0 +1,169 @@
+// What a profiler session says: rows, table, trace.
+#include <algorithm>
+#include <cstdio>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <tuple>
+
+#include "core/atomic_file.h"
+#include "core/error.h"
+#include "core/profiler.h"
+
+namespace voxgrad::profiler {
+namespace {
+
+using nlohmann::json;
+
+/// "12.3", "-" for nothing.
+std::string number(double value, int digits) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.*f", digits, value);
+  return value > 0 ? text : "-";
+}
+
+std::string shapes_of(const Event& event) {
+  std::string text;
+  for (const Shape& shape : event.shapes) text += concat(text.empty() ? "" : " ", shape);
+  return text;
+}
+
+double ms(int64_t begin, int64_t end) { return static_cast<double>(end - begin) * 1e-6; }
+
+Row row_of(const Event& e) {
+  Row row{.calls = 1, .host_ms = ms(e.begin, e.end), .device_ms = ms(e.device_begin, e.device_end)};
+  row.bytes = e.bytes;
+  row.flop = e.flop;
+  row.memory = e.memory;
+  if (e.floor > 0 && row.device_ms > 0) row.floor_ms = e.floor * 1e3, row.floored_ms = row.device_ms;
+  return row;
+}
+
+void add(Row& sum, const Row& row) {
+  sum.calls += row.calls;
+  sum.memory += row.memory;
+  for (const auto part : {&Row::host_ms, &Row::device_ms, &Row::bytes, &Row::flop, &Row::floor_ms, &Row::floored_ms})
+    sum.*part += row.*part;
+}
+
+/// The text in a column, cut in its middle.
+std::string cell(const std::string& text, size_t width) {
+  if (text.size() <= width) return text + std::string(width - text.size(), ' ');
+  const size_t half = (width - 2) / 2;
+  return text.substr(0, width - 2 - half) + ".." + text.substr(text.size() - half);
+}
+
+std::string line(const std::string& name, const std::string& pass, const std::vector<std::string>& columns) {
+  std::string text = cell(name, 32) + ' ' + cell(pass, 26);
+  for (const std::string& column : columns)
+    text += std::string(column.size() < 9 ? 10 - column.size() : 1, ' ') + column;
+  return text;
+}
+
+std::string line(const Row& row, double all_ms) {
+  return line(row.name, row.pass,
+              {std::to_string(row.calls), number(row.host_ms, 3), number(row.device_ms, 3),
+               number(100 * row.ms() / all_ms, 1), number(row.bytes * 1e-6, 1), number(row.bytes * 1e-6 / row.ms(), 1),
+               number(row.flop * 1e-9, 2), number(row.flop * 1e-6 / row.ms(), 1),
+               number(row.floored_ms > 0 ? 100 * row.floor_ms / row.floored_ms : 0, 0),
+               number(static_cast<double>(row.memory) / (1 << 20), 2)}) +
+         (row.shapes.empty() ? "" : "  " + row.shapes);
+}
+
+json arguments(const Event& event) {
+  json about = json::object();
+  if (event.place.node && event.kind == Kind::op) about["backward of"] = *event.place.node;
+  if (event.place.module) about["module"] = *event.place.module;
+  if (event.kind != Kind::op) return about;
+  about.update({{"device", concat(event.device)}, {"bytes", event.bytes}, {"allocated", event.memory}});
+  if (!event.shapes.empty()) about["shapes"] = shapes_of(event);
+  if (event.flop > 0) about["flop"] = event.flop;
+  if (event.floor > 0) about["floor us"] = event.floor * 1e6;
+  return about;
+}
+
+/// The name of a process or a thread.
+json metadata(const char* what, int process, int thread, const std::string& name) {
+  return {{"ph", "M"}, {"name", what}, {"pid", process}, {"tid", thread}, {"args", {{"name", name}}}};
+}
+
+}  // namespace
+
+std::vector<Row> Session::rows(GroupBy group_by) const {
+  std::map<std::tuple<std::string, std::string, std::string>, Row> groups;
+  for (const Event& event : events()) {
+    if (event.kind != Kind::op) continue;
+    const auto& [op, node, module] = event.place;
+    const bool by_module = group_by == GroupBy::module;
+    Row named{.name = !by_module ? *event.name
+                      : module   ? *module
+                                 : "(outside of modules)",
+              .pass = !node       ? "forward"
+                      : by_module ? "backward"
+                                  : "backward of " + *node,
+              .shapes = group_by == GroupBy::shape ? shapes_of(event) : ""};
+    const std::tuple key(named.name, named.pass, named.shapes);
+    add(groups.try_emplace(key, std::move(named)).first->second, row_of(event));
+  }
+  std::vector<Row> rows;
+  for (auto& [key, row] : groups) rows.push_back(std::move(row));
+  std::stable_sort(rows.begin(), rows.end(), [](const Row& a, const Row& b) { return a.ms() > b.ms(); });
+  return rows;
+}
+
+std::string Session::table(GroupBy group_by, size_t most_rows) const {
+  const std::vector<Row> all = rows(group_by);
+  Row sum;
+  sum.name = "all";
+  double all_ms = 0;
+  for (const Row& row : all) {
+    add(sum, row);
+    all_ms += row.ms();
+  }
+  const char* name = group_by == GroupBy::module ? "module" : "operator";
+  std::string text =
+      line(name, "",
+           {"calls", "host ms", "device ms", "% time", "MB", "GB/s", "GFLOP", "GFLOP/s", "% floor", "alloc MiB"}) +
+      '\n';
+  for (size_t i = 0; i < std::min(all.size(), most_rows); ++i) text += line(all[i], all_ms) + '\n';
+  if (all.size() > most_rows) text += concat("(", all.size() - most_rows, " more rows)\n");
+  return text + line(sum, all_ms) + concat("\nrecorded for ", number(ms(begin_, end_), 3), " ms\n");
+}
+
+std::string Session::trace() const {
+  json all{metadata("process_name", 0, 0, "host")};
+  std::map<std::pair<int, void*>, int> tracks;  // of the host: thread, null
+  std::vector<std::pair<std::pair<int64_t, int64_t>, json>> spans;
+  const auto add_span = [&](json event, int64_t begin, int64_t end, int process, int thread) {
+    event.update({{"ph", "X"}, {"ts", ms(begin_, begin) * 1e3}, {"dur", ms(begin, end) * 1e3}});
+    event.update({{"pid", process}, {"tid", thread}});
+    spans.emplace_back(std::pair(begin, -end), std::move(event));
+  };
+  constexpr const char* kKinds[] = {"op", "backward", "module", "range"};
+  for (const Event& e : events()) {
+    if (e.kind == Kind::memory) {
+      json counter{{"ph", "C"}, {"name", concat("memory of ", e.device)}, {"pid", 0}, {"tid", 0}};
+      counter.update({{"ts", ms(begin_, e.begin) * 1e3}, {"args", {{"bytes", e.memory}}}});
+      spans.emplace_back(std::pair(e.begin, -e.end), std::move(counter));
+      continue;
+    }
+    const json about{{"name", *e.name}, {"cat", kKinds[static_cast<size_t>(e.kind)]}, {"args", arguments(e)}};
+    if (tracks.try_emplace({-1 - e.thread, nullptr}, e.thread).second)
+      all.push_back(metadata("thread_name", 0, e.thread, concat("thread ", e.thread)));
+    add_span(about, e.begin, e.end, 0, e.thread);
+    if (e.device_end == 0) continue;
+    const int process = 1 + e.device.index;
+    const auto [stream, fresh] = tracks.try_emplace({process, e.stream}, static_cast<int>(tracks.size()));
+    if (fresh) {
+      all.push_back(metadata("process_name", process, 0, concat(e.device)));
+      all.push_back(metadata("thread_name", process, stream->second, concat("stream ", e.stream)));
+    }
+    add_span(about, e.device_begin, e.device_end, process, stream->second);
+  }
+  std::stable_sort(spans.begin(), spans.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  for (auto& [time, event] : spans) all.push_back(std::move(event));
+  return json{{"traceEvents", std::move(all)}}.dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+void Session::save_trace(const std::filesystem::path& path) const { write_file(path, trace(), "save_trace"); }
+
+}  // namespace voxgrad::profiler

@@ -1,0 +1,160 @@
+// Segmentation by nnU-Net's recipe: trains a U-Net on labelled volumes, tests it on others, and shows what it finds.
+//
+//   segment                                     seven structures of the brain in Debian's mricron-data, out/segment
+//   segment --dataset Dataset004_Hippocampus    a folder of nnU-Net's layout
+//   segment --resume                            goes on where a stopped run saved itself
+#include <CLI/CLI.hpp>
+#include <cstdio>
+
+#include "examples/common/options.h"
+#include "examples/common/output.h"
+#include "examples/common/plot.h"
+#include "examples/common/profile.h"
+#include "examples/common/program.h"
+#include "examples/common/progress.h"
+#include "examples/segment/evaluate.h"
+#include "examples/segment/pictures.h"
+#include "examples/segment/report.h"
+#include "examples/segment/train.h"
+
+namespace {
+namespace vg = voxgrad;
+using namespace segment;
+
+struct Options {
+  std::string out = "out/segment", device = "auto", dataset;
+  std::vector<std::string> images, labels;
+  bool resume = false, probabilities = false;
+  TrainOptions train;
+};
+
+/// Reads the command line. Returns the exit code if the program is to end here, else -1.
+int parse(int argc, char** argv, Options& options) {
+  CLI::App app{"Segmentation of volumes with voxgrad"};
+  app.add_option("--dataset", options.dataset, "folder of nnU-Net's layout: dataset.json, imagesTr, labelsTr")
+      ->check(examples::not_empty());
+  app.add_option("--image", options.images, "NIfTI files to train on; of several the last one is tested on")
+      ->check(examples::not_empty());
+  app.add_option("--label", options.labels, "NIfTI files with their class numbers")->check(examples::not_empty());
+  app.add_flag("--probabilities", options.probabilities, "write the classes' probabilities, too");
+  examples::add_tensorboard_option(app, options.train.tensorboard);
+  examples::StepProfiler::add_option(app, options.train.profile);
+  app.add_option("--out", options.out, "folder for the results, of one run at a time")
+      ->check(examples::not_empty())
+      ->capture_default_str();
+  app.add_option("--device", options.device, "auto, cpu, cuda or cuda:N")
+      ->check(examples::device_name())
+      ->capture_default_str();
+  app.add_flag("--resume", options.resume, "go on from the checkpoint in --out");
+  TrainOptions& train = options.train;
+  int64_t patch = 0;
+  app.add_option("--steps", train.steps, "optimizer steps (default: 600 on the CPU, 1500 on a GPU)")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
+  app.add_option("--batch", train.batch, "patches a step (default: 1 on the CPU, 4 on a GPU)")
+      ->check(CLI::Range(1, 1 << 10));
+  app.add_option("--patch", patch, "voxels along a patch's side (default: 64)")->check(CLI::Range(8, 512));
+  app.add_option("--spacing", train.spacing,
+                 "mm between voxels that the network sees (default: 2 on the CPU, the median of the cases on a GPU)")
+      ->check(CLI::Range(0.01, 100.0));
+  app.add_option("--channels", train.channels, "channels of the first stage (default: 8 on the CPU, 16 on a GPU)")
+      ->check(CLI::Range(1, 320));
+  app.add_flag("--residual", train.residual, "nnU-Net's residual encoder");
+  app.add_flag("--checkpoint-activations", train.checkpointing, "keep less and compute it again: less memory, slower");
+  app.add_option("--optimizer", train.optimizer, "adamw, or sgd with Nesterov momentum 0.99")
+      ->check(CLI::IsMember({"adamw", "sgd"}))
+      ->capture_default_str();
+  app.add_option("--lr", train.lr, "learning rate at the start (default: 1e-2, of adamw on a GPU 3e-3)")
+      ->check(CLI::Range(1e-9, 10.0));
+  app.add_option("--ema", train.ema, "decay of the weights' moving average; 0: none")
+      ->check(CLI::Range(0.0, 0.99999))
+      ->capture_default_str();
+  app.add_option("--validate-every", train.validate_every, "steps (default: a quarter of all)")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
+  app.add_option("--patience", train.patience, "validations without a better Dice before it stops; 0: goes on")
+      ->check(CLI::Range(0, 1 << 20))
+      ->capture_default_str();
+  app.add_flag("!--no-augmentation", train.augment, "train on the patches as they are");
+  app.add_option("--workers", train.workers, "threads that cut patches")
+      ->check(CLI::Range(0, 64))
+      ->capture_default_str();
+  examples::Precision::add_option(app, train.precision);
+  app.add_option("--seed", train.seed, "seed of all random numbers")
+      ->check(examples::whole_number())
+      ->capture_default_str();
+  try {
+    app.parse(argc, argv);
+    if (!options.dataset.empty() && !options.images.empty())
+      throw CLI::ValidationError("--dataset and --image exclude each other");
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  }
+  train.patch = vg::Triple(patch);
+  return -1;
+}
+
+Task task_of(const Options& options) {
+  if (!options.dataset.empty()) return dataset(options.dataset);
+  return options.images.empty() ? brain() : files(options.images, options.labels);
+}
+
+/// Predicts a held-out case, writes what it finds into `out`, and measures it where there is a truth.
+TestResult test(const Task& task, size_t number, const TrainResult& trained, const Options& options, vg::Device device,
+                const std::filesystem::path& out) {
+  const Case& of = task.held_out[number];
+  const std::string name = file_name(of.name);
+  vg::NiftiImage image = predict(trained, of, options.train, device);
+  TestResult result{.of = &of, .labels = labels_of(image), .dice = {}, .baseline = {}};
+  image.descrip = "segmented by voxgrad";
+  if (options.probabilities) vg::save_nifti(out / (name + "-probabilities.nii.gz"), image);
+  image.data = result.labels;
+  vg::save_nifti(out / (name + ".nii.gz"), image);
+  if (!of.label.defined()) return result;
+  const auto classes = std::ssize(task.classes);
+  result.dice = dice(result.labels, of.label, classes);
+  if (number < task.baseline.size()) result.baseline = dice(task.baseline[number], of.label, classes);
+  write_overlays(out / (name + ".png"), of, result.labels, task);
+  return result;
+}
+
+void write_results(const std::filesystem::path& out, const Task& task, const TrainResult& trained,
+                   const std::vector<TestResult>& tests, const std::string& device) {
+  examples::Curve loss{"loss (Dice + cross entropy)", {}, false}, dice{"mean Dice, validation", {}, false};
+  for (size_t i = 0; i < trained.history.losses.size(); ++i)
+    loss.points.push_back({static_cast<double>(i + 1), trained.history.losses[i]});
+  for (const auto& [step, value] : trained.history.dice) dice.points.push_back({static_cast<double>(step), value});
+  examples::write_curves(out / "curves.png", std::array{loss, dice});
+  vg::save_safetensors(out / "model.safetensors", trained.model->state_dict());
+  write_report(out / "report.md", task, trained, tests, device);
+}
+
+int run(const Options& options) {
+  const vg::Device device = examples::device_of(options.device);
+  vg::runtime(device).require(device.index);
+  Options settled = options;
+  settled.train = settle(options.train, device);
+  const Task task = task_of(options);
+  const examples::OutputFolder folder(options.out);
+  const std::filesystem::path& out = folder.path();
+  for (const char* name : {"checkpoint.safetensors", "history.csv", "curves.png", "model.safetensors", "report.md"})
+    folder.check_writable(name);  // now rather than after the training
+  const std::string precision = examples::Precision(settled.train.precision).text(device);
+  std::printf("%s: training on %zu, testing on %zu, in %s\n", task.name.c_str(), task.training.size(),
+              task.held_out.size(), precision.c_str());
+
+  const TrainResult trained = train(task, settled.train, device, out, options.resume);
+  if (trained.interrupted) return examples::report_stop(trained.steps, out / "checkpoint.safetensors");
+  std::vector<TestResult> tests;
+  for (size_t i = 0; i < task.held_out.size(); ++i) {
+    tests.push_back(test(task, i, trained, settled, device, out));
+    if (!tests.back().dice.empty())
+      std::printf("%s\n%s\n", tests.back().of->name.c_str(), dice_table(task, tests.back()).c_str());
+  }
+  write_results(out, task, trained, tests, vg::concat(device, " in ", precision));
+  std::printf("trained in %s; report, pictures, labels and checkpoint are in %s\n",
+              examples::clock_text(trained.seconds).c_str(), out.string().c_str());
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) { return examples::run_program("segment", argc, argv, parse, run); }

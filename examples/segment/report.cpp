@@ -1,0 +1,60 @@
+#include "examples/segment/report.h"
+
+#include <cctype>
+#include <cmath>
+
+#include "core/atomic_file.h"
+#include "examples/segment/evaluate.h"
+
+namespace segment {
+namespace vg = voxgrad;
+namespace {
+
+std::string cell(double dice) { return std::isnan(dice) ? "not there" : fixed(dice, 3); }
+
+}  // namespace
+
+std::string dice_table(const Task& task, const TestResult& test) {
+  const bool compares = !test.baseline.empty();
+  std::string text =
+      "| structure | Dice |" + (compares ? " " + task.baseline_name + " |" : std::string()) + "\n|---|---|";
+  text += compares ? "---|\n" : "\n";
+  for (const int64_t c : task.scored) {
+    const auto i = static_cast<size_t>(c);
+    text += "| " + task.classes[i] + " | " + cell(test.dice[i]) + " |";
+    text += compares ? " " + cell(test.baseline[i]) + " |\n" : "\n";
+  }
+  text += "| **mean** | **" + cell(mean_dice(test.dice, task.scored)) + "** |";
+  text += compares ? " " + cell(mean_dice(test.baseline, task.scored)) + " |\n" : "\n";
+  return text;
+}
+
+std::string file_name(const std::string& name) {
+  std::string text;
+  for (const char c : name) text += std::isalnum(static_cast<unsigned char>(c)) ? c : '-';
+  return text;
+}
+
+void write_report(const std::filesystem::path& path, const Task& task, const TrainResult& trained,
+                  const std::vector<TestResult>& tests, const std::string& device) {
+  int64_t parameters = 0;
+  for (const vg::Tensor& p : trained.model->parameters()) parameters += p.numel();
+  std::string text = "# Segmentation: " + task.name + "\n\n";
+  text += vg::concat("Trained on ", task.training.size(), task.training.size() == 1 ? " case" : " cases", " for ",
+                     trained.steps, " steps in ", fixed(trained.seconds, 1), " s on ", device, ": a U-Net of ",
+                     trained.model->options().stages.size(), " stages and ", parameters, " parameters, patches of ",
+                     trained.window, " voxels of ", fixed(trained.preprocess.spacing[0], 2), " x ",
+                     fixed(trained.preprocess.spacing[1], 2), " x ", fixed(trained.preprocess.spacing[2], 2),
+                     " mm. What follows was not trained on.\n\n");
+  for (const TestResult& test : tests) {
+    if (test.dice.empty()) continue;
+    text += "## " + test.of->name + "\n\n" + dice_table(task, test) + "\n![slices](" + file_name(test.of->name) +
+            ".png)\n\n";
+  }
+  text +=
+      "## Training\n\nLosses and Dice: [history.csv](history.csv). Dice is that of the validation's cases.\n\n"
+      "![curves](curves.png)\n";
+  vg::write_file(path, text, "write_report");
+}
+
+}  // namespace segment

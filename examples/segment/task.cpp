@@ -1,0 +1,133 @@
+#include "examples/segment/task.h"
+
+#include <algorithm>
+#include <array>
+
+#include "examples/common/sample_data.h"
+
+namespace segment {
+namespace vg = voxgrad;
+namespace {
+
+/// AAL's numbers of the structures: left, right.
+constexpr std::array<std::pair<const char*, std::array<int, 2>>, 6> kStructures{{{"hippocampus", {37, 38}},
+                                                                                 {"amygdala", {41, 42}},
+                                                                                 {"caudate", {71, 72}},
+                                                                                 {"putamen", {73, 74}},
+                                                                                 {"pallidum", {75, 76}},
+                                                                                 {"thalamus", {77, 78}}}};
+constexpr int kFirstOfCerebellum = 91;
+
+/// Of AAL's numbers. 0: background, 1: other grey matter, 2...: kStructures, then the cerebellum.
+uint8_t class_of(int number) {
+  if (number >= kFirstOfCerebellum) return 2 + kStructures.size();
+  for (size_t i = 0; i < kStructures.size(); ++i)
+    if (number == kStructures[i].second[0] || number == kStructures[i].second[1]) return static_cast<uint8_t>(2 + i);
+  return number > 0 ? 1 : 0;
+}
+
+Case sample(const char* name) {
+  const auto path = examples::find_sample(name);
+  vg::check(path.has_value(), "segment", name, " was not found: install Debian's package mricron-data, or name ",
+            "volumes with --image and --label, or a folder with --dataset");
+  return vg::data::load_case(name, {*path});
+}
+
+vg::Tensor classes_of(const vg::Tensor& numbers) {
+  vg::Tensor classes = vg::zeros(numbers.shape(), {.dtype = vg::u8});
+  const float* from = numbers.data<float>();
+  uint8_t* to = classes.mutable_data<uint8_t>();
+  for (int64_t i = 0; i < numbers.numel(); ++i) to[i] = class_of(static_cast<int>(from[i]));
+  return classes;
+}
+
+/// `width` slices of a case from `first` on along its width, mirrored if asked for.
+Case half(const std::string& name, const Case& head, const vg::Tensor& classes, int64_t first, int64_t width,
+          bool mirrored) {
+  const auto part = [&](const vg::Tensor& volume) {
+    const vg::Tensor slices = volume.narrow(-1, first, width);
+    return (mirrored ? vg::flip(slices, {-1}) : slices).contiguous();
+  };
+  Case made{name, part(head.image), part(classes), head.geometry, {}, {{0, 0, 0}, {}}};
+  made.geometry.shape = made.box.size = made.label.shape();
+  for (auto& row : made.geometry.affine) {
+    row[3] += row[0] * static_cast<double>(mirrored ? first + width - 1 : first);
+    if (mirrored) row[0] = -row[0];
+  }
+  made.original = made.geometry;
+  return made;
+}
+
+void score_all(Task& task) {
+  for (int64_t c = 1; c < std::ssize(task.classes); ++c) task.scored.push_back(c);
+}
+
+}  // namespace
+
+Task brain() {
+  const Case head = sample("ch2.nii.gz"), atlas = sample("aal.nii.gz");
+  vg::check(head.geometry.shape == atlas.geometry.shape, "segment", "ch2.nii.gz has shape ", head.geometry.shape,
+            ", aal.nii.gz ", atlas.geometry.shape);
+  const vg::Tensor classes = classes_of(atlas.image.select(0, 0));
+  const int64_t width = classes.size(-1), side = width / 2;  // W runs from left to right
+  Task task;
+  task.name = "seven structures of a brain (ch2, AAL)";
+  task.classes = {"background", "other grey matter"};
+  for (const auto& [name, numbers] : kStructures) task.classes.emplace_back(name);
+  task.classes.emplace_back("cerebellum");
+  for (int64_t c = 2; c < std::ssize(task.classes); ++c) task.scored.push_back(c);
+  task.training.push_back(half("left half", head, classes, 0, side, false));
+  task.validation = task.training;
+  task.held_out.push_back(half("right half, mirrored", head, classes, width - side, side, true));
+  task.baseline.push_back(task.training[0].label);
+  task.baseline_name = "labels of the left half";
+  task.mirror = false;
+  return task;
+}
+
+Task dataset(const std::filesystem::path& path) {
+  const vg::data::NnUNetFolder folder(path);
+  vg::check(folder.training.size() > 1, "segment", path.string(), " has ", folder.training.size(),
+            " labelled cases; one to train on and one to test on are needed");
+  Task task;
+  task.name = path.filename().empty() ? path.parent_path().filename().string() : path.filename().string();
+  task.classes = folder.classes;
+  task.ct = folder.channels[0] == "CT";
+  score_all(task);
+  const size_t count = folder.training.size();
+  for (size_t i = 0; i < count; ++i) {
+    const bool held_out = count < 5 ? i + 1 == count : i % 5 == 0;
+    auto& to = held_out ? task.held_out : count >= 5 && i % 5 == 1 ? task.validation : task.training;
+    to.push_back(folder.load(folder.training[i]));
+  }
+  if (task.validation.empty()) task.validation = task.training;
+  for (const std::string& name : folder.test) task.held_out.push_back(folder.load(name));
+  return task;
+}
+
+Task files(const std::vector<std::string>& images, const std::vector<std::string>& labels) {
+  vg::check(images.size() == labels.size() && !images.empty(), "segment", "there are ", images.size(), " images and ",
+            labels.size(), " files of labels; give one --label for each --image");
+  Task task;
+  for (size_t i = 0; i < images.size(); ++i)
+    task.training.push_back(
+        vg::data::load_case(std::filesystem::path(images[i]).filename().string(), {images[i]}, labels[i]));
+  int64_t highest = 0;
+  for (const Case& of : task.training)
+    highest = std::max(highest, static_cast<int64_t>(vg::amax(of.label.to(vg::i64)).item()));
+  task.classes = {"background"};
+  for (int64_t c = 1; c <= highest; ++c) task.classes.push_back(vg::concat("class ", c));
+  score_all(task);
+  task.name = task.training[0].name;
+  if (images.size() == 1) {
+    task.name += ", tested on what it was trained on";
+    task.held_out = task.training;
+  } else {
+    task.held_out.push_back(task.training.back());
+    task.training.pop_back();
+  }
+  task.validation = task.training;
+  return task;
+}
+
+}  // namespace segment

@@ -1,0 +1,41 @@
+// What is segmented: cases to train on, and others to test on.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include <voxgrad.h>
+
+namespace segment {
+
+using voxgrad::data::Case;
+
+/// Cases are as their files have them.
+struct Task {
+  std::string name;                        ///< for reports
+  std::vector<std::string> classes;        ///< classes[0]: background
+  std::vector<int64_t> scored;             ///< classes whose Dice counts
+  bool ct = false;                         ///< intensities are Hounsfield units
+  bool mirror = true;                      ///< a case might as well be mirrored along any axis
+  std::vector<Case> training, validation;  ///< training can end by the validation's Dice
+  std::vector<Case> held_out;              ///< nothing is chosen by these; without a label where nobody knows
+  std::vector<voxgrad::Tensor> baseline;   ///< of each held-out case: labels that no network made; or empty
+  std::string baseline_name;
+};
+
+/// Seven structures of a brain, and other grey matter, of Debian's mricron-data (ch2.nii.gz, and AAL's labels of it,
+/// Tzourio-Mazoyer et al., NeuroImage 15, 2002): the left half to train on, the right one, mirrored, to test on. As
+/// baseline the left half's labels. Throws voxgrad::Error if the package is not there.
+Task brain();
+
+/// A folder of nnU-Net's layout. Every fifth case is held out, the one behind it is for validation; where there are
+/// fewer than five, the last one is held out, and the training cases are for validation, too. Cases of imagesTs are
+/// predicted. Throws voxgrad::Error, with the file's name, for what NnUNetFolder and load_case refuse.
+Task dataset(const std::filesystem::path& folder);
+
+/// A file of intensities for each file of class numbers: the last pair is held out, or if there is only one, all is
+/// measured on what was trained on, and the name says so.
+Task files(const std::vector<std::string>& images, const std::vector<std::string>& labels);
+
+}  // namespace segment

@@ -1,0 +1,45 @@
+// Random patches of volumes and their class maps.
+#pragma once
+
+#include <vector>
+
+#include "core/npy.h"
+#include "nn/data/dataset.h"
+#include "nn/data/segmentation.h"
+
+namespace voxgrad::data {
+
+/// Throws if the case has no label.
+PatchSource patch_source(const Case& c);
+/// A file (C, D, H, W) f32, preprocessed as training wants it, and one (D, H, W) u8, as save_npy writes them. Throws
+/// for others.
+PatchSource patch_source(const NpyFile& image, const NpyFile& label);
+
+struct PatchOptions {
+  Shape size;                   ///< (D, H, W) of a patch
+  int64_t samples = 500;        ///< of an epoch; nnU-Net's: 250 batches of two
+  int64_t batch_size = 2;       ///< of the loader, which must not shuffle
+  double foreground = 0.33;     ///< the part of a batch's samples, its last, that have foreground at their centre
+  int64_t ignore_index = -100;  ///< a class that is not looked for
+};
+
+/// nnU-Net's sampling: each sample is a patch of a random case at a random place; of the last ones of a batch (from
+/// batch_size * (1 - foreground), rounded, on) a random voxel of a random class, background excepted, that the case has
+/// is in the middle, or as near to it as the patch's staying inside allows. Input (C, size...) f32, target (size...)
+/// u8. Where a patch is larger than the case, the case is in its middle, and zeros around it.
+class PatchDataset : public Dataset {
+ public:
+  /// Looks through all labels, for up to 10,000 voxels of each class, chosen evenly. Throws for options or sources that
+  /// make no sense.
+  PatchDataset(std::vector<PatchSource> sources, const PatchOptions& options);
+  int64_t size() const override { return options_.samples; }
+  Sample get(int64_t index, Generator& random) const override;
+
+ private:
+  using Voxels = std::vector<int64_t>;  ///< by their numbers in row-major order
+  std::vector<PatchSource> sources_;
+  PatchOptions options_;
+  std::vector<std::vector<Voxels>> classes_;  ///< of each source, for each class that it has
+};
+
+}  // namespace voxgrad::data

@@ -1,0 +1,208 @@
+#include "nn/sliding_window.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "core/autocast.h"
+#include "core/autograd.h"
+#include "cuda/cuda.h"
+#include "ops/checks.h"
+#include "ops/create.h"
+#include "ops/elementwise.h"
+#include "ops/halves.h"
+#include "ops/shape.h"
+#include "ops/volume.h"
+
+namespace voxgrad::nn {
+namespace {
+
+constexpr const char* kOp = "sliding_window_inference";
+
+/// Where a window begins: sample, D, H, W.
+using Place = std::array<int64_t, 4>;
+
+std::vector<int64_t> begins(int64_t size, int64_t window, double overlap) {
+  const auto room = static_cast<double>(size - window);
+  const double step = std::max(1.0, static_cast<double>(window) * (1 - overlap));
+  const double steps = std::ceil(room / step - 1e-9);  // 1 - 0.9 is less than 0.1
+  std::vector<int64_t> all{0};
+  for (double i = 1; i <= steps; ++i) all.push_back(std::llrint(room * i / steps));
+  return all;
+}
+
+std::vector<Place> places(const Tensor& volume, const SlidingWindowOptions& o) {
+  std::vector<int64_t> along[3];
+  for (int i = 0; i < 3; ++i) along[i] = begins(volume.size(i + 2), o.window[i], o.overlap);
+  std::vector<Place> all;
+  for (int64_t n = 0; n < volume.size(0); ++n)
+    for (const int64_t d : along[0])
+      for (const int64_t h : along[1])
+        for (const int64_t w : along[2]) all.push_back({n, d, h, w});
+  return all;
+}
+
+/// (D, H, W) of a window.
+Tensor weights_of(const SlidingWindowOptions& o, const TensorOptions& kind) {
+  constexpr double kLeast = 0x1p-24 / 10;  // f16's smallest number
+  Tensor weights = ones({1, 1, 1}, {.dtype = f64});
+  for (int i = 0; i < 3; ++i) {
+    if (o.sigma == 0) break;
+    const int64_t size = o.window[i];
+    const Tensor from_centre = arange(0, static_cast<double>(size), 1, {.dtype = f64}) - size / 2;
+    Shape shape{1, 1, 1};
+    shape[i] = size;
+    const double scale = std::sqrt(0.5) / (o.sigma * static_cast<double>(size));
+    weights = weights * reshape(exp(neg(pow(from_centre * scale, 2))), shape);
+  }
+  return clamp_min(expand(weights, o.window.values), kLeast).to(kind.device, kind.dtype);
+}
+
+/// The part of (C, D, H, W) or (D, H, W) that a window covers.
+Tensor part(const Tensor& x, const Place& place, const Triple& window) {
+  return part_of(x, {place[1], place[2], place[3]}, window.values);
+}
+
+/// The sum over all combinations of mirrored axes.
+Tensor predict(const Tensor& windows, const WindowModel& model, const SlidingWindowOptions& o) {
+  Tensor sum;
+  for (int64_t mirrored = 0; mirrored < int64_t{1} << o.mirror_axes.size(); ++mirrored) {
+    Dims axes;
+    for (int64_t i = 0; i < o.mirror_axes.size(); ++i)
+      if (mirrored >> i & 1) axes.push_back(normalize_axis(o.mirror_axes[i], 3, kOp) + 2);
+    Tensor y;
+    {
+      std::optional<autocast> guard;
+      if (o.precision) guard.emplace(*o.precision);
+      y = model(axes.empty() ? windows : flip(windows, axes));
+    }
+    check_defined(kOp, "the model's prediction", y);
+    check_floating(kOp, y);
+    Shape wanted = windows.shape();
+    if (y.dim() == 5) wanted[1] = y.size(1);
+    check(y.shape() == wanted, kOp, "the model must give (", windows.size(0), ", K, ", o.window, ") for ",
+          describe(windows), ", got ", describe(y));
+    if (!axes.empty()) y = flip(y, axes);
+    sum = sum.defined() ? sum.to(widened(sum.dtype())) + y : y;
+  }
+  return sum;
+}
+
+/// The weighted sum of the windows, and of their weights.
+class Sums {
+ public:
+  Sums(const Tensor& volume, const SlidingWindowOptions& o)
+      : options_(o), shape_(volume.shape()), device_(o.accumulate.value_or(volume.device())) {}
+  Device device() const { return device_; }
+
+  void add(const Tensor& predictions, std::span<const Place> places) {
+    if (!sum_.defined()) {
+      const TensorOptions kind{widened(predictions.dtype()), device_};
+      shape_[1] = predictions.size(1);
+      sum_ = zeros(shape_, kind);
+      total_ = zeros({shape_[2], shape_[3], shape_[4]}, kind);
+      weights_ = weights_of(options_, kind);
+    }
+    check(predictions.size(1) == shape_[1], kOp, "the model gave ", shape_[1], " channels, and then ",
+          describe(predictions));
+    for (size_t i = 0; i < places.size(); ++i) {
+      const Tensor weighted = select(predictions, 0, static_cast<int64_t>(i)).to(sum_.dtype()) * weights_;
+      part(select(sum_, 0, places[i][0]), places[i], options_.window).add_(weighted);
+      if (places[i][0] == 0) part(total_, places[i], options_.window).add_(weights_);
+    }
+  }
+  /// Ends the sums.
+  Tensor mean() {
+    total_.mul_(static_cast<double>(int64_t{1} << options_.mirror_axes.size()));
+    for (const Tensor& sample : split(sum_, 1))
+      for (const Tensor& channel : split(sample, 1, 1)) channel.copy_(channel / total_);  // little memory at a time
+    return sum_;
+  }
+
+ private:
+  const SlidingWindowOptions& options_;
+  Shape shape_;
+  Device device_;
+  Tensor sum_, total_, weights_;
+};
+
+/// All windows of `volume`, which is no smaller than one. Undefined if progress ended it. A batch is added when the
+/// next one is queued; from a GPU it comes in a stream of its own, which does not wait for that one.
+Tensor inference(const Tensor& volume, const WindowModel& model, const SlidingWindowOptions& o) {
+  const Device device = o.device.value_or(volume.device());
+  const std::vector<Place> all = places(volume, o);
+  Sums sums(volume, o);
+  std::optional<cuda::Stream> stream;
+  std::optional<cuda::Event> computed;
+  if (device.is_cuda() && sums.device().is_cpu()) {
+    stream.emplace(device.index);
+    computed.emplace(device.index);
+  }
+  struct Batch {
+    std::span<const Place> places;
+    Tensor predictions;
+  } waiting;
+  const auto deliver = [&] {
+    {
+      std::optional<cuda::StreamGuard> guard;
+      if (stream) guard.emplace(*stream);
+      waiting.predictions = waiting.predictions.to(sums.device());
+    }
+    sums.add(waiting.predictions, waiting.places);
+    const int64_t done = waiting.places.data() + waiting.places.size() - all.data();
+    return !o.progress || o.progress(done, static_cast<int64_t>(all.size()));
+  };
+  const auto batch_size = static_cast<size_t>(o.batch_size);
+  for (size_t begin = 0; begin < all.size(); begin += batch_size) {
+    Batch next{std::span(all).subspan(begin, std::min(batch_size, all.size() - begin)), {}};
+    Tensors windows;
+    for (const Place& place : next.places) windows.push_back(part(select(volume, 0, place[0]), place, o.window));
+    next.predictions = predict(stack(windows).to(device), model, o);
+    if (begin > 0 && !deliver()) return {};
+    waiting = std::move(next);
+    if (!stream) continue;
+    computed->record();
+    const cuda::StreamGuard guard(*stream);
+    computed->wait();
+  }
+  if (!deliver()) return {};
+  return sums.mean();
+}
+
+void validate(const Tensor& volume, const WindowModel& model, const SlidingWindowOptions& o) {
+  check_defined(kOp, "volume", volume);
+  check_floating(kOp, volume);
+  check(volume.dim() == 5 && volume.numel() > 0, kOp, "volume must be (N, C, D, H, W) with voxels, got ",
+        describe(volume));
+  check(static_cast<bool>(model), kOp, "the model is empty");
+  check_extent(kOp, "window", o.window.values, 1);
+  check(o.overlap >= 0 && o.overlap < 1, kOp, "overlap must lie in [0, 1), got ", o.overlap);
+  check(o.sigma >= 0 && std::isfinite(o.sigma), kOp, "sigma must not be negative, got ", o.sigma);
+  check(o.batch_size > 0, kOp, "batch_size must be positive, got ", o.batch_size);
+  bool seen[3] = {};
+  for (const int64_t axis : o.mirror_axes)
+    check(!std::exchange(seen[normalize_axis(axis, 3, kOp)], true), kOp, "mirror_axes ", o.mirror_axes,
+          " name an axis twice");
+}
+
+}  // namespace
+
+Tensor sliding_window_inference(const Tensor& volume, const WindowModel& model, const SlidingWindowOptions& options) {
+  validate(volume, model, options);
+  const NoGradGuard no_grad;
+  std::vector<int64_t> amounts;
+  for (int i = 2; i >= 0; --i) {
+    const int64_t lacking = std::max<int64_t>(0, options.window[i] - volume.size(i + 2));
+    amounts.insert(amounts.end(), {lacking / 2, lacking - lacking / 2});
+  }
+  const bool small = std::ranges::any_of(amounts, [](int64_t n) { return n > 0; });
+  const Tensor result = inference(small ? pad(volume, amounts) : volume, model, options);
+  if (!small || !result.defined()) return result;
+  for (int64_t& amount : amounts) amount = -amount;
+  return pad(result, amounts);
+}
+
+}  // namespace voxgrad::nn

@@ -1,0 +1,243 @@
+#include "nn/unet.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "core/autograd.h"
+#include "nn/init.h"
+#include "nn/layers.h"
+#include "ops/shape.h"
+
+namespace voxgrad::nn {
+namespace {
+
+constexpr double kSlope = 0.01;  // of every LeakyReLU, and for which weights are drawn
+
+/// Convolution with "same" padding for its odd kernel, InstanceNorm and, unless it leads into a sum, LeakyReLU: one
+/// operation.
+class ConvNorm : public Layer {
+ public:
+  ConvNorm(int64_t in, int64_t out, const Triple& kernel_size, const Triple& stride, bool activated = true,
+           bool bias = true)
+      : conv(in, out, kernel_size, stride, {kernel_size[0] / 2, kernel_size[1] / 2, kernel_size[2] / 2}, 1, 1, bias),
+        norm(out, {.affine = true}),
+        activation_{activated ? ActivationKind::leaky_relu : ActivationKind::none, kSlope} {}
+  Tensor forward(const Tensor& x) const override {
+    return conv.forward(x, {.norm = norm.arguments(), .activation = activation_});
+  }
+
+  Conv3d conv;
+  InstanceNorm3d norm;
+  VG_MODULE(conv, norm)
+
+ private:
+  ActivationArguments activation_;
+};
+
+/// BasicBlockD, after the ResNet-D of He et al., "Bag of tricks for image classification", CVPR 2019.
+class ResidualBlock : public Layer {
+ public:
+  ResidualBlock(int64_t in, int64_t out, const Triple& kernel_size, const Triple& stride)
+      : conv1(in, out, kernel_size, stride), conv2(out, out, kernel_size, 1, false) {
+    if (!(stride == 1)) skip.push_back(AvgPool3d(stride, stride));
+    if (in != out) skip.push_back(ConvNorm(in, out, 1, 1, false, false));
+  }
+  Tensor forward(const Tensor& x) const override { return leaky_relu(conv2(conv1(x)) + skip(x), kSlope); }
+
+  ConvNorm conv1, conv2;
+  Sequential skip;
+  VG_MODULE(conv1, conv2, skip)
+};
+
+/// `count` parts, of which the first changes channels and size.
+template <class Part>
+std::shared_ptr<Layer> stack_of(int64_t count, int64_t in, int64_t out, const Triple& kernel_size,
+                                const Triple& stride) {
+  auto parts = std::make_shared<Sequential>();
+  for (int64_t i = 0; i < count; ++i)
+    parts->push_back(Part(i == 0 ? in : out, out, kernel_size, i == 0 ? stride : Triple(1)));
+  return parts;
+}
+
+void check_options(const UNetOptions& options) {
+  constexpr const char* kOp = "UNet";
+  check(options.in_channels > 0 && options.num_classes > 0, kOp, "in_channels and num_classes must be positive, got ",
+        options.in_channels, " and ", options.num_classes);
+  check(options.stages.size() >= 2, kOp, "needs at least two stages, got ", options.stages.size());
+  check(options.stages[0].stride == 1, kOp, "the first stage must have stride 1, got ", options.stages[0].stride);
+  for (size_t i = 0; i < options.stages.size(); ++i) {
+    const UNetStage& stage = options.stages[i];
+    check(stage.features > 0 && stage.convs > 0 && stage.decoder_convs > 0, kOp, "stage ", i,
+          " must have features, convs and decoder_convs, got ", stage.features, ", ", stage.convs, " and ",
+          stage.decoder_convs);
+    for (int axis = 0; axis < 3; ++axis)
+      check(stage.kernel_size[axis] > 0 && stage.kernel_size[axis] % 2 == 1 && stage.stride[axis] > 0, kOp, "stage ", i,
+            " must have odd kernel sizes and positive strides, got ", stage.kernel_size, " and ", stage.stride);
+  }
+}
+
+}  // namespace
+
+UNet::UNet(const Options& given) : options_(given) {
+  check_options(given);
+  const std::vector<Stage>& stages = given.stages;
+  const auto make = given.residual ? stack_of<ResidualBlock> : stack_of<ConvNorm>;
+  int64_t in = given.in_channels;
+  if (given.residual) {
+    stem_ = stack_of<ConvNorm>(1, in, stages[0].features, stages[0].kernel_size, 1);
+    in = stages[0].features;
+  }
+  for (const Stage& stage : stages) {
+    encoder_.push_back(make(stage.convs, in, stage.features, stage.kernel_size, stage.stride));
+    in = stage.features;
+  }
+  for (size_t i = stages.size() - 1; i-- > 0;) {
+    const Stage &here = stages[i], &below = stages[i + 1];
+    const int64_t features = here.features;
+    decoder_.push_back({std::make_shared<ConvTranspose3d>(below.features, features, below.stride, below.stride),
+                        stack_of<ConvNorm>(here.decoder_convs, 2 * features, features, here.kernel_size, 1),
+                        std::make_shared<Conv3d>(features, given.num_classes, 1)});
+  }
+  initialize();
+}
+
+void UNet::initialize() {
+  for (const auto& [name, parameter] : named_parameters()) {
+    if (parameter.dim() > 1) init::kaiming_normal_(parameter, {.a = kSlope});
+    if (name.ends_with("bias")) init::zeros_(parameter);
+    if (options_.residual && name.ends_with("conv2.norm.weight")) init::zeros_(parameter);
+  }
+}
+
+Triple UNet::total_stride() const {
+  Triple total = 1;
+  for (const Stage& stage : options_.stages)
+    for (int axis = 0; axis < 3; ++axis) total[axis] *= stage.stride[axis];
+  return total;
+}
+
+/// `stage` of these inputs, kept or computed again.
+Tensor UNet::run(std::function<Tensor(const Tensors&)> stage, const Tensors& inputs) const {
+  if (!options_.checkpoint || !grad_enabled()) return stage(inputs);
+  return autograd::checkpoint([f = std::move(stage)](const Tensors& given) { return Tensors{f(given)}; }, inputs)[0];
+}
+
+Tensors UNet::encode(const Tensor& x) const {
+  Tensors outputs;
+  for (size_t i = 0; i < encoder_.size(); ++i) {
+    const auto stage = [convs = encoder_[i], stem = i == 0 ? stem_ : nullptr](const Tensors& given) {
+      return convs->forward(stem ? stem->forward(given[0]) : given[0]);
+    };
+    outputs.push_back(run(stage, {i == 0 ? x : outputs.back()}));
+  }
+  return outputs;
+}
+
+Tensors UNet::decode(const Tensor& x, bool all) const {
+  check(x.defined() && x.dim() == 5 && x.size(1) == options_.in_channels, "UNet", "input must be (N, ",
+        options_.in_channels, ", D, H, W), got ", describe(x));
+  const Triple divisor = total_stride();
+  for (int axis = 0; axis < 3; ++axis)
+    check(x.size(axis + 2) > 0 && x.size(axis + 2) % divisor[axis] == 0, "UNet", "D, H and W must be multiples of ",
+          divisor, ", the product of the strides; the input is ", x.shape());
+  Tensors features = encode(x), logits;
+  for (const Level& level : decoder_) {
+    const auto stage = [level](const Tensors& given) {
+      return level.convs->forward(cat({level.up->forward(given[0]), given[1]}, 1));
+    };
+    const Tensor below = features.back();
+    features.pop_back();
+    features.back() = run(stage, {below, features.back()});
+    if (all || features.size() == 1) logits.insert(logits.begin(), level.head->forward(features.back()));
+  }
+  return logits;
+}
+
+std::string UNet::extra_repr() const {
+  return concat(options_.in_channels, ", ", options_.num_classes, ", stages=", options_.stages.size(),
+                options_.residual ? ", residual=true" : "", options_.checkpoint ? ", checkpoint=true" : "");
+}
+
+Members UNet::members() {
+  Members list;
+  const auto add = [&](Module* module, const auto&... name) { list.push_back({concat(name...), {}, false, module}); };
+  if (stem_) add(stem_.get(), "encoder.stem.convs");
+  for (size_t i = 0; i < encoder_.size(); ++i)
+    add(encoder_[i].get(), "encoder.stages.", i, options_.residual ? ".blocks" : ".0.convs");
+  for (size_t i = 0; i < decoder_.size(); ++i) add(decoder_[i].convs.get(), "decoder.stages.", i, ".convs");
+  for (size_t i = 0; i < decoder_.size(); ++i) add(decoder_[i].up.get(), "decoder.transpconvs.", i);
+  for (size_t i = 0; i < decoder_.size(); ++i) add(decoder_[i].head.get(), "decoder.seg_layers.", i);
+  return list;
+}
+
+// ---- planning
+
+namespace {
+
+using Spacing = std::array<double, 3>;
+
+bool within_two(const Spacing& spacing, int axis, double least) {
+  return spacing[static_cast<size_t>(axis)] / least < 2;
+}
+
+/// The stride that leads to the next stage; 1 if there is none.
+Triple stride_down(const Triple& size, const Spacing& spacing, int64_t min_size) {
+  double least = std::numeric_limits<double>::infinity();
+  for (int axis = 0; axis < 3; ++axis)
+    if (size[axis] >= 2 * min_size) least = std::min(least, spacing[static_cast<size_t>(axis)]);
+  Triple stride = 1;
+  int count = 0, last = 0;
+  for (int axis = 0; axis < 3; ++axis) {
+    if (size[axis] < 2 * min_size || !within_two(spacing, axis, least)) continue;
+    stride[axis] = 2;
+    last = axis;
+    ++count;
+  }
+  return count == 1 && size[last] < 3 * min_size ? Triple(1) : stride;
+}
+
+void check_plan(const Triple& patch_size, const Spacing& spacing, const UNetPlanOptions& options) {
+  constexpr const char* kOp = "plan_unet";
+  check(options.base_features > 0 && options.max_features > 0 && options.min_size > 0, kOp,
+        "base_features, max_features and min_size must be positive, got ", options.base_features, ", ",
+        options.max_features, " and ", options.min_size);
+  const bool sizes = std::ranges::all_of(patch_size.values, [](int64_t size) { return size > 0; });
+  const bool spacings = std::ranges::all_of(spacing, [](double step) { return std::isfinite(step) && step > 0; });
+  check(sizes && spacings, kOp, "patch_size and spacing must be positive, got ", patch_size, " and [", spacing[0], ", ",
+        spacing[1], ", ", spacing[2], ']');
+}
+
+}  // namespace
+
+UNetPlan plan_unet(const Triple& patch_size, const std::array<double, 3>& given_spacing,
+                   const UNetPlanOptions& options) {
+  check_plan(patch_size, given_spacing, options);
+  constexpr std::array<int64_t, 4> kBlocks{1, 3, 4, 6};
+  UNetPlan plan{{.in_channels = options.in_channels, .num_classes = options.num_classes, .residual = options.residual},
+                patch_size};
+  std::vector<UNetStage>& stages = plan.network.stages;
+  Spacing spacing = given_spacing;
+  Triple size = patch_size, kernel_size = 1, total = 1;
+  int64_t features = std::min(options.base_features, options.max_features);
+  for (Triple stride = 1, next = 1; stages.empty() || !(stride == 1); stride = next) {
+    next = stride_down(size, spacing, options.min_size);
+    const double least = std::ranges::min(spacing);
+    for (int axis = 0; axis < 3; ++axis) {
+      if (next == 1 || within_two(spacing, axis, least)) kernel_size[axis] = 3;  // the last stage's is 3 throughout
+      size[axis] = (size[axis] + next[axis] - 1) / next[axis];
+      spacing[static_cast<size_t>(axis)] *= static_cast<double>(next[axis]);
+      total[axis] *= next[axis];
+    }
+    const int64_t blocks = kBlocks[std::min(stages.size(), kBlocks.size() - 1)];
+    stages.push_back({features, kernel_size, stride, options.residual ? blocks : 2, options.residual ? 1 : 2});
+    features = std::min(2 * features, options.max_features);
+  }
+  check(stages.size() > 1, "plan_unet", "patches ", patch_size, " are too small for a second stage with at least ",
+        options.min_size, " voxels an axis");
+  for (int axis = 0; axis < 3; ++axis)
+    plan.patch_size[axis] = (patch_size[axis] + total[axis] - 1) / total[axis] * total[axis];
+  return plan;
+}
+
+}  // namespace voxgrad::nn

@@ -1,0 +1,134 @@
+// What a CPU convolution is, and its weights as the register tiles read them.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <vector>
+
+#include "ops/cpu/conv_pack.h"
+#include "ops/cpu/conv_tile.h"
+#include "ops/cpu/vectors.h"
+
+namespace voxgrad::cpu {
+
+/// out(n, co) = bias(co) + sum over ci and taps of in(n, ci) * weight(co, ci), channels counted within a group.
+template <class T>
+struct ConvProblem {
+  Volume<T> out;
+  Volume<const T> in;
+  Gather3 gather;
+  Triple kernel{1};
+  int64_t groups = 1;
+  const T* weight = nullptr;
+  int64_t weight_group_stride = 0, weight_out_stride = 0, weight_in_stride = 0;
+  Triple weight_stride{0};
+  const T* bias = nullptr;
+  int64_t bias_stride = 0;
+  bool adds = false;  ///< to what is in `out`, in place of the bias
+  bool relu = false;  ///< of complete results
+
+  int64_t in_channels() const { return in.channels / groups; }
+  int64_t out_channels() const { return out.channels / groups; }
+};
+
+/// The smallest piece of work: some output channels of a group from some of its input channels.
+template <class T>
+struct ConvUnit {
+  int64_t group = 0;
+  int64_t first_channel = 0, channels = 0;
+  ColumnBlock<T> block;
+  int64_t weights = 0, weight_count = 0;  // packed: [phase d, h, w][tap d, h, w][channel][column]
+
+  int64_t end() const { return weights + weight_count; }
+};
+
+/// Packs weights by phase (d, h, w), tap (d, h, w) of the phase, channel and column.
+template <class T>
+class WeightPacking {
+ public:
+  explicit WeightPacking(const ConvProblem<T>& problem) : p_(problem) {
+    slots_.assign(static_cast<size_t>(p_.kernel[0] * p_.kernel[1] * p_.kernel[2]), -1);
+    for (const ConvPhase& pd : p_.gather[0].phases)
+      for (const ConvPhase& ph : p_.gather[1].phases)
+        for (const ConvPhase& pw : p_.gather[2].phases)
+          for (const ConvTap& d : pd.taps)
+            for (const ConvTap& h : ph.taps)
+              for (const ConvTap& w : pw.taps) slots_[index(d, h, w)] = taps_++;
+  }
+
+  /// Of all phases.
+  int64_t taps() const { return taps_; }
+  int64_t first_slot(const std::array<const ConvPhase*, 3>& phase) const {
+    return slots_[index(phase[0]->taps[0], phase[1]->taps[0], phase[2]->taps[0])];
+  }
+
+  /// Input channels [first, first + together) of a unit.
+  void pack(const ConvUnit<T>& unit, int64_t first, int64_t together, T* weights) const {
+    const int64_t columns = unit.block.family->columns, channels = std::min(together, unit.channels - first);
+    if (channels <= 0) return;
+    const T* source = p_.weight + unit.group * p_.weight_group_stride + unit.block.first * p_.weight_out_stride +
+                      (unit.first_channel + first) * p_.weight_in_stride;
+    T* to = weights + unit.weights + first * columns;
+    const int64_t taps = p_.kernel[0] * p_.kernel[1] * p_.kernel[2], run = p_.weight_in_stride == taps ? channels : 1;
+    if (taps_are_contiguous() && run * taps >= kColumnUnit<T>) {
+      for (int64_t c = 0; c < channels; c += run)
+        pack_columns(unit, source + c * p_.weight_in_stride, run * taps, run == 1 ? p_.weight_in_stride : 64,
+                     to + c * columns);
+      return;
+    }
+    for (int64_t tap = 0; tap < taps; ++tap) {
+      if (slots_[static_cast<size_t>(tap)] < 0) continue;
+      const T* from = source + tap / (p_.kernel[1] * p_.kernel[2]) * p_.weight_stride[0] +
+                      tap / p_.kernel[2] % p_.kernel[1] * p_.weight_stride[1] +
+                      tap % p_.kernel[2] * p_.weight_stride[2];
+      for (int64_t c = 0; c < channels; ++c) {
+        T* const row = to + (slots_[static_cast<size_t>(tap)] * unit.channels + c) * columns;
+        for (int64_t n = 0; n < unit.block.count; ++n)
+          row[n] = from[n * p_.weight_out_stride + c * p_.weight_in_stride];
+        std::fill(row + unit.block.count, row + columns, T(0));
+      }
+    }
+  }
+
+ private:
+  size_t index(const ConvTap& d, const ConvTap& h, const ConvTap& w) const {
+    return static_cast<size_t>((d.index * p_.kernel[1] + h.index) * p_.kernel[2] + w.index);
+  }
+  bool taps_are_contiguous() const {
+    return p_.weight_stride[2] == 1 && p_.weight_stride[1] == p_.kernel[2] &&
+           p_.weight_stride[0] == p_.kernel[1] * p_.kernel[2];
+  }
+
+  /// `count` weights that follow each other in memory, whole kernels of one or more channels. Squares of weights x
+  /// columns are transposed; the last square overlaps the one before, and columns beyond the block repeat its last.
+  /// What comes `ahead` elements later is prefetched.
+  void pack_columns(const ConvUnit<T>& unit, const T* source, int64_t count, int64_t ahead, T* to) const {
+    constexpr int kSquare = kColumnUnit<T>;
+    const int64_t columns = unit.block.family->columns, taps = static_cast<int64_t>(slots_.size());
+    for (int64_t i = 0; i < count; i += kSquare) {
+      const int64_t at = std::min(i, count - kSquare);
+      T unused[kSquare];
+      T* rows[kSquare];
+      int64_t channel = at / taps, tap = at % taps;
+      for (T*& row : rows) {
+        const int64_t slot = slots_[static_cast<size_t>(tap)];
+        row = slot < 0 ? nullptr : to + (slot * unit.channels + channel) * columns;
+        if (++tap == taps) tap = 0, ++channel;
+      }
+      for (int64_t n = 0; n < columns; n += kSquare)
+        transpose<T, kSquare>(
+            [&](int64_t k) {
+              const T* from = source + std::min(n + k, unit.block.count - 1) * p_.weight_out_stride + at;
+              __builtin_prefetch(from + ahead);
+              return from;
+            },
+            [&](int64_t k) { return rows[k] ? rows[k] + n : unused; });
+    }
+  }
+
+  const ConvProblem<T>& p_;
+  int64_t taps_ = 0;
+  std::vector<int64_t> slots_;  // by index in the kernel: the place among the packed taps, -1 if no output meets it
+};
+
+}  // namespace voxgrad::cpu

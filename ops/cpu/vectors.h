@@ -1,0 +1,75 @@
+// Vectors of the compiler's, as the CPU convolutions use them: whole registers, and small transpositions inside them.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+#include <utility>
+
+namespace voxgrad::cpu {
+
+#if defined(__AVX512F__)
+inline constexpr int kVectorBytes = 64, kVectorRegisters = 32;
+#elif defined(__AVX__)
+inline constexpr int kVectorBytes = 32, kVectorRegisters = 16;
+#elif defined(__aarch64__)
+inline constexpr int kVectorBytes = 16, kVectorRegisters = 32;
+#else
+inline constexpr int kVectorBytes = 16, kVectorRegisters = 16;
+#endif
+
+/// Columns of a register tile are counted in halves of a vector; vectors narrower than 16 bytes do not exist on every
+/// processor.
+inline constexpr int kHalfVectorBytes = kVectorBytes >= 32 ? kVectorBytes / 2 : kVectorBytes;
+template <class T>
+inline constexpr int kColumnUnit = kHalfVectorBytes / static_cast<int>(sizeof(T));
+
+/// f(integral_constant<int, 0>), f(1), ... f(count - 1): indices known to the compiler, so that arrays of vectors
+/// become registers.
+template <int count, class F>
+[[gnu::always_inline]] inline void unrolled(const F& f) {
+  [&]<int... i>(std::integer_sequence<int, i...>) __attribute__((always_inline)) {
+    (f(std::integral_constant<int, i>{}), ...);
+  }
+  (std::make_integer_sequence<int, count>{});
+}
+
+template <class T, int bytes>
+struct VectorOf {
+  typedef T Type __attribute__((vector_size(bytes)));
+};
+
+/// Loads `n` vectors of n elements from from(0), from(1), ... and stores at to(j) element j of each.
+template <class T, int n, class From, class To>
+[[gnu::always_inline]] inline void transpose(const From& from, const To& to) {
+  using Vector = typename VectorOf<T, n* static_cast<int>(sizeof(T))>::Type;
+  Vector rows[n];
+  unrolled<n>([&](auto i) { std::memcpy(&rows[i], from(i), sizeof(Vector)); });
+  for (int stage = 1; stage < n; stage *= 2) {  // each riffles the two halves of the rows; log2(n) riffles transpose
+    Vector next[n];
+    [&]<int... k>(std::integer_sequence<int, k...>) __attribute__((always_inline)) {
+      unrolled<n / 2>([&](auto i) __attribute__((always_inline)) {
+        next[2 * i] = __builtin_shufflevector(rows[i], rows[i + n / 2], (k % 2 * n + k / 2)...);
+        next[2 * i + 1] = __builtin_shufflevector(rows[i], rows[i + n / 2], (k % 2 * n + k / 2 + n / 2)...);
+      });
+    }
+    (std::make_integer_sequence<int, n>{});
+    unrolled<n>([&](auto i) { rows[i] = next[i]; });
+  }
+  unrolled<n>([&](auto j) { std::memcpy(to(j), &rows[j], sizeof(Vector)); });
+}
+
+/// to[i] = from[2 * i] for i in [0, n); reads 2 n elements.
+template <class T, int n>
+[[gnu::always_inline]] inline void even_elements(const T* from, T* to) {
+  typename VectorOf<T, n*static_cast<int>(sizeof(T))>::Type low, high, even;
+  std::memcpy(&low, from, sizeof low);
+  std::memcpy(&high, from + n, sizeof high);
+  [&]<int... k>(std::integer_sequence<int, k...>) __attribute__((always_inline)) {
+    even = __builtin_shufflevector(low, high, 2 * k...);
+  }
+  (std::make_integer_sequence<int, n>{});
+  std::memcpy(to, &even, sizeof even);
+}
+
+}  // namespace voxgrad::cpu

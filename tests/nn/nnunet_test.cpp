@@ -1,0 +1,109 @@
+// nnU-Net's folders: what is listed, and lies that are refused.
+#include "nn/data/nnunet.h"
+
+#include "ops/create.h"
+#include "tests/core/file_support.h"
+
+namespace voxgrad::data {
+namespace {
+
+class NnUNetTest : public FileTest {
+ protected:
+  static constexpr const char* kJson = R"({"channel_names": {"0": "T1", "1": "T2"}, "file_ending": ".nii",
+    "labels": {"background": 0, "tumour": 2, "edema": 1}, "numTraining": 2, "name": "anything else"})";
+
+  /// Two training cases and one for tests, of two channels.
+  void SetUp() override {
+    FileTest::SetUp();
+    for (const char* folder : {"imagesTr", "labelsTr", "imagesTs"}) std::filesystem::create_directory(path(folder));
+    for (const char* name : {"imagesTr/b_0000", "imagesTr/b_0001", "imagesTr/a_1_0000", "imagesTr/a_1_0001",
+                             "imagesTs/t_0000", "imagesTs/t_0001"})
+      volume(name, name[11] == '1' ? 1 : 5);
+    for (const char* name : {"labelsTr/a_1", "labelsTr/b"}) volume(name, 2);
+    put("dataset.json", kJson);
+    put("imagesTr/.DS_Store", "?");
+  }
+  void volume(const std::string& name, double value) const {
+    NiftiImage image;
+    image.data = full({2, 2, 2}, value);
+    save_nifti(path(name + ".nii"), image);
+  }
+  void refuses(const std::string& message) const { EXPECT_ERROR(NnUNetFolder(path("")), message); }
+  void json(std::string from, const std::string& to) const {
+    std::string text = kJson;
+    ASSERT_NE(text.find(from), std::string::npos);
+    put("dataset.json", text.replace(text.find(from), from.size(), to));
+  }
+};
+
+TEST_F(NnUNetTest, ListsAndLoads) {
+  const NnUNetFolder folder(path(""));
+  using Names = std::vector<std::string>;
+  EXPECT_EQ(folder.training, (Names{"a_1", "b"}));
+  EXPECT_EQ(folder.test, Names{"t"});
+  EXPECT_EQ(folder.channels, (Names{"T1", "T2"}));
+  EXPECT_EQ(folder.classes, (Names{"background", "edema", "tumour"}));
+  const Case c = folder.load("b");
+  EXPECT_EQ(c.image.shape(), (Shape{2, 2, 2, 2}));
+  EXPECT_EQ(c.label.at({1, 1, 1}), 2);
+  EXPECT_FALSE(folder.load("t").label.defined());
+  EXPECT_ERROR(folder.load("c"), "has no case 'c'");
+  volume("labelsTr/b", 3);
+  EXPECT_ERROR(folder.load("b"),
+               "'" + path("labelsTr/b.nii").string() + "': voxel [0, 0, 0] is 3, which is no label of 0 .. 2");
+}
+
+TEST_F(NnUNetTest, RefusesADatasetThatLies) {
+  const std::string file = "NnUNetFolder: '" + path("dataset.json").string() + "': ";
+  const std::array<const char*, 3> cases[] = {
+      {"\"numTraining\": 2", "\"numTraining\": 3", "numTraining is 3, imagesTr has 2 cases"},
+      {"\"numTraining\": 2", "\"numTraining\": \"2\"", "'numTraining' must be number, is string"},
+      {"\"numTraining\"", "\"number\"", "has no 'numTraining'"},
+      {"\"channel_names\"", "\"modality\"", "has no 'channel_names'"},
+      {"{\"0\": \"T1\", \"1\": \"T2\"}", "[]", "'channel_names' must be object, is array"},
+      {"{\"0\": \"T1\", \"1\": \"T2\"}", "{}", "'channel_names' has 0 names, expected 1 to 9999"},
+      {"\"1\": \"T2\"", "\"2\": \"T2\"", "'channel_names' must be numbered 0, 1, 2, ...; 1 is missing"},
+      {"\"1\": \"T2\"", "\"x\": \"T2\"", "'channel_names': 'x' has no number"},
+      {"\"tumour\": 2", "\"tumour\": 3", "'labels' must be numbered 0, 1, 2, ...; 2 is missing"},
+      {"\"tumour\": 2", "\"tumour\": 1", "'labels': two are number 1"},
+      {"\"tumour\": 2", "\"tumour\": [1, 2]", "'labels': 'tumour' is a list; regions are not supported"},
+      {"\"tumour\": 2", "\"tumour\": 1.5", "'labels': 'tumour' has no number"},
+      {", \"tumour\": 2, \"edema\": 1", "", "'labels' has 1 names, expected 2 to 256"},
+      {"\".nii\"", "\".png\"", "file_ending '.png' is not supported"},
+      {"}", "", "is not a JSON object"},
+  };
+  for (const auto& [from, to, message] : cases) {
+    json(from, to);
+    refuses(file + message);
+  }
+  put("dataset.json", std::string(100000, '['));
+  refuses(file + "is not a JSON object");
+  json("\".nii\"", "\".nii.gz\"");
+  refuses("does not end with .nii.gz, the file_ending of dataset.json");
+  json(", \"1\": \"T2\"", "");
+  refuses("_0001.nii' is not named CASE_0000.nii");
+  std::filesystem::remove(path("dataset.json"));
+  refuses("dataset.json");
+}
+
+TEST_F(NnUNetTest, RefusesMissingFiles) {
+  std::filesystem::remove(path("imagesTr/b_0001.nii"));
+  refuses("'" + path("imagesTr/b_0001.nii").string() + "' is missing");
+  volume("imagesTr/b_0001", 1);
+  std::filesystem::remove(path("labelsTr/a_1.nii"));
+  refuses("'" + path("labelsTr/a_1.nii").string() + "' is missing");
+  volume("labelsTr/a_1", 1);
+  volume("labelsTr/c", 1);
+  refuses("'" + path("labelsTr/c.nii").string() + "' has no image in imagesTr");
+  std::filesystem::remove(path("labelsTr/c.nii"));
+  put("imagesTr/b.nii", "?");
+  refuses("'" + path("imagesTr/b.nii").string() + "' is not named CASE_0000.nii to CASE_0001.nii");
+  std::filesystem::remove(path("imagesTr/b.nii"));
+  std::filesystem::remove_all(path("imagesTs"));
+  EXPECT_TRUE(NnUNetFolder(path("")).test.empty());
+  std::filesystem::remove_all(path("imagesTr"));
+  refuses("has no image in imagesTr");
+}
+
+}  // namespace
+}  // namespace voxgrad::data

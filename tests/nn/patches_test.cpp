@@ -1,0 +1,143 @@
+// Random patches: where they lie, what is at their centre, padding, and the same ones for the same seed.
+#include "nn/data/patches.h"
+
+#include <map>
+
+#include "nn/data/loader.h"
+#include "ops/create.h"
+#include "ops/elementwise.h"
+#include "ops/reduce.h"
+#include "tests/core/file_support.h"
+
+namespace voxgrad::data {
+namespace {
+
+using PatchTest = FileTest;
+
+/// Voxel i of its image is i + 1; two voxels of class 1, one of class 2 at [8, 9, 1].
+Case example() {
+  Case c{"case", arange(1, 10 * 12 * 8 + 1).reshape({1, 10, 12, 8}), zeros({10, 12, 8}, {.dtype = u8}), {}, {}, {}};
+  c.geometry.shape = {10, 12, 8};
+  c.label.set({0, 0, 0}, 1);
+  c.label.set({5, 6, 4}, 1);
+  c.label.set({8, 9, 1}, 2);
+  return c;
+}
+
+TEST_F(PatchTest, APartOfTheSamplesHaveForegroundInTheMiddle) {
+  const PatchDataset dataset({patch_source(example())}, {.size = {3, 3, 3}, .samples = 3000, .batch_size = 3});
+  EXPECT_EQ(dataset.size(), 3000);
+  std::map<Dims, int, decltype([](const Dims&a, const Dims&b) {
+             return std::lexicographical_compare(a.begin(), a.end(), b.begin(), b.end());
+           })>
+      forced, free;
+  for (int64_t i = 0; i < dataset.size(); ++i) {
+    Generator random(static_cast<uint64_t>(i));
+    const Sample sample = dataset.get(i, random);
+    ASSERT_EQ(describe(sample.input), "[1, 3, 3, 3] f32 on cpu");
+    ASSERT_EQ(describe(sample.target), "[3, 3, 3] u8 on cpu");
+    const int64_t first = sample.input.at<int64_t>({0, 0, 0, 0}) - 1;
+    const Dims start{first / 96, first / 8 % 12, first % 8};
+    EXPECT_EQ(sample.input.at({0, 2, 2, 2}), first + 1 + 2 * 96 + 2 * 8 + 2);
+    ++(i % 3 == 2 ? forced : free)[start];
+  }
+  // Two classes with the same chance, and of the first two voxels; at the border the patch stays inside.
+  ASSERT_EQ(forced.size(), 3u);
+  EXPECT_NEAR((forced[{0, 0, 0}]), 250, 50);
+  EXPECT_NEAR((forced[{4, 5, 3}]), 250, 50);
+  EXPECT_NEAR((forced[{7, 8, 0}]), 500, 60);
+  EXPECT_GT(free.size(), 400u);  // of 8 * 10 * 6 places
+  EXPECT_EQ(free.count({7, 9, 5}), 1u);
+}
+
+TEST_F(PatchTest, OversamplingAsNnUNetRoundsIt) {
+  Case c = example();
+  c.label = zeros({10, 12, 8}, {.dtype = u8});
+  c.label.set({5, 6, 4}, 3);
+  for (const auto& [batch, expected] : std::map<int64_t, int64_t>{{1, 0}, {2, 1}, {3, 1}, {6, 2}, {12, 4}}) {
+    const PatchDataset dataset({patch_source(c)}, {.size = {1, 1, 1}, .samples = batch, .batch_size = batch});
+    int64_t found = 0;
+    for (int64_t i = 0; i < batch; ++i) {
+      Generator random(7);
+      found += dataset.get(i, random).target.item<int64_t>() == 3;
+    }
+    EXPECT_EQ(found, expected) << batch;
+  }
+  const PatchDataset all({patch_source(c)}, {.size = {1, 1, 1}, .foreground = 1, .ignore_index = 3});
+  Generator random(7);
+  EXPECT_EQ(all.get(0, random).target.item(), 0);  // nothing to look for
+}
+
+TEST_F(PatchTest, PadsWhatIsLargerThanTheCase) {
+  const Case c = example();
+  const PatchDataset dataset({patch_source(c)}, {.size = {13, 12, 4}, .foreground = 1});
+  Generator random(1);
+  const Sample sample = dataset.get(0, random);
+  EXPECT_EQ(sample.input.shape(), (Shape{1, 13, 12, 4}));
+  EXPECT_EQ(sample.target.shape(), (Shape{13, 12, 4}));
+  // One plane of zeros in front, two behind.
+  EXPECT_EQ(sum(sample.input.narrow(1, 0, 1)).item() + sum(sample.input.narrow(1, 11, 2)).item(), 0);
+  EXPECT_EQ(amin(sample.input.narrow(1, 1, 10)).item() > 0, true);
+  EXPECT_EQ(sum(sample.target.narrow(0, 0, 1)).item() + sum(sample.target.narrow(0, 11, 2)).item(), 0);
+  EXPECT_GT(sum(sample.target).item(), 0);
+}
+
+TEST_F(PatchTest, FilesGiveThePatchesOfMemory) {
+  const Case c = example();
+  save_npy(path("image.npy"), c.image);
+  save_npy(path("label.npy"), c.label);
+  NiftiImage image, label;
+  image.data = c.image[0];
+  label.data = c.label;
+  save_nifti(path("image.nii"), image);
+  save_nifti(path("label.nii"), label);
+  const PatchOptions options{.size = {4, 14, 5}, .samples = 20};
+  const PatchDataset memory({patch_source(c), patch_source(c)}, options);
+  const PatchSource npy = patch_source(NpyFile(path("image.npy")), NpyFile(path("label.npy")));
+  const PatchDataset files({npy, open_case({path("image.nii")}, path("label.nii"))}, options);
+  Loader a(memory, {.batch_size = 2, .seed = 3}), b(files, {.batch_size = 2, .num_workers = 3, .seed = 3});
+  auto from_files = b.begin();
+  for (const auto& [x, y] : a) {
+    EXPECT_EQ(x.shape(), (Shape{2, 1, 4, 14, 5}));
+    EXPECT_EQ(x.to_vector(), from_files->input.to_vector());
+    EXPECT_EQ(y.to_vector(), from_files->target.to_vector());
+    ++from_files;
+  }
+  EXPECT_EQ(from_files, b.end());
+}
+
+TEST_F(PatchTest, ClassesOfManyVoxelsAreDrawnEvenly) {
+  Case c{"case", zeros({1, 20, 40, 50}), ones({20, 40, 50}, {.dtype = u8}), {}, {}, {}};  // 40,000 of one class
+  c.geometry.shape = {20, 40, 50};
+  c.image = arange(0, 40000).reshape({1, 20, 40, 50});
+  const PatchDataset dataset({patch_source(c)}, {.size = {1, 1, 1}, .foreground = 1});
+  Generator random(5);
+  double total = 0, late = 0;
+  for (int i = 0; i < 4000; ++i) {
+    const double at = dataset.get(0, random).input.item();
+    total += at;
+    late += at >= 30000;
+  }
+  EXPECT_NEAR(total / 4000, 20000, 1000);
+  EXPECT_NEAR(late / 4000, 0.25, 0.05);
+}
+
+TEST_F(PatchTest, RefusesWhatMakesNoSense) {
+  const PatchSource source = patch_source(example());
+  EXPECT_ERROR(PatchDataset({}, {.size = {1, 1, 1}}), "there are no cases");
+  EXPECT_ERROR(PatchDataset({source}, {}), "the size of a patch must be (D, H, W), got []");
+  EXPECT_ERROR(PatchDataset({source}, {.size = {1, 0, 1}}), "got [1, 0, 1]");
+  EXPECT_ERROR(PatchDataset({source}, {.size = {1, 1, 1}, .foreground = 2}), "foreground 2");
+  EXPECT_ERROR(PatchDataset({source}, {.size = {1, 1, 1}, .batch_size = 0}), "batch size 0");
+  Case c = example();
+  c.label = {};
+  EXPECT_ERROR(patch_source(c), "case 'case' needs an image and a label");
+  save_npy(path("image.npy"), zeros({1, 2, 3, 4}));
+  save_npy(path("label.npy"), zeros({2, 3, 5}, {.dtype = u8}));
+  EXPECT_ERROR(patch_source(NpyFile(path("image.npy")), NpyFile(path("label.npy"))),
+               "an image has shape [1, 2, 3, 4], its label [2, 3, 5]");
+  EXPECT_ERROR(patch_source(NpyFile(path("label.npy")), NpyFile(path("label.npy"))), "expected (C, D, H, W) f32");
+}
+
+}  // namespace
+}  // namespace voxgrad::data

@@ -1,0 +1,321 @@
+// Event files, read back by a reader of their own: records, checksums, the fields of the messages, pictures.
+#include "nn/summary_writer.h"
+
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <zlib.h>
+
+#include <cmath>
+#include <csignal>
+#include <limits>
+
+#include "ops/create.h"
+#include "tests/core/file_support.h"
+
+namespace voxgrad {
+namespace {
+
+template <class T>
+T number_at(const std::string& bytes, size_t position) {
+  T value{};
+  std::memcpy(&value, bytes.substr(position, sizeof(T)).data(), std::min(sizeof(T), bytes.size() - position));
+  return value;
+}
+
+/// Bit by bit, with the polynomial as it is written down, most significant bit first: 0x1EDC6F41.
+uint32_t crc32c(const std::string& bytes) {
+  const auto reversed = [](uint32_t x, int bits) {
+    uint32_t y = 0;
+    for (int i = 0; i < bits; ++i) y |= (x >> i & 1u) << (bits - 1 - i);
+    return y;
+  };
+  uint32_t crc = ~0u;
+  for (const char c : bytes) {
+    crc ^= reversed(static_cast<unsigned char>(c), 8) << 24;
+    for (int bit = 0; bit < 8; ++bit) crc = crc << 1 ^ (crc >> 31 ? 0x1edc6f41u : 0u);
+  }
+  return reversed(~crc, 32);
+}
+
+uint32_t masked(uint32_t crc) { return (crc >> 15 | crc << 17) + 0xa282ead8u; }
+
+TEST(EventFile, TheReadersChecksumIsTheStandards) { EXPECT_EQ(crc32c("123456789"), 0xe3069283u); }
+
+/// The payloads of all whole records, with checksums that are right.
+std::vector<std::string> records(const std::string& file) {
+  std::vector<std::string> all;
+  for (size_t at = 0; at + 16 <= file.size();) {
+    const auto length = number_at<uint64_t>(file, at);
+    if (at + 16 + length > file.size()) break;
+    EXPECT_EQ(number_at<uint32_t>(file, at + 8), masked(crc32c(file.substr(at, 8))));
+    all.push_back(file.substr(at + 12, length));
+    EXPECT_EQ(number_at<uint32_t>(file, at + 12 + length), masked(crc32c(all.back())));
+    at += 16 + length;
+  }
+  return all;
+}
+
+/// A protobuf message's fields, in order, by their numbers; integers as their value, others as their bytes.
+struct Fields {
+  std::multimap<int, std::string> blocks;
+  std::multimap<int, uint64_t> integers;
+
+  explicit Fields(const std::string& bytes) {
+    size_t at = 0;
+    const auto varint = [&] {
+      uint64_t value = 0;
+      for (int shift = 0;; shift += 7) {
+        const auto byte = static_cast<unsigned char>(bytes.at(at++));
+        value |= static_cast<uint64_t>(byte & 127) << shift;
+        if (byte < 128) return value;
+      }
+    };
+    while (at < bytes.size()) {
+      const uint64_t key = varint();
+      const auto field = static_cast<int>(key >> 3);
+      const size_t fixed = key % 8 == 1 ? 8 : key % 8 == 5 ? 4 : 0;
+      if (key % 8 == 0) {
+        integers.emplace(field, varint());
+      } else {
+        const size_t length = fixed > 0 ? fixed : varint();
+        EXPECT_LE(at + length, bytes.size());
+        blocks.emplace(field, bytes.substr(at, length));
+        at += length;
+      }
+    }
+  }
+  std::string text(int field) const { return blocks.count(field) == 1 ? blocks.find(field)->second : "?"; }
+  Fields message(int field) const { return Fields(text(field)); }
+  uint64_t integer(int field) const { return integers.count(field) == 1 ? integers.find(field)->second : ~0ull; }
+  double f64(int field) const { return number_at<double>(text(field), 0); }
+  float f32(int field) const { return number_at<float>(text(field), 0); }
+  std::vector<double> packed(int field) const {
+    std::vector<double> values;
+    for (size_t at = 0; at < text(field).size(); at += 8) values.push_back(number_at<double>(text(field), at));
+    return values;
+  }
+};
+
+class SummaryWriterTest : public FileTest {
+ protected:
+  /// The events but for the first, of which it is checked that it names the format.
+  std::vector<Fields> events(const SummaryWriter& writer) {
+    const std::vector<std::string> all = records(get(writer.path()));
+    EXPECT_EQ(Fields(all.at(0)).text(3), "brain.Event:2");
+    std::vector<Fields> rest;
+    for (size_t i = 1; i < all.size(); ++i) rest.emplace_back(all[i]);
+    return rest;
+  }
+  static Fields value(const Fields& event) { return event.message(5).message(1); }
+};
+
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN(), kInfinity = std::numeric_limits<double>::infinity();
+
+TEST_F(SummaryWriterTest, ScalarsStepsAndTimes) {
+  SummaryWriter writer(path("run/deep"), 7);
+  EXPECT_NE(writer.path().filename().string().find("tfevents"), std::string::npos);
+  writer.add_scalar("loss/train", 0.1, 300, 1234.5);
+  writer.add_scalar("x", kNan, -1);
+  writer.add_scalar("x", -kInfinity);
+  EXPECT_ERROR(writer.add_scalar("", 1), "the tag is empty");
+  const auto all = events(writer);
+  ASSERT_EQ(all.size(), 4u);
+  EXPECT_EQ(all[0].integer(2), 7u);
+  EXPECT_EQ(all[0].message(7).integer(1), 1u);  // a run begins there
+  EXPECT_EQ(all[1].f64(1), 1234.5);
+  EXPECT_EQ(all[1].integer(2), 300u);
+  EXPECT_EQ(value(all[1]).text(1), "loss/train");
+  EXPECT_EQ(value(all[1]).f32(2), 0.1f);
+  EXPECT_EQ(all[2].integer(2), ~0ull);  // -1
+  EXPECT_GT(all[2].f64(1), 1.6e9);      // now
+  EXPECT_TRUE(std::isnan(value(all[2]).f32(2)));
+  EXPECT_EQ(value(all[3]).f32(2), -INFINITY);
+}
+
+/// A PNG's pixels, row by row, of one that is not filtered; its chunks and their checksums are checked.
+std::string png_pixels(const std::string& png, uint32_t width, uint32_t height, uint32_t channels, char color_type) {
+  EXPECT_EQ(png.substr(0, 8), "\x89PNG\r\n\x1a\n");
+  const auto big = [&](size_t at) { return __builtin_bswap32(number_at<uint32_t>(png, at)); };
+  std::string types, data;
+  for (size_t at = 8; at + 12 <= png.size(); at += 12 + big(at)) {
+    const std::string body = png.substr(at + 4, 4 + big(at));
+    EXPECT_EQ(big(at + 8 + big(at)), crc32(0, reinterpret_cast<const Bytef*>(body.data()), uInt(body.size())));
+    types += body.substr(0, 4);
+    if (types == "IHDR") {
+      EXPECT_EQ(big(at + 8), width);
+      EXPECT_EQ(big(at + 12), height);
+      EXPECT_EQ(body.substr(12), std::string({8, color_type, 0, 0, 0}));
+    } else if (body.starts_with("IDAT")) {
+      data = body.substr(4);
+    }
+  }
+  EXPECT_EQ(types, "IHDRIDATIEND");
+  std::string rows((width * channels + 1) * height, '?');
+  uLongf length = rows.size();
+  EXPECT_EQ(uncompress(reinterpret_cast<Bytef*>(rows.data()), &length,  //
+                       reinterpret_cast<const Bytef*>(data.data()), data.size()),
+            Z_OK);
+  EXPECT_EQ(length, rows.size());
+  std::string pixels;
+  for (size_t row = 0; row < height; ++row) {
+    EXPECT_EQ(rows[row * (width * channels + 1)], 0);
+    pixels += rows.substr(row * (width * channels + 1) + 1, width * channels);
+  }
+  return pixels;
+}
+
+TEST_F(SummaryWriterTest, ImagesArePngs) {
+  SummaryWriter writer(path("run"));
+  writer.add_image("grey", tensor({{0, 0.5, 1}, {-1, 2, kNan}}), 3);
+  const Tensor color = from_span<uint8_t>(std::vector<uint8_t>{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}, {3, 2, 2});
+  for (const Device device : devices()) writer.add_image("color", color.to(device).transpose(1, 2));
+  EXPECT_ERROR(writer.add_image("x", zeros({2, 4, 4})), "with 1, 3 or 4 channels, got [2, 4, 4] f32 on cpu");
+  EXPECT_ERROR(writer.add_image("x", zeros({3, 0, 4})), "add_image 'x': expected (H, W)");
+  EXPECT_ERROR(writer.add_image("x", zeros({4, 4}, {.dtype = i64})), "expected floats, u8 or bool");
+  EXPECT_ERROR(writer.add_image("x", {}), "add_image 'x': expected (H, W)");
+  const auto all = events(writer);
+  ASSERT_EQ(all.size(), 1 + devices().size());
+  const Fields grey = value(all[0]).message(4);
+  EXPECT_EQ(std::vector<uint64_t>({grey.integer(1), grey.integer(2), grey.integer(3)}),
+            std::vector<uint64_t>({2, 3, 1}));
+  EXPECT_EQ(png_pixels(grey.text(4), 3, 2, 1, 0), std::string({'\0', '\x7f', '\xff', '\0', '\xff', '\0'}));
+  for (size_t i = 1; i < all.size(); ++i) {
+    const Fields picture = value(all[i]).message(4);
+    EXPECT_EQ(picture.integer(3), 3u);
+    EXPECT_EQ(png_pixels(picture.text(4), 2, 2, 3, 2), std::string({1, 5, 9, 3, 7, 11, 2, 6, 10, 4, 8, 12}));
+  }
+}
+
+TEST_F(SummaryWriterTest, HistogramsCountWhatIsFinite) {
+  SummaryWriter writer(path("run"));
+  writer.add_histogram("h", tensor({-2, -2, 0, 1e-15, 3, 1e30, kNan, kInfinity}, {.dtype = f64}), 4);
+  writer.add_histogram("none", tensor({kNan}));
+  EXPECT_ERROR(writer.add_histogram("x", zeros({0})), "add_histogram 'x': no elements");
+  const auto all = events(writer);
+  ASSERT_EQ(all.size(), 2u);
+  const Fields h = value(all[0]).message(5);
+  EXPECT_EQ(h.f64(1), -2);
+  EXPECT_EQ(h.f64(2), 1e30);
+  EXPECT_EQ(h.f64(3), 6);
+  EXPECT_DOUBLE_EQ(h.f64(4), 1e30);
+  EXPECT_DOUBLE_EQ(h.f64(5), 1e60);
+  const std::vector<double> limits = h.packed(6), counts = h.packed(7);
+  ASSERT_EQ(limits.size(), counts.size());
+  EXPECT_TRUE(std::is_sorted(limits.begin(), limits.end()));
+  double total = 0;
+  for (size_t i = 0; i < counts.size(); ++i) {         // each is counted in the bucket in which it lies
+    double expected = i + 1 == counts.size() ? 1 : 0;  // 1e30, beyond the last limit
+    for (const double v : {-2.0, -2.0, 0.0, 1e-15, 3.0}) expected += i > 0 && limits[i - 1] <= v && v < limits[i];
+    EXPECT_EQ(counts[i], expected) << i;
+    total += counts[i];
+  }
+  EXPECT_EQ(total, 6);
+  EXPECT_EQ(counts[0], 0);
+  EXPECT_EQ(counts[1], 2);
+  EXPECT_EQ(value(all[1]).message(5).f64(3), 0);
+}
+
+TEST_F(SummaryWriterTest, TextAndHparams) {
+  SummaryWriter writer(path("run"));
+  writer.add_text("notes", "# gr\xc3\xbc\xc3\x9f", 2);
+  writer.add_hparams({{"lr", 0.5}, {"steps", 1000}, {"ema", true}, {"mode", "bf16"}}, {{"dice", 0.875}}, 9);
+  const auto all = events(writer);
+  ASSERT_EQ(all.size(), 5u);
+  const Fields text = value(all[0]);
+  EXPECT_EQ(text.text(1), "notes/text_summary");
+  EXPECT_EQ(text.message(9).message(1).text(1), "text");
+  EXPECT_EQ(text.message(8).integer(1), 7u);
+  EXPECT_EQ(text.message(8).message(2).message(2).integer(1), 1u);
+  EXPECT_EQ(text.message(8).text(8), "# gr\xc3\xbc\xc3\x9f");
+
+  const auto content = [&](size_t i) {
+    EXPECT_EQ(value(all[i]).message(9).message(1).text(1), "hparams");
+    return Fields(value(all[i]).message(9).message(1).text(2));
+  };
+  EXPECT_EQ(value(all[1]).text(1), "_hparams_/experiment");
+  std::map<std::string, uint64_t> types;
+  const Fields experiment = content(1).message(2), start = content(2).message(3);
+  for (auto [i, end] = experiment.blocks.equal_range(4); i != end; ++i)
+    types[Fields(i->second).text(1)] = Fields(i->second).integer(4);
+  EXPECT_EQ(types, (std::map<std::string, uint64_t>{{"lr", 3}, {"steps", 3}, {"ema", 2}, {"mode", 1}}));
+  EXPECT_EQ(experiment.message(5).message(1).text(2), "dice");
+  EXPECT_EQ(start.blocks.count(1), 4u);
+  std::map<std::string, Fields> values;
+  for (auto [i, end] = start.blocks.equal_range(1); i != end; ++i)
+    values.emplace(Fields(i->second).text(1), Fields(i->second).message(2));
+  EXPECT_EQ(values.at("lr").f64(2), 0.5);
+  EXPECT_EQ(values.at("steps").f64(2), 1000);
+  EXPECT_EQ(values.at("ema").integer(4), 1u);
+  EXPECT_EQ(values.at("mode").text(3), "bf16");
+  EXPECT_EQ(content(3).message(4).integer(1), 1u);
+  EXPECT_EQ(value(all[4]).text(1), "dice");
+  EXPECT_EQ(value(all[4]).f32(2), 0.875f);
+}
+
+TEST_F(SummaryWriterTest, WhatIsCutIsReadToTheLastWholeRecord) {
+  SummaryWriter writer(path("run"));
+  for (int i = 0; i < 3; ++i) writer.add_scalar("x", i, i);
+  const std::string whole = get(writer.path());  // there while the writer lives
+  const std::vector<std::string> all = records(whole);
+  ASSERT_EQ(all.size(), 4u);
+  size_t end = 0, complete = 0;
+  for (size_t length = 0; length <= whole.size(); ++length) {
+    if (complete < all.size() && length == end + 16 + all[complete].size()) end += 16 + all[complete++].size();
+    EXPECT_EQ(records(whole.substr(0, length)).size(), complete) << length;
+  }
+}
+
+TEST_F(SummaryWriterTest, AKilledRunLeavesWholeRecords) {
+  const pid_t run = fork();
+  ASSERT_GE(run, 0);
+  if (run == 0) {
+    SummaryWriter writer(path("run"));
+    for (int i = 0;; ++i) writer.add_text("x", std::string(1000, 'x'), i);
+  }
+  const auto file = [&]() -> std::string {
+    std::error_code none;
+    for (const auto& entry : std::filesystem::directory_iterator(path("run"), none)) return get(entry.path());
+    return {};
+  };
+  while (file().size() < 20000) usleep(1000);
+  kill(run, SIGKILL);
+  waitpid(run, nullptr, 0);
+  EXPECT_GE(records(file()).size(), 20u);
+}
+
+TEST_F(SummaryWriterTest, FilesOfTheirOwn) {
+  SummaryWriter a(path("run")), b(path("run"));
+  EXPECT_NE(a.path(), b.path());
+  a.flush();
+}
+
+TEST_F(SummaryWriterTest, RefusesAFolderThatCannotBe) {
+  put("file", "x");
+  EXPECT_ERROR(SummaryWriter(path("file")), "SummaryWriter: cannot make the folder '" + path("file").string() + "': ");
+  EXPECT_ERROR(SummaryWriter(path("file/run")), "cannot make the folder '");
+  if (geteuid() == 0) return;  // who may write anywhere
+  std::filesystem::create_directory(path("closed"));
+  std::filesystem::permissions(path("closed"), std::filesystem::perms::owner_read | std::filesystem::perms::owner_exec);
+  EXPECT_ERROR(SummaryWriter(path("closed")), "Permission denied");
+}
+
+TEST_F(SummaryWriterTest, ARecordThatDoesNotFitIsTakenBack) {
+  SummaryWriter writer(path("run"));
+  writer.add_scalar("x", 1);
+  const std::string before = get(writer.path());
+  rlimit old{};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &old), 0);
+  const auto previous = std::signal(SIGXFSZ, SIG_IGN);
+  const rlimit small{before.size() + 20, old.rlim_max};
+  setrlimit(RLIMIT_FSIZE, &small);
+  EXPECT_ERROR(writer.add_text("long", std::string(100, 'x')), "cannot write '" + writer.path().string() + "': ");
+  setrlimit(RLIMIT_FSIZE, &old);
+  std::signal(SIGXFSZ, previous);
+  EXPECT_EQ(get(writer.path()), before);
+  writer.add_scalar("x", 2);
+  EXPECT_EQ(events(writer).size(), 2u);
+}
+
+}  // namespace
+}  // namespace voxgrad
