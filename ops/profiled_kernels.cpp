@@ -77,13 +77,6 @@ Work convolution(const Kernels& table, const Call& call) {
   return {flop, std::max(flop / e.flop_rate, call.bytes / e.byte_rate)};
 }
 
-/// Two gradients in one call: dy, dw, dx, y, w.
-Work both_gradients(const Kernels& table, const Call& call) {
-  const Work dy = convolution<ConvPass::fprop, 2, 4, 0>(table, call);
-  const Work dw = convolution<ConvPass::wgrad, 2, 1, 3>(table, call);
-  return {dy.flop + dw.flop, dy.floor + dw.floor};
-}
-
 /// An entry: its name where no argument has a better one, how many of the views are results, and what is known of its
 /// work beside the bytes.
 struct Entry {
@@ -141,7 +134,6 @@ void run(F kernel, const Entry& entry, const Args&... args) {
   ROW(conv_forward, 1, convolution<ConvPass::fprop, 1, 2, 0>)                                                    \
   ROW(conv_backward_data, 1, convolution<ConvPass::dgrad, 0, 2, 1>)                                              \
   ROW(conv_backward_weight, 1, convolution<ConvPass::wgrad, 1, 0, 2>)                                            \
-  ROW(conv_transpose_backward, 2, both_gradients)                                                                \
   ROW(class_sums, 1) ROW(class_sums_backward, 1) ROW(group_norm, 3) ROW(normalize, 1) ROW(group_norm_backward, 4) \
   ROW(relu_bias_backward, 2) ROW(max_pool, 2) ROW(max_pool_backward, 1) ROW(resample, 1) ROW(grid_sample, 1)     \
   ROW(grid_sample_backward, 2) ROW(gather, 1) ROW(scatter_add, 1) ROW(step, 0)
