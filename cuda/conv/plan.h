@@ -23,7 +23,7 @@ struct alignas(8) ConvChoice {
   bool mma_sync : 1 = false;       // no wgmma
   bool small_channel : 1 = false;  // kernels of few channels wherever they can be
   bool unsplit : 1 = false;        // fprop_dgrad: no split-K
-  uint8_t slide : 2 = 0;           // fprop_dgrad: 1: never, 2: only tiles that slide along depth
+  uint8_t slide : 2 = 0;           // 1: never, 2: only tiles that slide along depth
   int8_t k_blocks = 0;             // fprop_dgrad: row bytes / 32; wgrad: channels of a row
   int8_t m_tiles = 0;              // of a warpgroup: m64 tiles (fprop_dgrad), slots (wgrad)
   int8_t pairs = 0;                // fprop_dgrad: 2: both warpgroups share a tile; 1: they take turns

@@ -91,7 +91,7 @@ TEST(ConvChannelsLastPlan, SetsHoldEveryTapOnce) {
       for (const WgradBox& box : set) {
         const int of_slot = 64 / plan->cta.chunk;
         slots += (box.taps() + of_slot - 1) / of_slot;
-        for (int d = 0; d < box.count[0]; ++d)
+        for (int d = 0; d < (plan->cta.slide > 1 ? plan->cta.slide : box.count[0]); ++d)
           for (int h = 0; h < box.count[1]; ++h)
             for (int w = 0; w < box.count[2]; ++w) {
               const int t[] = {d, h, w};

@@ -103,7 +103,8 @@ TEST_P(CudaConvChannelsLast, IsExactWithEveryTile) {
                            .pairs = warpgroups,
                            .width = static_cast<int16_t>(tile.columns)});
   for (const cuda::WgradTile& tile : cuda::wgrad_tiles(mode.arithmetic()))
-    choices.push_back({.k_blocks = static_cast<int8_t>(tile.chunk),
+    choices.push_back({.slide = static_cast<uint8_t>(tile.slide > 1 ? 2 : 1),
+                       .k_blocks = static_cast<int8_t>(tile.chunk),
                        .m_tiles = static_cast<int8_t>(tile.slots),
                        .width = static_cast<int16_t>(tile.columns)});
   std::vector<int64_t> before;

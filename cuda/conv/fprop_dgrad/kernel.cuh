@@ -118,7 +118,7 @@ struct Mainloop {
   Pipeline inputs, weights;
   int base[kTiles];     // of the warpgroup's m64 tiles, in 16 bytes
   int held = 0;         // resident stages
-  const uint32_t turn;  // barrier whose rounds are GEMMs: ends when the last stage of one has been waited for
+  const uint32_t turn;  // barrier whose rounds are GEMMs: ends when the last products of one are under way
   int gemm = 0;
   const bool first_warp = warp_uniform(static_cast<int>(threadIdx.x) / 32 % 4) == 0;
 
@@ -159,13 +159,18 @@ struct Mainloop {
     const bool releases = leads();
     bool fresh = !Tile::kSlides;
     if (p.kept_taps > 0) weights.restart(phase.first_stage);
+    // Stages that are read until the next tap's products have begun.
     int last_weights = -1, last_inputs = -1;
+    const auto release_last = [&] {
+      if (releases && last_weights >= 0) weights.release(last_weights);
+      if (releases && last_inputs >= 0) inputs.release(last_inputs);
+      last_weights = last_inputs = -1;
+    };
     Pipeline input = inputs;
     // A barrier tells one round from the next, no more: only then is none of this GEMM's stages further ahead.
     if (gemm > 0 && !p.cooperative) wait_barrier(turn, gemm - 1);
     ++gemm;
     KBlocks k(p, unit, phase);
-    if (releases && k.left == 0 && !p.cooperative) arrive(turn);
     for (; k.left > 0; k.next()) {
       const Load& box = k.box(p);
       input.wait();
@@ -174,28 +179,25 @@ struct Mainloop {
       for (int begin = 0; begin < box.taps; begin += p.stage_taps) {
         const int taps = min(box.taps - begin, p.stage_taps);
         weights.wait();
-        if (releases && k.left == 1 && taps == box.taps - begin && !p.cooperative) arrive(turn);
         const uint32_t b = weight_stages + stage_of_weights<Tile>(p, k, box.first_tap + begin, weights);
         int i = 0;
         do {
           const int shift = p.tap[box.first_tap + begin + i].shift * Tile::kRowBytes / 16;
           multiply_tap(sum, advance_slab(a, shift), operand_b(b + i * Tile::kWeightBytes), fresh);
+          warpgroup_commit();
+          warpgroup_wait<1>();  // for those of the tap before
           fresh = false;
+          release_last();
         } while (++i < taps);
-        warpgroup_commit();
-        warpgroup_wait<1>();  // those of the stage before
-        if (releases && last_weights >= 0) weights.release(last_weights);
-        if (releases && last_inputs >= 0) inputs.release(last_inputs);
-        last_inputs = -1;
         if (p.kept_taps == 0) last_weights = weights.stage();
         weights.next();
       }
       if (!p.resident) last_inputs = input.stage();
       input.next();
     }
+    if (releases && !p.cooperative) arrive(turn);  // the last products are under way
     warpgroup_wait<0>();
-    if (releases && last_weights >= 0) weights.release(last_weights);
-    if (releases && last_inputs >= 0) inputs.release(last_inputs);
+    release_last();
     if (!p.resident) inputs = input;
     return !fresh;
   }

@@ -6,7 +6,8 @@
 //
 // y is the output's gradient. K are the voxels of a tile of y, whose boxes in shared memory hold a voxel a row: both
 // operands are M- or N-major as they lie, and a tap is, again, a shift of where x begins. An m64 tile is one tap of 64
-// input channels or two taps of 32, as far apart as they are. A CTA takes a set of taps by 64 (or 32) output channels
+// input channels or two taps of 32, as far apart as they are. Of few output channels a tile slides along depth: planes of
+// y one behind the other, which are three taps along it, are blocks of columns of one product. A CTA takes a set of taps by 64 (or 32) output channels
 // and a part of the voxels (split-K); one producer warp loads both operands, two consumer warpgroups share the m64
 // tiles. Partial sums are float32 and added up by a second kernel in a fixed order.
 //
@@ -19,12 +20,13 @@
 
 namespace voxgrad::cuda::implicit_wgrad {
 
-/// kChunk input channels are a row of x, kN output channels one of y: 32 or 64. kSlots m64 tiles a warpgroup.
-/// kPromotes: products of 64 voxels are added to sums in float, as the tensor cores' own accumulators truncate.
-template <class Element_, int kChunk_, int kN_, int kSlots_, bool kPromotes_>
+/// kChunk input channels are a row of x, kN output channels one of y: 32 or 64. kSlots m64 tiles a warpgroup. Sliding:
+/// kSlide planes of y, the first of which belongs to the last tap along depth. kPromotes: products of 64 voxels are added to sums in float, as the tensor cores' own accumulators truncate.
+template <class Element_, int kChunk_, int kN_, int kSlots_, int kSlide_, bool kPromotes_>
 struct CtaTile {
   using Element = Element_;
-  static constexpr int kChunk = kChunk_, kN = kN_, kSlots = kSlots_, kN8 = kN / 8;
+  static constexpr int kChunk = kChunk_, kN = kN_, kSlots = kSlots_, kSlide = kSlide_, kN8 = kN / 8;
+  using Sums = Accumulator[kSlots][kN8 * kSlide];
   static constexpr int kTapsOfSlot = 64 / kChunk;
   static constexpr bool kPromotes = kPromotes_;
   static constexpr int kConsumers = 2, kThreads = 128 * (kConsumers + 1);
@@ -68,7 +70,7 @@ __device__ void produce(const Params& p, uint32_t stages, Pipeline pipeline) {
                  at[1] * p.in_step[1] + box.offset[1], at[0] * p.in_step[0] + box.offset[0], x_sample,
                  pipeline.barrier());
       }
-      tma_load(to + p.boxes_bytes, p.y, y_channel, at[2], at[1], at[0], y_sample, pipeline.barrier());
+      tma_load(to + p.boxes_bytes, p.y, y_channel, at[2], at[1], at[0] + p.y_first, y_sample, pipeline.barrier());
       pipeline.next();
     }
   }
@@ -93,16 +95,23 @@ struct Mainloop {
       : p(params), stages(at), pipeline(ring) {}
 
   /// Multiplies all tiles of a unit.
-  __device__ void multiply(const WorkUnit& unit, int warpgroup, Accumulator (&sum)[kSlots][Tile::kN8]) {
+  __device__ void multiply(const WorkUnit& unit, int warpgroup, typename Tile::Sums& sum) {
     uint64_t slot[kSlots];
     find_slots(p.set[unit.set], warpgroup, slot);
-    if constexpr (Tile::kPromotes)
-      multiply_promoted(unit, slot, sum);
+    if (p.set[unit.set].slots[warpgroup] < kSlots)
+      multiply_slots<kSlots - 1>(unit, slot, sum);
     else
-      multiply_plain(unit, slot, sum);
+      multiply_slots<kSlots>(unit, slot, sum);
   }
 
  private:
+  template <int kUsed>
+  __device__ void multiply_slots(const WorkUnit& unit, const uint64_t (&slot)[kSlots], typename Tile::Sums& sum) {
+    if constexpr (Tile::kPromotes)
+      multiply_promoted<kUsed>(unit, slot, sum);
+    else
+      multiply_plain<kUsed>(unit, slot, sum);
+  }
   __device__ void find_slots(const TapSet& set, int warpgroup, uint64_t (&slot)[kSlots]) const {
 #pragma unroll
     for (int s = 0; s < kSlots; ++s) {
@@ -113,14 +122,15 @@ struct Mainloop {
   }
   /// The stage's y.
   __device__ uint64_t operand_b(int stage) const {
-    return voxel_rows(stages + stage + p.boxes_bytes, Tile::kN, 8 * 2 * Tile::kN, 0);
+    return voxel_rows(stages + stage + p.boxes_bytes, Tile::kN, 8 * 2 * Tile::kN, p.y_plane / 16);
   }
   static constexpr int kStepB = 16 * 2 * Tile::kN / 16;  // of 16 voxels, in 16 bytes
 
   /// Products of 64 voxels, slot by slot: one's are under way while those of the slot before are added.
-  __device__ void multiply_promoted(const WorkUnit& unit, const uint64_t (&slot)[kSlots],
-                                    Accumulator (&sum)[kSlots][Tile::kN8]) {
+  template <int kUsed>
+  __device__ void multiply_promoted(const WorkUnit& unit, const uint64_t (&slot)[kSlots], typename Tile::Sums& sum) {
     const bool releases = first_warp && is_leader();
+    static_assert(Tile::kSlide == 1);
     Accumulator product[2][Tile::kN8];
 #pragma unroll
     for (auto& of_slot : sum)
@@ -134,7 +144,7 @@ struct Mainloop {
       uint64_t b = operand_b(stage);
       for (int step = 0; step < p.steps; step += 4, b = advance_slab(b, 4 * kStepB)) {
 #pragma unroll
-        for (int s = 0; s < kSlots; ++s) {
+        for (int s = 0; s < kUsed; ++s) {
           warpgroup_arrive();
 #pragma unroll
           for (int k = 0; k < 4; ++k)
@@ -146,7 +156,7 @@ struct Mainloop {
           if (s > 0) add(sum[s - 1], product[(s + 1) % 2]);
         }
         warpgroup_wait<0>();
-        add(sum[kSlots - 1], product[(kSlots - 1) % 2]);
+        add(sum[kUsed - 1], product[(kUsed - 1) % 2]);
       }
       if (releases) pipeline.release(pipeline.stage());
       pipeline.next();
@@ -159,10 +169,14 @@ struct Mainloop {
       for (int i = 0; i < 4; ++i) sum[n][i] += product[n][i];
   }
 
-  __device__ void multiply_plain(const WorkUnit& unit, const uint64_t (&slot)[kSlots],
-                                 Accumulator (&sum)[kSlots][Tile::kN8]) {
+  template <int kUsed>
+  __device__ void multiply_plain(const WorkUnit& unit, const uint64_t (&slot)[kSlots], typename Tile::Sums& sum) {
     const bool releases = first_warp && is_leader();
-    int last = -1;
+    int last = -1;  // the stage that is read until the next step's products have begun
+    const auto release_last = [&] {
+      if (releases && last >= 0) pipeline.release(last);
+      last = -1;
+    };
     bool fresh = true;
     for (int tile = unit.first_tile; tile < unit.last_tile; ++tile) {
       pipeline.wait();
@@ -173,21 +187,19 @@ struct Mainloop {
         const int at = stage / 16 + p.step_at[step];
         warpgroup_arrive();
 #pragma unroll
-        for (int s = 0; s < kSlots; ++s)
+        for (int s = 0; s < kUsed; ++s)
           multiply_async<typename Tile::Element, true>(sum[s], advance_slab(slot[s], at), b, !fresh);
+        warpgroup_commit();
+        warpgroup_wait<1>();  // for those of the step before
         fresh = false;
         b = advance_slab(b, kStepB);
-        if (step > 0) continue;
-        warpgroup_commit();
-        warpgroup_wait<1>();  // those of the tile before: its stage is filled anew while this one is multiplied
-        if (releases && last >= 0) pipeline.release(last);
+        release_last();
       } while (++step < p.steps);
-      warpgroup_commit();
       last = pipeline.stage();
       pipeline.next();
     }
     warpgroup_wait<0>();
-    if (releases && last >= 0) pipeline.release(last);
+    release_last();
   }
 };
 
@@ -195,7 +207,7 @@ struct Mainloop {
 /// the results themselves.
 template <class Tile>
 __device__ void store_sums(const Params& p, const WorkUnit& unit, int warpgroup,
-                           const Accumulator (&sum)[Tile::kSlots][Tile::kN8]) {
+                           const typename Tile::Sums& sum) {
   using T = typename Tile::Element;
   const TapSet& set = p.set[unit.set];
   const int warp = static_cast<int>(threadIdx.x) / 32 % 4, lane = static_cast<int>(threadIdx.x) % 32;
@@ -212,12 +224,13 @@ __device__ void store_sums(const Params& p, const WorkUnit& unit, int warpgroup,
       const bool exists = tap != Slot::kNone && channel < p.in_channels;
       const int64_t to = first + tap * p.in_channels + channel;
 #pragma unroll
-      for (int n = 0; n < Tile::kN8; ++n)
+      for (int n = 0; n < Tile::kN8 * Tile::kSlide; ++n)
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           const float value = sum[s][n][half * 2 + i];
-          const int64_t at = to + (n * 8 + i) * p.out_stride;
-          if (!exists || column + n * 8 + i >= p.out_channels) continue;
+          const int in_block = n % Tile::kN8 * 8 + i, plane = Tile::kSlide - 1 - n / Tile::kN8;
+          const int64_t at = to + in_block * p.out_stride + plane * p.plane_taps * p.in_channels;
+          if (!exists || column + in_block >= p.out_channels) continue;
           if (p.result)
             static_cast<T*>(p.result)[at] = T(value);
           else
@@ -247,7 +260,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1) wgrad_kernel(const __grid_c
     Mainloop<Tile> mainloop(p, stages, pipeline);
     for (int number = static_cast<int>(blockIdx.x); number < p.units; number += static_cast<int>(gridDim.x)) {
       const WorkUnit unit(p, number);
-      Accumulator sum[Tile::kSlots][Tile::kN8];
+      typename Tile::Sums sum;
       mainloop.multiply(unit, warpgroup, sum);
       store_sums<Tile>(p, unit, warpgroup, sum);
     }

@@ -12,7 +12,7 @@ constexpr int kMostTaps = 343, kMostSets = 64, kMostBoxes = 384, kMostSteps = 32
 constexpr int kStatic = 2 * 1024;  // bytes: barriers, alignment
 constexpr double kFromL2 = 45, kUnit = 1500, kStage = 150, kToMemory = 16, kReduction = 4000, kReductionBytes = 2500;
 
-constexpr WgradTile kTiles[] = {{64, 64, 5}, {64, 64, 3}, {64, 32, 7}, {32, 64, 5}, {32, 32, 7}};
+constexpr WgradTile kTiles[] = {{64, 64, 5}, {64, 64, 3}, {64, 32, 7}, {32, 64, 5}, {32, 32, 7}, {32, 32, 3, 3}};
 // Sums of three products take registers beside the accumulators.
 constexpr WgradTile kPromotedTiles[] = {{64, 64, 4}, {64, 32, 6}, {32, 32, 6}};
 
@@ -40,10 +40,13 @@ class Search {
       if (p_.choice.width > 0 &&
           (p_.choice.width != cta.columns || p_.choice.k_blocks != cta.chunk || p_.choice.m_tiles != cta.slots))
         continue;
+      if (p_.choice.slide > 0 && (p_.choice.slide == 2) != (cta.slide > 1)) continue;
+      if (cta.slide > 1 && !may_slide(cta.slide)) continue;
       const int chunks = static_cast<int>(divide_up(p_.in_channels, cta.chunk));
       for (const int most_taps : {2 * cta.slots * (64 / cta.chunk), cta.slots * (64 / cta.chunk), 1}) {
         WgradPlan plan = axes_;
         plan.cta = cta;
+        plan.depth = static_cast<int>(cta.slide > 1 ? read_size(p_, 0) : p_.out_size[0]);
         list_sets(plan, most_taps, chunks);
         if (plan.sets.size() > kMostSets || plan.sets.size() * static_cast<size_t>(plan.most_boxes()) > kMostBoxes)
           continue;
@@ -55,6 +58,14 @@ class Search {
   }
 
  private:
+  /// Neighbouring planes of x are read by neighbouring taps.
+  bool may_slide(int taps) const {
+    const AxisPhases& depth = axes_.axis[0];
+    const AxisPhase& part = depth.phase[0];
+    return depth.phases == 1 && depth.in_step == 1 && part.taps == taps && part.step == 1 && part.tap_first == 0 &&
+           part.tap_step == 1 && read_size(p_, 0) > 0;
+  }
+
   /// Cuts the taps of each part into boxes, and packs boxes into sets. Few taps: of several chunks of channels.
   void list_sets(WgradPlan& plan, int most_taps, int chunks) const {
     std::vector<WgradBox> boxes;
@@ -82,7 +93,7 @@ class Search {
   static void add_boxes(const WgradPlan& plan, const int (&part)[3], int most, std::vector<WgradBox>& boxes) {
     int taps[3], piece[3];
     for (int a = 2; a >= 0; --a) {
-      taps[a] = plan.axis[a].phase[part[a]].taps;
+      taps[a] = a == 0 && plan.cta.slide > 1 ? 1 : plan.axis[a].phase[part[a]].taps;
       piece[a] = divide_up(taps[a], divide_up(taps[a], std::max(most, 1)));
       most /= piece[a];
     }
@@ -106,12 +117,13 @@ class Search {
       for (const int h : {1, 2, 4, 8, 16})
         for (const int d : {1, 2, 4, 8})
           for (const int n : {1, 2, 4}) {
-            if (w > round_up(static_cast<int>(p_.out_size[2]), 8) || h >= 2 * p_.out_size[1] || d >= 2 * p_.out_size[0])
+            if (w > round_up(static_cast<int>(p_.out_size[2]), 8) || h >= 2 * p_.out_size[1] || d >= 2 * plan.depth)
               continue;
             if (products_ > 1 && p_.batch % n != 0) continue;  // the next part begins behind the last sample
-            if (n > 1 && (n >= 2 * p_.batch || d < p_.out_size[0] || h < p_.out_size[1] || w < p_.out_size[2]))
+            if (n > 1 && (n >= 2 * p_.batch || d < plan.depth || h < p_.out_size[1] || w < p_.out_size[2]))
               continue;
             if (w == 8 && h == 1 && d == 1) continue;
+            if (n > 1 && plan.cta.slide > 1) continue;  // steps take neighbouring rows of y
             const int tile[] = {n, d, h, w};
             std::copy_n(tile, 4, plan.tile);
             if (plan.rows() % 16 != 0 || plan.rows() > 16 * kMostSteps || plan.rows() < 64) continue;
@@ -129,7 +141,7 @@ class Search {
     plan.stages = static_cast<int>(std::min<int64_t>((p_.shared_limit - kStatic) / plan.stage_bytes(), kMostStages));
     if (plan.stages < 2) return;
     int64_t tiles = products_ * divide_up(p_.batch, plan.tile[0]);
-    for (int a = 0; a < 3; ++a) tiles *= divide_up(p_.out_size[a], plan.tile[a + 1]);
+    for (int a = 0; a < 3; ++a) tiles *= divide_up(a == 0 ? plan.depth : p_.out_size[a], plan.tile[a + 1]);
     if (tiles > INT32_MAX) return;
     plan.all_tiles = static_cast<int>(tiles);
     const int64_t units = static_cast<int64_t>(plan.sets.size()) * divide_up(p_.out_channels, plan.cta.columns) *
@@ -147,20 +159,22 @@ class Search {
   }
 
   double cycles(const WgradPlan& plan) const {
-    const double n = plan.cta.columns, product = std::max(n / 2, 16 + n / 4);
+    const double n = plan.cta.columns, b = plan.cta.product_columns(), product = std::max(b / 2, 16 + b / 4);
     const int steps = plan.rows() / 16;
     double of_units = 0, first_load = 0;
     for (const auto& set : plan.sets) {
-      // All slots are multiplied, whether or not they have a tap.
-      const double multiplies = steps * 2.0 * plan.cta.slots * product;
+      // Of a warpgroup all slots are multiplied, or all but one, whether or not they have a tap.
+      int slots = 0;
+      for (const WgradBox& box : set) slots += slots_of(plan.cta, box.taps());
+      const double multiplies = steps * product * std::max(slots, 2 * (plan.cta.slots - 1));
       const double bytes =
-          static_cast<double>(set.size()) * plan.box_rows() * plan.chunk_bytes() + plan.rows() * 2.0 * n;
+          static_cast<double>(set.size()) * plan.box_rows() * plan.chunk_bytes() + plan.y_rows() * 2.0 * n;
       first_load = bytes / kFromL2;
       of_units += plan.tiles_of_split * (std::max(multiplies, bytes / kFromL2) + kStage);
     }
     const bool direct = plan.splits == 1 && elements_of(p_) == 2 && is_channels_last(p_);  // and the weights, then
     const double unit = of_units / static_cast<double>(plan.sets.size()) + first_load +
-                        2.0 * plan.cta.slots * 64 * n * (direct ? 2 : 4) / kToMemory + kUnit;
+                        2.0 * plan.cta.slots * 64 * b * (direct ? 2 : 4) / kToMemory + kUnit;
     const double units = static_cast<double>((plan.units + kMultiprocessors - 1) / kMultiprocessors) * unit;
     return direct ? units : units + kReduction + static_cast<double>(workspace_bytes(p_, plan)) / kReductionBytes;
   }

@@ -9,9 +9,11 @@
 
 namespace voxgrad::cuda {
 
-/// The compiled CTA tiles: input channels of a row of x, output channels of y, m64 tiles of a warpgroup.
+/// The compiled CTA tiles: input channels of a row of x, output channels of y, m64 tiles of a warpgroup. Or it slides
+/// along depth: `slide` taps along it are as many blocks of columns, planes of y one behind the other.
 struct WgradTile {
-  int chunk, columns, slots;
+  int chunk, columns, slots, slide = 1;
+  int product_columns() const { return columns * slide; }
 };
 std::span<const WgradTile> wgrad_tiles(ConvArithmetic arithmetic);
 
@@ -29,16 +31,19 @@ struct WgradPlan {
   std::vector<std::vector<WgradBox>> sets;                        // of each work unit
   int chunks = 1, channel_tiles = 1;                              // chunks of a CTA; CTAs along input channels
   int tile[4] = {}, box[4] = {};                                  // (sample, depth, height, width): of y; of x
+  int depth = 0;  // positions that tiles cover: of y; sliding: of x
   int splits = 1, tiles_of_split = 0, all_tiles = 0, stages = 0;  // tiles: of all products
   int64_t units = 0, samples = 1;                                 // samples: of a launch
   double cycles = 0;
 
   int rows() const { return tile[0] * tile[1] * tile[2] * tile[3]; }
+  int y_box(int axis) const { return tile[axis] + (axis == 1 ? cta.slide - 1 : 0); }
+  int y_rows() const { return y_box(0) * y_box(1) * y_box(2) * y_box(3); }
   int box_rows() const { return box[0] * box[1] * box[2] * box[3]; }
   int box_bytes() const { return (box_rows() * chunk_bytes() + 1023) / 1024 * 1024; }
   int chunk_bytes() const { return 2 * cta.chunk; }
   int most_boxes() const;
-  int stage_bytes() const { return most_boxes() * box_bytes() + (rows() * 2 * cta.columns + 1023) / 1024 * 1024; }
+  int stage_bytes() const { return most_boxes() * box_bytes() + (y_rows() * 2 * cta.columns + 1023) / 1024 * 1024; }
 };
 
 /// Of as many samples at a time as may be copied. Nothing if the problem is not its own (f64, too many taps or

@@ -13,16 +13,16 @@ inline ConvInstance instance{ConvPass::wgrad,
                              Tile::kPromotes                                    ? ConvArithmetic::tf32x3
                              : std::is_same_v<typename Tile::Element, BFloat16> ? ConvArithmetic::bf16
                                                                                 : ConvArithmetic::f16,
-                             Tile::kN,
+                             Tile::kN* Tile::kSlide,
                              Tile::kSlots,
                              Tile::kChunk};
 
 /// kPromotes: the tiles of three products.
 template <class Element, bool kPromotes>
 void launch_kernel(const Params& p, const WgradTile& tile, int ctas, int shared_bytes, cudaStream_t stream) {
-  const auto run = [&]<int kChunk, int kN, int kSlots>() {
-    using Tile = CtaTile<Element, kChunk, kN, kSlots, kPromotes>;
-    if (tile.chunk != kChunk || tile.columns != kN || tile.slots != kSlots) return;
+  const auto run = [&]<int kChunk, int kN, int kSlots, int kSlide = 1>() {
+    using Tile = CtaTile<Element, kChunk, kN, kSlots, kSlide, kPromotes>;
+    if (tile.chunk != kChunk || tile.columns != kN || tile.slots != kSlots || tile.slide != kSlide) return;
     ++instance<Tile>.launches;
     launch_with_shared(wgrad_kernel<Tile>, static_cast<unsigned>(ctas), Tile::kThreads, shared_bytes, stream, p);
   };
@@ -36,6 +36,7 @@ void launch_kernel(const Params& p, const WgradTile& tile, int ctas, int shared_
     run.template operator()<64, 32, 7>();
     run.template operator()<32, 64, 5>();
     run.template operator()<32, 32, 7>();
+    run.template operator()<32, 32, 3, 3>();
   }
 }
 

@@ -116,6 +116,7 @@ void list_sets(Params& p, const WgradPlan& plan) {
         const AxisPhase& part = plan.axis[a].phase[of.part[a]];
         box.offset[a] =
             static_cast<int16_t>((part.start + of.first[a] * part.step) * plan.axis[a].in_step + part.residue);
+        if (a == 0 && plan.cta.slide > 1) box.offset[a] = 0;
       }
       int shift[2] = {};
       for (int t = 0; t < of.taps(); ++t) {
@@ -173,7 +174,12 @@ Params make_params(const Operand& x, const Operand& y, const ConvProblem& proble
   p.box_bytes = plan.box_bytes();
   p.boxes_bytes = plan.most_boxes() * plan.box_bytes();
   p.box_rows = plan.box_rows();
-  p.y_rows = plan.rows();
+  p.y_rows = plan.y_rows();
+  if (plan.cta.slide > 1) {
+    p.y_plane = plan.tile[2] * plan.tile[3] * 2 * plan.cta.columns;
+    p.y_first = 1 - plan.cta.slide - plan.axis[0].phase[0].start;
+    p.plane_taps = static_cast<int>(problem.kernel[1] * problem.kernel[2]);
+  }
   p.stage_bytes = plan.stage_bytes();
   p.stages = plan.stages;
   p.sets = Divisor(static_cast<int>(plan.sets.size()));
@@ -182,7 +188,8 @@ Params make_params(const Operand& x, const Operand& y, const ConvProblem& proble
   p.groups = Divisor(static_cast<int>(problem.groups));
   std::copy_n(plan.tile, 4, p.tile);
   for (int a = 0; a < 3; ++a) {
-    p.tiles[2 - a] = Divisor(static_cast<int>(divide_up(problem.out_size[a], plan.tile[a + 1])));
+    const int64_t positions = a == 0 ? plan.depth : problem.out_size[a];
+    p.tiles[2 - a] = Divisor(static_cast<int>(divide_up(positions, plan.tile[a + 1])));
     p.in_step[a] = plan.axis[a].in_step;
   }
   list_sets(p, plan);
@@ -195,7 +202,8 @@ int set_samples(Params& p, const View& x, const View& y, int samples, const Conv
                 const WgradPlan& plan) {
   constexpr const char* kOp = "conv weight gradient";
   p.x = describe_voxels(x, plan.cta.chunk, plan.box, p.in_step, kOp);
-  p.y = describe_voxels(y, plan.cta.columns, plan.tile, {1, 1, 1}, kOp);
+  const int y_box[] = {plan.y_box(0), plan.y_box(1), plan.y_box(2), plan.y_box(3)};
+  p.y = describe_voxels(y, plan.cta.columns, y_box, {1, 1, 1}, kOp);
   p.samples = samples;
   p.tiles[3] = Divisor(divide_up(samples, plan.tile[0]));
   p.all_tiles = three_products(problem) ? 3 : 1;
