@@ -11,8 +11,9 @@ namespace {
 
 constexpr int kMostTaps = 512, kMostPhases = 64, kMostSide = 255, kMostStages = 8;
 constexpr int kStatic = 8 * 1024;  // bytes: barriers, list of rows, alignment
-// Clocks of a model: what an SM gets from L2, writes results at, and what a unit and a second kernel cost.
-constexpr double kFromL2 = 32, kToMemory = 32, kUnit = 1000, kReduction = 4000, kReductionBytes = 2500, kWait = 1500,
+// Clocks of a model: what an SM gets from L2, writes results at, what a unit and a second kernel cost, and bytes a clock
+// of all memory.
+constexpr double kFromL2 = 32, kToMemory = 32, kUnit = 1000, kReduction = 4000, kMemory = 2500, kWait = 1500,
                  kAlone = 1.3;
 
 constexpr FpropDgradTile kTiles[] = {{16, 4},    {24, 4},    {32, 4},    {48, 4},    {48, 2},
@@ -276,10 +277,21 @@ class Search {
     const int planes = plan.cta.slide > 1 ? 2 * (plan.run + plan.cta.slide - 1) : 1;
     double all = static_cast<double>(rounds) * unit * planes + (plan.cooperative ? 0 : epilogue / phases);
     if (plan.kept) all += weights / kFromL2;
+    const double memory = static_cast<double>(p_.batch * sample_bytes(p_)) * pieces(plan) / kMemory;
+    all = std::max(all, memory + all / 8);
     // Weights that are N-major as they lie may have to be copied.
     if (p_.pass == ConvPass::dgrad && is_half(p_.dtype) && !may_be_n_major(plan.cta.columns)) all += kReduction;
-    if (plan.splits > 1) all += kReduction + static_cast<double>(workspace_bytes(p_, plan)) / kReductionBytes;
+    if (plan.splits > 1) all += kReduction + static_cast<double>(workspace_bytes(p_, plan)) / kMemory;
     return all;
+  }
+
+  /// How many times the results are written: lines that end within a sector write it twice, a part each time, which
+  /// memory reads before it writes.
+  double pieces(const FpropDgradPlan& plan) const {
+    if (p_.out_channels_last || plan.tile[3] >= plan.axis[2].count) return 1;
+    const int64_t sector = 32 / static_cast<int64_t>(item_size(p_.dtype)), piece = plan.tile[3] * plan.axis[2].out_step;
+    if (piece % sector == 0 && p_.out_size[2] % sector == 0) return 1;
+    return 1 + 4.0 * static_cast<double>(sector) / static_cast<double>(piece);
   }
 
   const ConvProblem& p_;
