@@ -147,8 +147,11 @@ bool Tensor::is_contiguous(MemoryFormat format) const {
 }
 
 MemoryFormat Tensor::suggest_memory_format() const {
-  return !is_contiguous() && is_in_order_of_channels_last(shape(), strides()) ? MemoryFormat::channels_last
-                                                                              : MemoryFormat::contiguous;
+  // Of one channel both formats have the same order: its stride tells which was asked for.
+  const bool last = dim() >= 3 && size(1) == 1 ? strides() == channels_last_strides(shape()) &&
+                                                     strides() != contiguous_strides(shape())
+                                               : !is_contiguous() && is_in_order_of_channels_last(shape(), strides());
+  return last ? MemoryFormat::channels_last : MemoryFormat::contiguous;
 }
 
 const void* Tensor::raw_data() const { return view_of(body_of(*this, "data"), false).data; }

@@ -72,7 +72,7 @@ class Tensor {
   TensorOptions options() const { return {dtype(), device(), false}; }
   bool is_contiguous(MemoryFormat format = MemoryFormat::contiguous) const;
   /// channels_last if the axes lie in that order, as those of a part of such a tensor do, and the tensor is not
-  /// contiguous; else contiguous.
+  /// contiguous; else contiguous. Of one channel, the format that contiguous() or empty() was given.
   MemoryFormat suggest_memory_format() const;
   const std::shared_ptr<Storage>& storage() const;
   /// Elements between the start of the storage and the first element.

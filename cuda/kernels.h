@@ -58,5 +58,6 @@ Signature<&Kernels::gather> gather;
 Signature<&Kernels::scatter_add> scatter_add;
 // optim.cu
 Signature<&Kernels::step> step;
+Signature<&Kernels::sum_of_squares> sum_of_squares;
 
 }  // namespace voxgrad::cuda::kernel

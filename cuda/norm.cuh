@@ -152,7 +152,7 @@ struct Tiling {
     // Enough work for a thread to pay for its constants and sums; of columns, whose blocks have a sum for each of many
     // channels, fewer blocks: two or three at a time fill an SM.
     const int64_t shortest = layout.reducers * (columns ? 16 : 4 * width);
-    const int64_t most = (columns ? 1024 : 4096) / std::max<int64_t>(tiles, 1);
+    const int64_t most = (columns ? 528 : 4096) / std::max<int64_t>(tiles, 1);
     const int64_t wanted = std::clamp<int64_t>(parts(length, shortest), 1, std::max<int64_t>(most, 1));
     range = std::max<int64_t>(parts(parts(length, wanted), 64), 1) * 64;  // whole cache lines
     ranges = std::max<int64_t>(parts(length, range), 1);
@@ -160,8 +160,9 @@ struct Tiling {
   VG_HOST_DEVICE int64_t blocks() const { return tiles * ranges; }
 };
 
-/// Sums over a few elements, before they are added to sums in double. Of halves they are made in float: sixteen
-/// conversions to double a cycle would hold up an SM.
+/// Sums over up to kLongestRun elements, before they are added to sums in double. Of halves they are made in float:
+/// sixteen conversions to double a cycle would hold up an SM.
+inline constexpr int kLongestRun = 32;
 template <class T>
 struct Run {
   using Sum = std::conditional_t<sizeof(T) == 2, float, double>;
@@ -198,6 +199,8 @@ struct Lane {
 #pragma unroll
     for (int k = 0; k < kInputs; ++k) in[k] = volumes.in[k].template at<const T>(n, c, start);
     T* out = volumes.out.template at<T>(n, c, start);
+    Run<T> run[kChannels];
+    int summed = 0;  // elements of a run
     for (int left = static_cast<int>(vectors) - thread; left > 0; left -= kUnroll * threads) {
       Vector<T, width> loaded[kUnroll][kInputs];
 #pragma unroll
@@ -207,7 +210,6 @@ struct Lane {
           if (u * threads < left) loaded[u][k] = load_vector<T, width>(in[k]);
           in[k] += threads * step * stride(volumes.in[k]);
         }
-      Run<T> run[kChannels];
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
         if (u * threads >= left) continue;
@@ -218,11 +220,12 @@ struct Lane {
         }
         count += step;
       }
-      if constexpr (Formula::kSums)
-#pragma unroll
-        for (int i = 0; i < kChannels; ++i)
-          total[i] = add(total[i], {static_cast<double>(run[i].x), static_cast<double>(run[i].y)});
+      if (Formula::kSums && (summed += kUnroll * step) >= kLongestRun) {
+        end_runs(run);
+        summed = 0;
+      }
     }
+    if constexpr (Formula::kSums) end_runs(run);
   }
 
   __device__ void finish() {
@@ -232,6 +235,13 @@ struct Lane {
   }
 
  private:
+  __device__ void end_runs(Run<T> (&run)[kChannels]) {
+#pragma unroll
+    for (int i = 0; i < kChannels; ++i) {
+      total[i] = add(total[i], {static_cast<double>(run[i].x), static_cast<double>(run[i].y)});
+      run[i] = {};
+    }
+  }
   template <int width>
   __device__ Vector<T, width> apply(const Vector<T, width> (&loaded)[kInputs], Run<T> (&run)[kChannels]) const {
     Vector<T, width> result{};  // stays so if nothing is written

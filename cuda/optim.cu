@@ -3,6 +3,7 @@
 #include "cuda/graph.h"
 #include "cuda/kernels.h"
 #include "cuda/map.cuh"
+#include "cuda/reduce.cuh"
 #include "ops/optim_step.h"
 
 namespace voxgrad::cuda::kernel {
@@ -105,20 +106,30 @@ __global__ void count_kernel(Step given, const Step* live, const int64_t* skippe
   *update = Update(step);
 }
 
+/// Calls run(table) for the parameters views(0), views(1), ... as many at a time as a table holds.
+template <class T, int kStates, class Views, class F>
+void for_each_table(size_t count, const Views& views, const F& run) {
+  Table<T, kStates> table;
+  for (size_t i = 0; i < count; ++i) {
+    const StepViews next = views(i);
+    if (next.param.numel() > 0) table.add(next);
+    if (table.params == 0 || (table.params < kMostParams && i + 1 < count)) continue;
+    run(table);
+    table = {};
+  }
+}
+
 /// Launches the step of all parameters.
 template <class T, int kStates, class Update>
 void launch_all(const char* op, const Launch& launch, std::span<const StepViews> params, const Update& update,
                 const Update* live, const StepGate& gate) {
-  using Params = Table<T, kStates>;
-  Params table;
-  for (size_t i = 0; i < params.size(); ++i) {
-    if (params[i].param.numel() > 0) table.add(params[i]);
-    if (table.params == 0 || (table.params < kMostParams && i + 1 < params.size())) continue;
-    const unsigned grid = grid_size(table.first_piece[table.params], 1);
-    step_kernel<Update, T, kStates><<<grid, kBlock, 0, launch.stream>>>(update, live, gate, table);
-    check_launch(op);
-    table = Params();
-  }
+  for_each_table<T, kStates>(
+      params.size(), [&](size_t i) { return params[i]; },
+      [&](const Table<T, kStates>& table) {
+        const unsigned grid = grid_size(table.first_piece[table.params], 1);
+        step_kernel<Update, T, kStates><<<grid, kBlock, 0, launch.stream>>>(update, live, gate, table);
+        check_launch(op);
+      });
 }
 
 template <class T, int kStates, class Step, class Update>
@@ -140,6 +151,34 @@ void step_all(const char* op, std::span<const StepViews> params, const Step& ste
   launch_all<T, kStates>(op, launch, params, update, live, gate);
 }
 
+/// partial[piece] = the sum of the squares of a piece.
+template <class T>
+__global__ void __launch_bounds__(kBlock)
+    squares_kernel(const __grid_constant__ Table<T, 0> table, double* partial) {
+  __shared__ double shared[kBlock];
+  const int64_t piece = blockIdx.x;
+  int i = 0;
+  while (piece >= table.first_piece[i + 1]) ++i;
+  const int64_t begin = (piece - table.first_piece[i]) * kPiece, end = min(begin + kPiece, table.count[i]);
+  double sum = 0;
+#pragma unroll 8
+  for (int64_t at = begin + threadIdx.x; at < end; at += kBlock) {
+    const auto x = convert<double>(table.param[i][at]);
+    sum += x * x;
+  }
+  sum = combine_reducers(sum, BlockLayout(), shared, [](double a, double b) { return a + b; });
+  if (threadIdx.x == 0) partial[piece] = sum;
+}
+
+/// *out = the sum of all partial sums. One block.
+__global__ void __launch_bounds__(kBlock) add_kernel(const double* partial, int64_t count, double* out) {
+  __shared__ double shared[kBlock];
+  double sum = 0;
+  for (int64_t i = threadIdx.x; i < count; i += kBlock) sum += partial[i];
+  sum = combine_reducers(sum, BlockLayout(), shared, [](double a, double b) { return a + b; });
+  if (threadIdx.x == 0) *out = sum;
+}
+
 }  // namespace
 
 void step(const char* op, std::span<const StepViews> params, const AnyStep& step, const StepGate& gate) {
@@ -152,6 +191,26 @@ void step(const char* op, std::span<const StepViews> params, const AnyStep& step
     });
   };
   std::visit(run, step);
+}
+
+void sum_of_squares(const View& out, std::span<const View> list) {
+  constexpr const char* kOp = "sum_of_squares";
+  const Launch launch(out);
+  int64_t pieces = 0;
+  for (const View& view : list) pieces += (view.numel() + kPiece - 1) / kPiece;
+  const Workspace partial(launch, static_cast<size_t>(pieces) * sizeof(double));
+  auto* sums = partial.as<double>();
+  dispatch_cuda(Floats(), list.front().dtype, kOp, [&]<class T>() {
+    for_each_table<T, 0>(list.size(), [&](size_t i) { return StepViews{list[i], list[i], {}}; },
+                         [&](const Table<T, 0>& table) {
+                           const int64_t own = table.first_piece[table.params];
+                           squares_kernel<T><<<static_cast<unsigned>(own), kBlock, 0, launch.stream>>>(table, sums);
+                           check_launch(kOp);
+                           sums += own;
+                         });
+  });
+  add_kernel<<<1, kBlock, 0, launch.stream>>>(partial.as<double>(), pieces, out.as<double>());
+  check_launch(kOp);
 }
 
 }  // namespace voxgrad::cuda::kernel

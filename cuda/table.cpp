@@ -38,6 +38,7 @@ const Kernels& cuda_kernels() {
       .gather = kernel::gather,
       .scatter_add = kernel::scatter_add,
       .step = kernel::step,
+      .sum_of_squares = kernel::sum_of_squares,
   };
   return table;
 }

@@ -134,7 +134,8 @@ void detail::convert(const std::string& name, const Tensor& tensor, const Conver
   if (converted.is_same(old)) return;
   check(tensor.is_leaf(), "to", name, " is the result of a recorded operation; only leaves can be converted in place");
   TensorBody& body = *tensor.body();
-  while (converted.storage()->version() <= body.storage->version()) converted.storage()->bump_version();
+  const bool moved = converted.storage() != body.storage;
+  while (moved && converted.storage()->version() <= body.storage->version()) converted.storage()->bump_version();
   const Tensor grad = tensor.grad();
   body.storage = converted.storage();
   body.offset = converted.storage_offset();

@@ -46,9 +46,17 @@ Tensor convolve_transposed(const Tensor& y, const Tensor& weight, const Tensor& 
                            const ConvGeometry& geometry, Behind behind = {});
 Tensor convolve_weight(const Tensor& x, const Tensor& y, const WeightForm& form, const ConvGeometry& geometry);
 
+/// In channels_last if one of the operands is, as PyTorch has it.
+Tensor empty_result(const Tensor& in, const Tensor& weight, int64_t channels, const Triple& size) {
+  const MemoryFormat of_weight = weight.suggest_memory_format();
+  const bool last = of_weight == MemoryFormat::channels_last;
+  return empty({in.size(0), channels, size[0], size[1], size[2]}, in.options(),
+               last ? of_weight : in.suggest_memory_format());
+}
+
 Tensor convolve(const Tensor& x, const Tensor& weight, const Tensor& bias, const Triple& size,
                 const ConvGeometry& geometry, Behind behind) {
-  Tensor y = empty_volume(x, weight.size(0), size, x.dtype());
+  Tensor y = empty_result(x, weight, weight.size(0), size);
   const auto bias_view = optional_view(bias);
   kernels(x.device())
       .conv_forward(y.view_out(), x.view_in(), weight.view_in(), {pointer(bias_view), behind.relu}, geometry);
@@ -64,7 +72,7 @@ Tensor convolve(const Tensor& x, const Tensor& weight, const Tensor& bias, const
 
 Tensor convolve_transposed(const Tensor& y, const Tensor& weight, const Tensor& bias, const Triple& size,
                            const ConvGeometry& geometry, Behind behind) {
-  Tensor x = empty_volume(y, weight.size(1) * geometry.groups, size, y.dtype());
+  Tensor x = empty_result(y, weight, weight.size(1) * geometry.groups, size);
   const auto bias_view = optional_view(bias);
   kernels(y.device())
       .conv_backward_data(x.view_out(), y.view_in(), weight.view_in(), {pointer(bias_view), behind.relu}, geometry);

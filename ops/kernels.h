@@ -225,6 +225,8 @@ struct Kernels {
   /// (exp_avg, exp_avg_sq, max_exp_avg_sq), rmsprop (square_avg, momentum, grad_avg), adagrad (sum), lion (exp_avg),
   /// ema (average); what the options do not use is not looked at.
   void (*step)(const char* op, std::span<const StepViews> params, const AnyStep& step, const StepGate& gate);
+  /// out, one f64: the sum of the squares of all elements of a list of one floating dtype, each dense.
+  void (*sum_of_squares)(const View& out, std::span<const View> list);
 };
 
 const Kernels& cpu_kernels();

@@ -58,10 +58,16 @@ Tensor Tensor::clone() const {
 }
 
 Tensor Tensor::contiguous(MemoryFormat format) const {
-  if (is_contiguous(format)) return *this;
-  LayoutCopies::note(*this, format);
+  // Of one channel a tensor may lie in both formats: then it keeps its elements, and takes the strides of the other.
+  const bool lies = is_contiguous(format);
+  if (lies && (dim() < 3 || size(1) != 1 || suggest_memory_format() == format)) return *this;
   const bool last = format == MemoryFormat::channels_last;
-  return copy_strided("contiguous", *this, last ? channels_last_strides(shape()) : contiguous_strides(shape()));
+  const Strides wanted = last ? channels_last_strides(shape()) : contiguous_strides(shape());
+  if (lies)
+    return record("contiguous", as_strided(*this, shape(), wanted, storage_offset()), {*this},
+                  [](const Tensor& g) { return Tensors{g}; });
+  LayoutCopies::note(*this, format);
+  return copy_strided("contiguous", *this, wanted);
 }
 
 Tensor Tensor::to(Device target) const {

@@ -88,6 +88,21 @@ void run(const char* op, TensorSpan params, TensorSpan grads, std::initializer_l
   }
 }
 
+Tensors dense_copies(TensorSpan tensors) {
+  Tensors dense;
+  for (const Tensor& tensor : tensors) dense.push_back(tensor.contiguous(tensor.suggest_memory_format()));
+  return dense;
+}
+
+/// Calls step(copies) with those that are dense, or copies, which are written back.
+template <class F>
+void in_place(TensorSpan tensors, const F& step) {
+  const Tensors dense = dense_copies(tensors);
+  step(dense);
+  for (size_t i = 0; i < tensors.size(); ++i)
+    if (!dense[i].is_same(tensors[i])) tensors[i].copy_(dense[i]);
+}
+
 }  // namespace
 
 void sgd_step(TensorSpan params, TensorSpan grads, TensorSpan momentum_buffers, const SgdStep& step,
@@ -128,16 +143,50 @@ void ema_step(TensorSpan params, TensorSpan averages, const EmaStep& step) {
 void unscale_gradients(TensorSpan grads, const Tensor& found_inf, const Tensor* scale) {
   constexpr const char* kOp = "unscale_gradients";
   NoGradGuard no_grad;
-  Tensors dense;
-  for (const Tensor& grad : grads) {
+  for (const Tensor& grad : grads)
     check(grad.defined() && is_floating(grad.dtype()) && grad.device() == found_inf.device(), kOp,
           "gradients must be floating, on the device of found_inf (", describe(found_inf), "), got ", describe(grad));
-    dense.push_back(grad.contiguous(grad.suggest_memory_format()));
-  }
   auto* found = address<int64_t>(kOp, "found_inf", &found_inf, found_inf.device());
-  run(kOp, dense, dense, {}, UnscaleStep{found, scale != nullptr}, {.scale = scale}, scale == nullptr);
-  for (size_t i = 0; scale && i < grads.size(); ++i)
-    if (!dense[i].is_same(grads[i])) grads[i].copy_(dense[i]);
+  const auto step = [&](const Tensors& dense) {
+    run(kOp, dense, dense, {}, UnscaleStep{found, scale != nullptr}, {.scale = scale}, scale == nullptr);
+  };
+  scale ? in_place(grads, step) : step(dense_copies(grads));
+}
+
+Tensor sum_of_squares(TensorSpan grads) {
+  constexpr const char* kOp = "sum_of_squares";
+  NoGradGuard no_grad;
+  check(!grads.empty(), kOp, "no gradients");
+  const Tensors dense = dense_copies(grads);
+  check_params(kOp, dense);
+  Tensors sums;
+  std::vector<View> list;
+  for (size_t i = 0; i < dense.size(); ++i) {
+    list.push_back(dense[i].view_in());
+    const bool more = i + 1 < dense.size() && dense[i + 1].device() == dense[i].device() &&
+                      dense[i + 1].dtype() == dense[i].dtype();
+    if (more) continue;
+    sums.push_back(empty({}, {f64, dense[i].device()}));
+    kernels(dense[i].device()).sum_of_squares(sums.back().view_out(), list);
+    list.clear();
+  }
+  Tensor sum = sums[0];
+  for (size_t i = 1; i < sums.size(); ++i) sum = sum.add(sums[i].to(sum.device()));
+  return sum;
+}
+
+void scale_gradients(TensorSpan grads, const Tensor& factor) {
+  constexpr const char* kOp = "scale_gradients";
+  NoGradGuard no_grad;
+  const auto of_device = [&](TensorSpan some) {
+    const Tensor here = factor.to(some[0].device());
+    const ScaleStep step{address<const double>(kOp, "factor", &here, here.device())};
+    in_place(some, [&](const Tensors& dense) { run(kOp, dense, dense, {}, step); });
+  };
+  for (size_t begin = 0, end; begin < grads.size(); begin = end) {
+    for (end = begin + 1; end < grads.size() && grads[end].device() == grads[begin].device();) ++end;
+    of_device(grads.subspan(begin, end - begin));
+  }
 }
 
 }  // namespace voxgrad

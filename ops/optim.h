@@ -50,7 +50,11 @@ struct UnscaleStep {
   int64_t* found_inf = nullptr;
   bool write = false;
 };
-using AnyStep = std::variant<SgdStep, AdamStep, RmspropStep, AdagradStep, LionStep, EmaStep, UnscaleStep>;
+/// Gradients take the parameters' place: they are multiplied by *factor, on their device.
+struct ScaleStep {
+  const double* factor = nullptr;
+};
+using AnyStep = std::variant<SgdStep, AdamStep, RmspropStep, AdagradStep, LionStep, EmaStep, UnscaleStep, ScaleStep>;
 
 /// Gradient scaling (nn/optim/grad_scaler.h): tensors of one element on the parameters' device, or null. Only the
 /// device looks at them.
@@ -79,5 +83,10 @@ void ema_step(TensorSpan params, TensorSpan averages, const EmaStep& step);
 /// Sets found_inf (i64, one element) to 1 if an element of `grads`, which have its device and any strides, is not
 /// finite, and divides them by `scale` (f32, one element) unless it is null.
 void unscale_gradients(TensorSpan grads, const Tensor& found_inf, const Tensor* scale);
+/// The sum of the squares of all elements of `grads`, floating and with any strides: f64 without axes, on the device of
+/// the first one.
+Tensor sum_of_squares(TensorSpan grads);
+/// Multiplies `grads`, floating and with any strides, by `factor` (f64, one element), in place.
+void scale_gradients(TensorSpan grads, const Tensor& factor);
 
 }  // namespace voxgrad

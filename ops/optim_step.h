@@ -210,6 +210,15 @@ struct UnscaleUpdate {
   }
 };
 
+template <class T>
+struct StepUpdate<ScaleStep, T> {
+  const double* factor;
+
+  static int states(const ScaleStep&) { return 0; }
+  explicit StepUpdate(const ScaleStep& step) : factor(step.factor) {}
+  VG_HOST_DEVICE void operator()(T& param, T) const { param *= static_cast<T>(*factor); }
+};
+
 /// Calls run<states>(update) with the update of a step; T is compute_t.
 template <class T, class Step, class F>
 void with_update(const Step& step, const F& run) {

@@ -6,6 +6,7 @@
 #include "ops/create.h"
 #include "ops/elementwise.h"
 #include "ops/halves.h"
+#include "ops/optim.h"
 #include "ops/reduce.h"
 #include "ops/shape.h"
 
@@ -31,13 +32,10 @@ Tensor total_norm(const char* op, const Tensors& grads, double type) {
   check(type > 0, op, "norm_type must be positive, got ", type);
   if (grads.empty()) return zeros({});
   const TensorOptions common{is_half(grads[0].dtype()) ? f32 : grads[0].dtype(), grads[0].device()};
-  const auto here = [&](const Tensor& x) { return x.to(common.device, common.dtype); };
-  Tensors parts;  // squares, of which the sum has no kinks to look after, or norms
-  for (const Tensor& grad : grads) {
-    const Tensor x = widened(grad);
-    parts.push_back(here(type == 2 ? sum(x * x) : norm(x, type)));
-  }
-  return type == 2 ? sqrt(sum(stack(parts))) : norm(stack(parts), type);
+  if (type == 2) return sqrt(sum_of_squares(grads)).to(common.dtype);
+  Tensors parts;
+  for (const Tensor& grad : grads) parts.push_back(norm(widened(grad), type).to(common.device, common.dtype));
+  return norm(stack(parts), type);
 }
 
 }  // namespace
@@ -56,11 +54,7 @@ Tensor clip_grad_norm_(const Tensors& params, double max_norm, const ClipOptions
   if (options.error_if_nonfinite)
     check(std::isfinite(total.item()), "clip_grad_norm_", "the norm of the gradients is ", total.item(),
           "; they were left alone");
-  const Tensor factor = clamp(max_norm / (total + 1e-6), 0, 1);
-  for (const Tensor& grad : grads) {
-    const Tensor wide = widened(grad);
-    grad.copy_(mul(wide, factor.to(wide.device(), wide.dtype())));
-  }
+  scale_gradients(grads, clamp(max_norm / (total.to(f64) + 1e-6), 0, 1));
   return total;
 }
 

@@ -68,5 +68,6 @@ void scatter_add(const char* op, const View& out, const View& in, const View& in
 
 // optim.cpp
 void step(const char* op, std::span<const StepViews> params, const AnyStep& step, const StepGate& gate);
+void sum_of_squares(const View& out, std::span<const View> list);
 
 }  // namespace voxgrad::cpu

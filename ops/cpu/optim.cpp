@@ -1,4 +1,7 @@
 // Optimizer steps: the updates of ops/optim_step.h over contiguous arrays.
+#include <numeric>
+#include <vector>
+
 #include "core/dtype.h"
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/loops.h"
@@ -49,6 +52,29 @@ void step(const char* op, std::span<const StepViews> params, const AnyStep& step
         step_all(op, params, taken, inverse_scale(gate.scale));
       },
       step);
+}
+
+void sum_of_squares(const View& out, std::span<const View> list) {
+  double total = 0;
+  for (const View& view : list)
+    dispatch(Floats(), view.dtype, "sum_of_squares", "CPU", [&]<class T>() {
+      const T* const x = view.as<const T>();
+      const int64_t count = view.numel(), pieces = (count + kRowPiece - 1) / kRowPiece;
+      std::vector<double> sums(static_cast<size_t>(pieces));
+      parallel_for(pieces, grain_of(kRowPiece), [&](int64_t begin, int64_t end) {
+        for (int64_t piece = begin; piece < end; ++piece) {
+          const int64_t last = std::min((piece + 1) * kRowPiece, count);
+          double sum = 0;
+          for (int64_t i = piece * kRowPiece; i < last; ++i) {
+            const auto value = convert<double>(x[i]);
+            sum += value * value;
+          }
+          sums[static_cast<size_t>(piece)] = sum;
+        }
+      });
+      total = std::accumulate(sums.begin(), sums.end(), total);
+    });
+  *out.as<double>() = total;
 }
 
 }  // namespace voxgrad::cpu

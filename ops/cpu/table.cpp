@@ -37,6 +37,7 @@ const Kernels& cpu_kernels() {
       .gather = cpu::gather,
       .scatter_add = cpu::scatter_add,
       .step = cpu::step,
+      .sum_of_squares = cpu::sum_of_squares,
   };
   return table;
 }

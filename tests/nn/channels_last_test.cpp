@@ -7,6 +7,7 @@
 #include "nn/optim/ema.h"
 #include "nn/optim/grad_scaler.h"
 #include "nn/optim/optimizers.h"
+#include "ops/conv.h"
 #include "ops/create.h"
 #include "ops/elementwise.h"
 #include "ops/loss.h"
@@ -149,6 +150,45 @@ TEST(ChannelsLast, CopiesAreNamed) {
               "[2, 8, 4, 4, 4] f32 on cpu with strides [512, 64, 16, 4, 1] to channels_last, made by 'exp'");
   }
   EXPECT_TRUE(copies.list().empty());
+}
+
+/// Both formats have one order of such elements; what comes after them shall have the one that was asked for.
+TEST(ChannelsLast, OfOneChannelIsKept) {
+  manual_seed(5);
+  const Tensor x = randn({2, 1, 4, 6, 5}).requires_grad_();
+  EXPECT_EQ(x.suggest_memory_format(), MemoryFormat::contiguous);
+  const Tensor last = x.contiguous(MemoryFormat::channels_last), again = last.contiguous(MemoryFormat::channels_last);
+  EXPECT_EQ(last.suggest_memory_format(), MemoryFormat::channels_last);
+  EXPECT_TRUE(last.is_contiguous() && is_last(last));
+  EXPECT_EQ(last.storage(), x.storage());
+  EXPECT_TRUE(again.is_same(last));
+  EXPECT_EQ(last.contiguous().suggest_memory_format(), MemoryFormat::contiguous);
+  EXPECT_EQ(x.contiguous().is_same(x), true);
+  EXPECT_EQ((last * 2).suggest_memory_format(), MemoryFormat::channels_last);
+  sum(last * 3).backward();
+  EXPECT_EQ(x.grad().to_vector(), std::vector<double>(240, 3));
+  EXPECT_EQ(zeros({3}).suggest_memory_format(), MemoryFormat::contiguous);
+
+  nn::Conv3d conv{{.in_channels = 1, .out_channels = 8, .kernel_size = 3, .padding = 1}};
+  EXPECT_EQ(conv(x).suggest_memory_format(), MemoryFormat::contiguous);
+  EXPECT_EQ(conv(last).suggest_memory_format(), MemoryFormat::channels_last);
+  const Tensor y = conv(x);
+  conv.to(MemoryFormat::channels_last);
+  EXPECT_EQ(conv(x).suggest_memory_format(), MemoryFormat::channels_last);
+  EXPECT_LT(sum(abs(conv(x) - y)).item(), 1e-3);
+  sum(conv(x)).backward();
+  EXPECT_EQ(conv.weight.grad().shape(), conv.weight.shape());
+}
+
+/// A result is channels_last if the input or the weight is.
+TEST(ChannelsLast, WeightsGiveItToResults) {
+  nn::Conv3d conv{{.in_channels = 3, .out_channels = 4, .kernel_size = 3}};
+  nn::ConvTranspose3d up{{.in_channels = 4, .out_channels = 2, .kernel_size = 2, .stride = 2}};
+  const Tensor x = randn({1, 3, 5, 5, 5}), w = conv.weight.contiguous(MemoryFormat::channels_last);
+  EXPECT_EQ(conv3d(x, conv.weight).suggest_memory_format(), MemoryFormat::contiguous);
+  EXPECT_EQ(conv3d(x, w).suggest_memory_format(), MemoryFormat::channels_last);
+  const Tensor y = conv3d(x, conv.weight), v = up.weight.contiguous(MemoryFormat::channels_last);
+  EXPECT_EQ(conv_transpose3d(y, v).suggest_memory_format(), MemoryFormat::channels_last);
 }
 
 }  // namespace

@@ -7,6 +7,8 @@
 #include "nn/optim/clip.h"
 #include "nn/optim/optimizers.h"
 #include "ops/create.h"
+#include "ops/optim.h"
+#include "ops/shape.h"
 #include "tests/support.h"
 
 namespace voxgrad {
@@ -408,6 +410,34 @@ TEST(Clip, NothingChangesWhenOneGradientCannotBeClipped) {
   EXPECT_ERROR(norm({a, Tensor()}), "clip_grad_norm_: parameter 1 is undefined");
   EXPECT_ERROR(value({Tensor()}), "clip_grad_value_: parameter 0 is undefined");
   EXPECT_EQ(a.grad().to_vector(), (std::vector<double>{3, 4}));
+}
+
+/// More than a kernel takes at once, of sizes that no piece divides, of several dtypes and strides.
+TEST(Clip, ManyGradientsOfAnyKind) {
+  for (const Device device : devices()) {
+    manual_seed(7);
+    Tensors params;
+    double squares = 0;
+    for (int i = 0; i < 150; ++i) {
+      const DType dtype = i < 90 ? f32 : i < 120 ? bf16 : f64;
+      const int64_t size = i == 3 ? 20011 : i == 70 ? 0 : 1 + i * 7 % 50;
+      params.push_back(zeros({size, 2}, {dtype, device}));
+      const Tensor grad = randn({2, size}, {dtype, device});
+      for (const double g : grad.to_vector()) squares += g * g;
+      params.back().set_grad(i % 3 ? transpose(grad, 0, 1) : transpose(grad, 0, 1).contiguous());
+    }
+    EXPECT_NEAR(sum_of_squares(std::vector{params[3].grad(), params[140].grad()}).item(),
+                std::pow(total_norm({params[3], params[140]}), 2), 1e-7 * squares);
+    const std::vector<double> before = params[140].grad().to_vector();
+    EXPECT_NEAR(optim::clip_grad_norm_(params, 10).item(), std::sqrt(squares), 1e-5 * std::sqrt(squares));
+    EXPECT_NEAR(total_norm(params), 10, 1e-2);  // of bf16
+    const double factor = 10 / (std::sqrt(squares) + 1e-6);
+    for (size_t i = 0; i < before.size(); ++i)
+      EXPECT_NEAR(params[140].grad().to_vector()[i], before[i] * factor, 1e-6);
+    params[5].set_grad(full(params[5].shape(), INFINITY, {f32, device}));
+    EXPECT_EQ(optim::clip_grad_norm_(params, 10).item(), INFINITY);
+    EXPECT_EQ(params[6].grad().at({0, 0}), 0);
+  }
 }
 
 TEST(Clip, HalvesByANormThatTheyDoNotHold) {
