@@ -148,9 +148,9 @@ bool Tensor::is_contiguous(MemoryFormat format) const {
 
 MemoryFormat Tensor::suggest_memory_format() const {
   // Of one channel both formats have the same order: its stride tells which was asked for.
-  const bool last = dim() >= 3 && size(1) == 1 ? strides() == channels_last_strides(shape()) &&
-                                                     strides() != contiguous_strides(shape())
-                                               : !is_contiguous() && is_in_order_of_channels_last(shape(), strides());
+  const bool last = dim() >= 3 && size(1) == 1
+                        ? strides() == channels_last_strides(shape()) && strides() != contiguous_strides(shape())
+                        : !is_contiguous() && is_in_order_of_channels_last(shape(), strides());
   return last ? MemoryFormat::channels_last : MemoryFormat::contiguous;
 }
 

@@ -153,8 +153,7 @@ void step_all(const char* op, std::span<const StepViews> params, const Step& ste
 
 /// partial[piece] = the sum of the squares of a piece.
 template <class T>
-__global__ void __launch_bounds__(kBlock)
-    squares_kernel(const __grid_constant__ Table<T, 0> table, double* partial) {
+__global__ void __launch_bounds__(kBlock) squares_kernel(const __grid_constant__ Table<T, 0> table, double* partial) {
   __shared__ double shared[kBlock];
   const int64_t piece = blockIdx.x;
   int i = 0;
@@ -201,13 +200,17 @@ void sum_of_squares(const View& out, std::span<const View> list) {
   const Workspace partial(launch, static_cast<size_t>(pieces) * sizeof(double));
   auto* sums = partial.as<double>();
   dispatch_cuda(Floats(), list.front().dtype, kOp, [&]<class T>() {
-    for_each_table<T, 0>(list.size(), [&](size_t i) { return StepViews{list[i], list[i], {}}; },
-                         [&](const Table<T, 0>& table) {
-                           const int64_t own = table.first_piece[table.params];
-                           squares_kernel<T><<<static_cast<unsigned>(own), kBlock, 0, launch.stream>>>(table, sums);
-                           check_launch(kOp);
-                           sums += own;
-                         });
+    for_each_table<T, 0>(
+        list.size(),
+        [&](size_t i) {
+          return StepViews{list[i], list[i], {}};
+        },
+        [&](const Table<T, 0>& table) {
+          const int64_t own = table.first_piece[table.params];
+          squares_kernel<T><<<static_cast<unsigned>(own), kBlock, 0, launch.stream>>>(table, sums);
+          check_launch(kOp);
+          sums += own;
+        });
   });
   add_kernel<<<1, kBlock, 0, launch.stream>>>(partial.as<double>(), pieces, out.as<double>());
   check_launch(kOp);

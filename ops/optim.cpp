@@ -163,8 +163,8 @@ Tensor sum_of_squares(TensorSpan grads) {
   std::vector<View> list;
   for (size_t i = 0; i < dense.size(); ++i) {
     list.push_back(dense[i].view_in());
-    const bool more = i + 1 < dense.size() && dense[i + 1].device() == dense[i].device() &&
-                      dense[i + 1].dtype() == dense[i].dtype();
+    const bool more =
+        i + 1 < dense.size() && dense[i + 1].device() == dense[i].device() && dense[i + 1].dtype() == dense[i].dtype();
     if (more) continue;
     sums.push_back(empty({}, {f64, dense[i].device()}));
     kernels(dense[i].device()).sum_of_squares(sums.back().view_out(), list);

@@ -432,8 +432,7 @@ TEST(Clip, ManyGradientsOfAnyKind) {
     EXPECT_NEAR(optim::clip_grad_norm_(params, 10).item(), std::sqrt(squares), 1e-5 * std::sqrt(squares));
     EXPECT_NEAR(total_norm(params), 10, 1e-2);  // of bf16
     const double factor = 10 / (std::sqrt(squares) + 1e-6);
-    for (size_t i = 0; i < before.size(); ++i)
-      EXPECT_NEAR(params[140].grad().to_vector()[i], before[i] * factor, 1e-6);
+    for (size_t i = 0; i < before.size(); ++i) EXPECT_NEAR(params[140].grad().to_vector()[i], before[i] * factor, 1e-6);
     params[5].set_grad(full(params[5].shape(), INFINITY, {f32, device}));
     EXPECT_EQ(optim::clip_grad_norm_(params, 10).item(), INFINITY);
     EXPECT_EQ(params[6].grad().at({0, 0}), 0);

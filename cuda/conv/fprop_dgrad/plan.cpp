@@ -11,8 +11,8 @@ namespace {
 
 constexpr int kMostTaps = 512, kMostPhases = 64, kMostSide = 255, kMostStages = 8;
 constexpr int kStatic = 8 * 1024;  // bytes: barriers, list of rows, alignment
-// Clocks of a model: what an SM gets from L2, writes results at, what a unit and a second kernel cost, and bytes a clock
-// of all memory.
+// Clocks of a model: what an SM gets from L2, writes results at, what a unit and a second kernel cost, and bytes a
+// clock of all memory.
 constexpr double kFromL2 = 32, kToMemory = 32, kUnit = 1000, kReduction = 4000, kMemory = 2500, kWait = 1500,
                  kAlone = 1.3;
 

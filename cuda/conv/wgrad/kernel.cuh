@@ -6,10 +6,10 @@
 //
 // y is the output's gradient. K are the voxels of a tile of y, whose boxes in shared memory hold a voxel a row: both
 // operands are M- or N-major as they lie, and a tap is, again, a shift of where x begins. An m64 tile is one tap of 64
-// input channels or two taps of 32, as far apart as they are. Of few output channels a tile slides along depth: planes of
-// y one behind the other, which are three taps along it, are blocks of columns of one product. A CTA takes a set of taps by 64 (or 32) output channels
-// and a part of the voxels (split-K); one producer warp loads both operands, two consumer warpgroups share the m64
-// tiles. Partial sums are float32 and added up by a second kernel in a fixed order.
+// input channels or two taps of 32, as far apart as they are. Of few output channels a tile slides along depth: planes
+// of y one behind the other, which are three taps along it, are blocks of columns of one product. A CTA takes a set of
+// taps by 64 (or 32) output channels and a part of the voxels (split-K); one producer warp loads both operands, two
+// consumer warpgroups share the m64 tiles. Partial sums are float32 and added up by a second kernel in a fixed order.
 //
 // Voxels of a tile beyond y's end are zeros of y, multiplied by what x holds there: an infinity or NaN of x can reach
 // taps that no voxel reads it with.
@@ -21,7 +21,8 @@
 namespace voxgrad::cuda::implicit_wgrad {
 
 /// kChunk input channels are a row of x, kN output channels one of y: 32 or 64. kSlots m64 tiles a warpgroup. Sliding:
-/// kSlide planes of y, the first of which belongs to the last tap along depth. kPromotes: products of 64 voxels are added to sums in float, as the tensor cores' own accumulators truncate.
+/// kSlide planes of y, the first of which belongs to the last tap along depth. kPromotes: products of 64 voxels are
+/// added to sums in float, as the tensor cores' own accumulators truncate.
 template <class Element_, int kChunk_, int kN_, int kSlots_, int kSlide_, bool kPromotes_>
 struct CtaTile {
   using Element = Element_;
@@ -206,8 +207,7 @@ struct Mainloop {
 /// Columns are output channels, rows (tap, input channel): 8 lanes store 32 bytes of input channels of partial sums, or
 /// the results themselves.
 template <class Tile>
-__device__ void store_sums(const Params& p, const WorkUnit& unit, int warpgroup,
-                           const typename Tile::Sums& sum) {
+__device__ void store_sums(const Params& p, const WorkUnit& unit, int warpgroup, const typename Tile::Sums& sum) {
   using T = typename Tile::Element;
   const TapSet& set = p.set[unit.set];
   const int warp = static_cast<int>(threadIdx.x) / 32 % 4, lane = static_cast<int>(threadIdx.x) % 32;

@@ -53,9 +53,9 @@ struct Params {
   int x_pitch;                             // bytes from 8 voxels of a step to the other 8
   int box_bytes, boxes_bytes;              // of a box of x; of those of a stage
   int box_rows, y_rows;
-  int y_plane;                             // sliding: bytes from a plane of y to the next
-  int y_first;                             // ... and y's first position for the first one of x
-  int plane_taps;                          // ... and taps of a plane of the kernel
+  int y_plane;     // sliding: bytes from a plane of y to the next
+  int y_first;     // ... and y's first position for the first one of x
+  int plane_taps;  // ... and taps of a plane of the kernel
   int stage_bytes, stages;
   int units;
   int tiles_of_split;                            // of y's tiles, a split takes at most so many

@@ -120,8 +120,7 @@ class Search {
             if (w > round_up(static_cast<int>(p_.out_size[2]), 8) || h >= 2 * p_.out_size[1] || d >= 2 * plan.depth)
               continue;
             if (products_ > 1 && p_.batch % n != 0) continue;  // the next part begins behind the last sample
-            if (n > 1 && (n >= 2 * p_.batch || d < plan.depth || h < p_.out_size[1] || w < p_.out_size[2]))
-              continue;
+            if (n > 1 && (n >= 2 * p_.batch || d < plan.depth || h < p_.out_size[1] || w < p_.out_size[2])) continue;
             if (w == 8 && h == 1 && d == 1) continue;
             if (n > 1 && plan.cta.slide > 1) continue;  // steps take neighbouring rows of y
             const int tile[] = {n, d, h, w};

@@ -31,7 +31,7 @@ struct WgradPlan {
   std::vector<std::vector<WgradBox>> sets;                        // of each work unit
   int chunks = 1, channel_tiles = 1;                              // chunks of a CTA; CTAs along input channels
   int tile[4] = {}, box[4] = {};                                  // (sample, depth, height, width): of y; of x
-  int depth = 0;  // positions that tiles cover: of y; sliding: of x
+  int depth = 0;                                                  // positions that tiles cover: of y; sliding: of x
   int splits = 1, tiles_of_split = 0, all_tiles = 0, stages = 0;  // tiles: of all products
   int64_t units = 0, samples = 1;                                 // samples: of a launch
   double cycles = 0;
