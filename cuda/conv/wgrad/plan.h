@@ -37,7 +37,7 @@ struct WgradPlan {
   double cycles = 0;
 
   int rows() const { return tile[0] * tile[1] * tile[2] * tile[3]; }
-  int y_box(int axis) const { return tile[axis] + (axis == 1 ? cta.slide - 1 : 0); }
+  int y_box(int i) const { return tile[i] + (i == 1 ? cta.slide - 1 : 0); }
   int y_rows() const { return y_box(0) * y_box(1) * y_box(2) * y_box(3); }
   int box_rows() const { return box[0] * box[1] * box[2] * box[3]; }
   int box_bytes() const { return (box_rows() * chunk_bytes() + 1023) / 1024 * 1024; }
