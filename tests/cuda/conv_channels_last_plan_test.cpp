@@ -69,7 +69,9 @@ TEST(ConvChannelsLastPlan, RowsOfATileAreItsResults) {
       EXPECT_LE(plan->input_stages, 8);
       EXPECT_LE(plan->weight_stages, 8);
       EXPECT_LE(plan->input_stages * plan->input_bytes() + plan->all_weight_bytes(), p.shared_limit);
-      if (plan->cta.slide > 1) EXPECT_GE(plan->run, 1);
+      if (plan->cta.slide > 1) {
+        EXPECT_GE(plan->run, 1);
+      }
     }
   }
   EXPECT_GT(plans, 200);
