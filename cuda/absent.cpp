@@ -3,7 +3,6 @@
 
 #include "core/device.h"
 #include "core/error.h"
-#include "cuda/conv/plan.h"
 #include "cuda/cuda.h"
 #include "cuda/kernels.h"
 
@@ -64,8 +63,6 @@ const Runtime& cuda_runtime() {
 namespace cuda {
 
 bool has_wgmma(int) { return false; }
-ConvGpu conv_gpu(int) { return {}; }
-void describe_device(ConvProblem&, int) {}
 bool is_available() { return false; }
 int device_count() { return 0; }
 

@@ -1,0 +1,9 @@
+// What plans ask of a GPU, in a build without CUDA.
+#include "cuda/conv/plan.h"
+
+namespace voxgrad::cuda {
+
+ConvGpu conv_gpu(int) { return {}; }
+void describe_device(ConvProblem&, int) {}
+
+}  // namespace voxgrad::cuda
