@@ -45,7 +45,8 @@ BOTH = ("forward", BACKWARD)  # what PyTorch is timed in
 TORCH = {"torch": "contiguous", "torch_cl": "channels_last"}
 FLOAT64_FLOP = 2e10  # problems with more are checked against float32, which may itself be wrong by
 FLOAT32_ERROR = 1e-5
-PLAN = ("plain", "mma_sync", "small_channel", "unsplit", "k_blocks", "m_tiles", "pairs", "width")  # of ConvChoice
+PLAN = ("plain", "mma_sync", "small_channel", "unsplit", "k_blocks", "m_tiles", "pairs", "width",
+        "slide")  # of ConvChoice
 LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last_3d}
 ROTATED, MOST_COPIES = 400e6, 64  # bytes of the copies of a problem's buffers: L2 has 50 MB
 RUN_MS, MOST_CALLS = 2.0, 64  # of one timed run

@@ -168,6 +168,8 @@ TEST(ChannelsLast, OfOneChannelIsKept) {
   sum(last * 3).backward();
   EXPECT_EQ(x.grad().to_vector(), std::vector<double>(240, 3));
   EXPECT_EQ(zeros({3}).suggest_memory_format(), MemoryFormat::contiguous);
+  const Tensor voxel = zeros({2, 1, 1, 1, 1});  // whose strides are those of both
+  EXPECT_TRUE(voxel.contiguous(MemoryFormat::channels_last).is_same(voxel));
 
   nn::Conv3d conv{{.in_channels = 1, .out_channels = 8, .kernel_size = 3, .padding = 1}};
   EXPECT_EQ(conv(x).suggest_memory_format(), MemoryFormat::contiguous);
