@@ -63,7 +63,7 @@ Tensor Tensor::contiguous(MemoryFormat format) const {
   if (lies && (dim() < 3 || size(1) != 1 || suggest_memory_format() == format)) return *this;
   const bool last = format == MemoryFormat::channels_last;
   const Strides wanted = last ? channels_last_strides(shape()) : contiguous_strides(shape());
-  if (lies && strides() == wanted) return *this;
+  if (strides() == wanted) return *this;
   if (lies)
     return record("contiguous", as_strided(*this, shape(), wanted, storage_offset()), {*this},
                   [](const Tensor& g) { return Tensors{g}; });
