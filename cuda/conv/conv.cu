@@ -3,6 +3,7 @@
 #include <optional>
 
 #include "cuda/conv/dispatch.h"
+#include "cuda/conv/merged_groups.h"
 #include "cuda/conv/simt/tile.cuh"
 #include "cuda/conv/width_as_channels.h"
 #include "cuda/kernels.h"
@@ -23,8 +24,11 @@ void convolve(const ConvCall& call) {
   const auto plan = choose(problem);
   std::optional<WidthAsChannels> same;
   if (plan->width_as_channels) same.emplace(call, problem, launch);
-  std::visit([&](const auto& family) { run_plan(same ? same->call() : call, plan->problem, family, launch); },
-             plan->family);
+  std::optional<MergedGroups> merged;
+  if (plan->merged_groups > 1) merged.emplace(call, plan->merged_groups, launch);
+  const ConvCall& planned = same ? same->call() : merged ? merged->call() : call;
+  std::visit([&](const auto& family) { run_plan(planned, plan->problem, family, launch); }, plan->family);
+  if (merged) merged->finish();
 }
 
 void run_plan(const ConvCall& call, const ConvProblem&, std::monostate, const Launch& launch) {

@@ -19,6 +19,7 @@ struct ConvCall {
 void convolve(const ConvCall& call);
 
 /// The families' host sides. `problem` is the one of the plan; of none, halves go by way of float32 copies.
+void run_plan(const ConvCall& call, const ConvProblem& problem, const PointwisePlan& plan, const Launch& launch);
 void run_plan(const ConvCall& call, const ConvProblem& problem, const FpropDgradPlan& plan, const Launch& launch);
 void run_plan(const ConvCall& call, const ConvProblem& problem, const WgradPlan& plan, const Launch& launch);
 void run_plan(const ConvCall& call, const ConvProblem& problem, const SmallChannelPlan& plan, const Launch& launch);

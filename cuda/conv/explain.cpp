@@ -63,6 +63,12 @@ std::string describe(const ConvProblem& p, const SmallChannelWgradPlan& plan) {
                 in_mib(workspace_bytes(p, plan)));
 }
 
+std::string describe(const ConvProblem& p, const PointwisePlan& plan) {
+  return concat("CUDA cores, float32, pointwise: ", plan.wide, " by ", plan.narrow, " channels, tiles of ",
+                p.pass == ConvPass::wgrad ? pointwise_wgrad_voxels(plan.narrow) : kPointwiseVoxels, " voxels, ",
+                plan.blocks * plan.grid_rows, " CTAs, workspace ", in_mib(workspace_bytes(p, plan)));
+}
+
 std::string describe(const ConvProblem& p, const FpropDgradPlan& plan) {
   const bool each_tap = !plan.halo[0] && !plan.halo[1];
   return concat("tensor cores, ", name(arithmetic_of(p)), " by wgmma, ",
@@ -98,7 +104,9 @@ std::string describe(const ConvProblem& p, std::monostate) {
 
 std::string describe(const ConvProblem& p) {
   const auto plan = choose(p);
-  return (plan->width_as_channels ? "taps along the width as channels, " : "") +
+  return (plan->width_as_channels   ? "taps along the width as channels, "
+          : plan->merged_groups > 1 ? concat(plan->merged_groups, " groups as one, ")
+                                    : "") +
          std::visit([&](const auto& family) { return describe(plan->problem, family); }, plan->family);
 }
 

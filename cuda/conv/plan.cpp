@@ -29,6 +29,16 @@ bool has_channels_innermost(const View& view) {
   return innermost;
 }
 
+/// Voxel after voxel, with its channels.
+bool is_dense_channels_last(const View& view) {
+  int64_t step = 1;
+  for (const int axis : {1, 4, 3, 2, 0}) {
+    if (view.size[axis] > 1 && view.stride[axis] != step) return false;
+    step *= view.size[axis];
+  }
+  return true;
+}
+
 }  // namespace
 
 /// Few columns are no work for wgmma: 64 rows of A are read for each 8 words, however few, and three times for three
@@ -83,6 +93,8 @@ ConvProblem conv_problem(ConvPass pass, const View& in, const View& out, const V
                       .out_channels_last = has_channels_innermost(out),
                       .in_aligned = is_tma_tensor(in),
                       .out_aligned = is_tma_tensor(out),
+                      .in_dense = is_dense_channels_last(in),
+                      .out_dense = is_dense_channels_last(out),
                       .weight_channels_last = has_channels_innermost(w) && w.stride[4] == w.size[1],
                       .choice = forced_choice.load()};
   for (int a = 0; a < 3; ++a) {

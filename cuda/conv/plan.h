@@ -49,6 +49,7 @@ struct ConvProblem {
   int64_t in_channel_stride = 1, out_channel_stride = 1, out_sample_stride = 0;
   bool in_channels_last = false, out_channels_last = false;  // a voxel's channels are contiguous
   bool in_aligned = true, out_aligned = true;                // if they are, TMA reads them so (is_tma_tensor())
+  bool in_dense = false, out_dense = false;                  // in that order, all voxels are, without gaps
   bool weight_channels_last = false;  // so are, of the weights' second axis, those of the taps along the width
   ConvChoice choice{};
   friend bool operator==(const ConvProblem&, const ConvProblem&) = default;

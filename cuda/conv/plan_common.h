@@ -70,6 +70,24 @@ inline bool suits_width_as_channels(const ConvProblem& p) {
 /// That problem.
 ConvProblem with_width_as_channels(ConvProblem p);
 
+/// With `count` groups as one (merged_groups.h): products grow as many times, where they are not filled up anyway.
+inline ConvProblem with_merged_groups(ConvProblem p, int64_t count) {
+  p.groups /= count;
+  p.in_channels *= count;
+  p.out_channels *= count;
+  return p;
+}
+inline bool may_merge_groups(const ConvProblem& p, int64_t count) {
+  return count == 1 || (count <= p.groups && (count == 2 || count * std::max(p.in_channels, p.out_channels) <= 64));
+}
+/// Whether the channels of a group begin at multiples of 32 bytes, as tensor cores take them.
+inline bool has_wide_groups(const ConvProblem& p) {
+  const int64_t wide = 32 / static_cast<int64_t>(item_size(p.dtype));
+  return p.in_channels % wide == 0 && p.out_channels % wide == 0;
+}
+/// Clocks of the copies of weights that it takes.
+inline constexpr double kMergingGroups = 4000;
+
 /// Few channels on both sides have kernels of their own (small_channel/plan.h).
 inline bool is_narrow(const ConvProblem& p) { return p.in_channels <= 8 && p.out_channels <= 8 && p.choice.width == 0; }
 

@@ -1,5 +1,8 @@
 // The implicit GEMM of channels-last tensors (cuda/conv/fprop_dgrad) against the CPU: every compiled tile, halos and
 // boxes of a tap, residues and phases, split-K, groups, results of any number of channels.
+#include <array>
+
+#include "cuda/conv/choose.h"
 #include "cuda/conv/fprop_dgrad/plan.h"
 #include "cuda/conv/instances.h"
 #include "cuda/conv/wgrad/plan.h"
@@ -144,6 +147,25 @@ TEST_P(CudaConvChannelsLast, IsExactOnRandomProblems) {
     // Asked for two warpgroups that share a tile, the planner leaves less to other kernels.
     const Setting setting(mode.precision, {.pairs = static_cast<int8_t>(seed % 3 ? 0 : 2)});
     Operands(problem, mode.dtype, random, input, result).check();
+  }
+}
+
+/// Groups of few channels, some as one.
+TEST_P(CudaConvChannelsLast, IsExactWithMergedGroups) {
+  const Mode& mode = GetParam();
+  Random random(kFirstSeed);
+  const Setting setting(mode.precision);
+  for (const auto& [groups, in, out] :
+       {std::array<int64_t, 3>{64, 1, 1}, {32, 1, 2}, {3, 5, 5}, {16, 4, 8}, {2, 40, 24}}) {
+    const Problem problem(2, in, out, {7, 9, 11}, {3, 3, 3}, {{1, 2, 1}, {1, 1, 1}, {1, 1, 1}, groups});
+    SCOPED_TRACE(concat(mode, ": ", problem));
+    Operands operands(problem, mode.dtype, random, kLast, kLast);
+    const Device gpu = Device::cuda();
+    EXPECT_GT(cuda::choose(cuda::conv_problem(ConvPass::fprop, operands.x.on(gpu), operands.out.on(gpu),
+                                              operands.w.on(gpu), problem.geometry))
+                  ->merged_groups,
+              1);
+    operands.check();
   }
 }
 

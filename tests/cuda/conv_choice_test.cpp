@@ -108,6 +108,30 @@ TEST(ConvPlan, TakesTheWidthOfStrideAsChannels) {
   EXPECT_TRUE(std::holds_alternative<FpropDgradPlan>(plan->family));
 }
 
+TEST(ConvPlan, MergesGroupsOfFewChannels) {
+  ConvProblem p = plain_problem(ConvPass::fprop, bf16);
+  p.groups = 64;
+  p.in_channels = p.out_channels = 1;
+  EXPECT_EQ(choose(p)->merged_groups, 1);
+  p.in_channels_last = p.out_channels_last = true;
+  for (const ConvPass pass : {ConvPass::fprop, ConvPass::dgrad, ConvPass::wgrad}) {
+    p.pass = pass;
+    const auto plan = choose(p);
+    EXPECT_GE(plan->merged_groups, 16);
+    EXPECT_EQ(plan->problem.groups * plan->merged_groups, 64);
+    EXPECT_EQ(plan->problem.in_channels, plan->merged_groups);
+    EXPECT_EQ(plan->problem.out_channels, plan->merged_groups);
+    EXPECT_EQ(std::holds_alternative<WgradPlan>(plan->family), pass == ConvPass::wgrad);
+    EXPECT_EQ(std::holds_alternative<FpropDgradPlan>(plan->family), pass != ConvPass::wgrad);
+  }
+  p.groups = 3;  // no multiple of 32 bytes but all of them
+  p.in_channels = p.out_channels = 5;
+  EXPECT_EQ(choose(p)->merged_groups, 3);
+  p.groups = 2;
+  p.in_channels = p.out_channels = 128;
+  EXPECT_EQ(choose(p)->merged_groups, 1);
+}
+
 TEST(ConvPlan, CopiesNoMoreThanAGibibyteAtATime) {
   ConvProblem p = plain_problem(ConvPass::wgrad, f32);  // of x and y high and low parts
   p.batch = 30;

@@ -18,7 +18,7 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-FILTER = "*CudaConvModes*:*CudaConvChannelsLast*:CudaAccuracy.*"
+FILTER = "*CudaConvModes*:*CudaConvChannelsLast*:*CudaConvPointwise*:CudaAccuracy.*"
 MUTATIONS = {  # file, what stands there once, what is put in its place
     "none": ("cuda/conv/mma_sync/pack.cu", "", ""),
     "mma_sync_drops_a_tap": ("cuda/conv/mma_sync/pack.cu", "column < p.out_channels ? from",
@@ -37,7 +37,7 @@ MUTATIONS = {  # file, what stands there once, what is put in its place
     "fprop_dgrad_repeats_weights": ("cuda/conv/fprop_dgrad/fprop_dgrad.cu", "static_cast<uint16_t>(weight)}",
                                     "static_cast<uint16_t>(weight / 2 * 2)}"),
     "fprop_dgrad_releases_a_stage_early": ("cuda/conv/fprop_dgrad/kernel.cuh",
-                                           "warpgroup_wait<1>();  // those of the stage before", ""),
+                                           "warpgroup_wait<1>();  // for those of the tap before", ""),
     "fprop_dgrad_stores_beside_a_row": ("cuda/conv/fprop_dgrad/epilogue.cuh", "offset = corner + at.offset;",
                                         "offset = corner + at.offset * (row % 16 < 8);"),
     "wgrad_drops_a_tap": ("cuda/conv/wgrad/kernel.cuh", "tap != Slot::kNone &&", "tap != Slot::kNone && tap != 1 &&"),
@@ -51,7 +51,7 @@ MUTATIONS = {  # file, what stands there once, what is put in its place
                              "low = Float16(0.0f * rest);"),
     "wgrad_forgets_a_scale": ("cuda/conv/wgrad/wgrad.cu", "- scale_exponent(p.y_maxima[y_channel])", ""),
     "wgrad_releases_a_stage_early": ("cuda/conv/wgrad/kernel.cuh",
-                                     "warpgroup_wait<1>();  // those of the tile before", "//"),
+                                     "warpgroup_wait<1>();  // for those of the step before", "//"),
     "width_as_channels_forgets_a_bias": ("cuda/conv/width_as_channels.cu", "from.stride[0] = 0;",
                                          "from.stride[0] = 1;"),
     "width_as_channels_shifts_the_padding": ("cuda/conv/width_as_channels.cu",
@@ -61,6 +61,12 @@ MUTATIONS = {  # file, what stands there once, what is put in its place
                                   "tap + 1 < part.taps &&"),
     "small_channel_shifts_the_halo": ("cuda/conv/small_channel/producer.cuh", "* halo.step[2] + halo.low[2];",
                                "* halo.step[2] + halo.low[2] + 1;"),
+    "pointwise_swaps_voxels": ("cuda/conv/pointwise/pointwise.cu", "const bool upper = part & step;",
+                               "const bool upper = !(part & step);"),
+    "pointwise_drops_the_last_voxel": ("cuda/conv/pointwise/pointwise.cu", "lane + i * 32 < voxels * kNarrow ?",
+                                       "lane + i * 32 < voxels * kNarrow - 1 ?"),
+    "pointwise_forgets_a_group": ("cuda/conv/pointwise/pointwise.cu", "for (int s = 0; s < slices; ++s)",
+                                  "for (int s = 0; s < std::max(slices - 1, 1); ++s)"),
     "no_rounding": ("cuda/conv/common/mma.cuh", 'asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));',
                     "bits = __float_as_uint(value);"),
     "wgrad_reads_what_no_tap_reads": ("cuda/conv/plan.cpp", "return std::clamp<int64_t>(last + 1, 0, p.in_size[axis]);",

@@ -1,5 +1,8 @@
 #include "cuda/conv/wgrad/operand.h"
 
+#include <cooperative_groups.h>
+
+#include "cuda/conv/common/wgmma.cuh"
 #include "cuda/conv/plan_common.h"
 #include "cuda/conv/tensor_map.h"
 #include "cuda/divisor.h"
@@ -11,6 +14,8 @@ namespace voxgrad::cuda::implicit_wgrad {
 namespace {
 
 constexpr const char* kOp = "conv weight gradient";
+/// Of a slice of 16 channels: clusters of blocks, which read it twice, of so many voxels at most.
+constexpr int kSlice = 16, kCluster = 8, kSliceBlock = 512, kMostSliceVoxels = 1 << 15;
 
 /// float32 voxels in any order of axes.
 struct Voxels {
@@ -40,11 +45,16 @@ Voxels describe(const View& view) {
   return v;
 }
 
+__device__ void keep_finite(uint32_t& most, float x) {
+  const uint32_t bits = __float_as_uint(x) & 0x7fffffff;
+  if (bits < 0x7f800000) most = max(most, bits);
+}
+
 /// Each channel's largest finite magnitude, as bits, into zeros. A block looks at some voxels of `of_block` vectors of
 /// `width` channels, which are innermost, or of one channel.
 template <int width>
-__global__ void __launch_bounds__(kBlock) find_maxima(const __grid_constant__ Voxels p, int64_t channel_stride,
-                                                      Divisor of_block, Divisor tiles, uint32_t* maxima) {
+__global__ void __launch_bounds__(kBlock) find_maxima_kernel(const __grid_constant__ Voxels p, int64_t channel_stride,
+                                                             Divisor of_block, Divisor tiles, uint32_t* maxima) {
   __shared__ uint32_t largest[kBlock * width];
   int block = static_cast<int>(blockIdx.x), row = static_cast<int>(threadIdx.x);
   const int first = tiles.take(block) * of_block.value * width, column = of_block.take(row) * width;
@@ -59,10 +69,7 @@ __global__ void __launch_bounds__(kBlock) find_maxima(const __grid_constant__ Vo
       float x[width];
       load_values<width>(channel + p.offset(voxel), x);
 #pragma unroll
-      for (int j = 0; j < width; ++j) {
-        const uint32_t bits = __float_as_uint(x[j]) & 0x7fffffff;
-        if (bits < 0x7f800000) most[j] = max(most[j], bits);
-      }
+      for (int j = 0; j < width; ++j) keep_finite(most[j], x[j]);
     }
     for (int j = 0; j < width; ++j) atomicMax(&largest[column + j], most[j]);
   }
@@ -118,6 +125,69 @@ __global__ void __launch_bounds__(kBlock)
   }
 }
 
+struct SlicedOperand {
+  Voxels voxels;
+  uint32_t* maxima;
+  Float16 *high, *low;
+  Divisor of_group;
+  int group_pitch, slices;
+  int64_t voxel_pitch;
+};
+
+/// Both operands, a cluster of blocks for each slice of channels: finds the maxima and scales by them.
+__global__ void __launch_bounds__(kSliceBlock)
+    scale_slices(const __grid_constant__ SlicedOperand x, const __grid_constant__ SlicedOperand y) {
+#if VOXGRAD_HAS_WGMMA
+  constexpr int kVector = 4, kLanes = kSlice / kVector, kStep = kCluster * kSliceBlock / kLanes;
+  __shared__ uint32_t largest[kSlice];
+  const auto cluster = cooperative_groups::this_cluster();
+  const int thread = static_cast<int>(threadIdx.x), number = static_cast<int>(blockIdx.x) / kCluster;
+  const SlicedOperand& p = number < x.slices ? x : y;
+  const int first = (number < x.slices ? number : number - x.slices) * kSlice;
+  const int column = thread % kLanes * kVector, channel = first + column;
+  const int voxel = static_cast<int>(cluster.block_rank()) * (kSliceBlock / kLanes) + thread / kLanes;
+  const int count = channel < p.voxels.channels ? p.voxels.count : 0;
+  if (thread < kSlice) largest[thread] = 0;
+  __syncthreads();
+  uint32_t most[kVector] = {};
+#pragma unroll 4
+  for (int i = voxel; i < count; i += kStep) {
+    float value[kVector];
+    load_values<kVector>(p.voxels.data + p.voxels.offset(i) + channel, value);
+#pragma unroll
+    for (int j = 0; j < kVector; ++j) keep_finite(most[j], value[j]);
+  }
+#pragma unroll
+  for (int j = 0; j < kVector; ++j) {
+    for (int lanes = kLanes; lanes < 32; lanes *= 2) most[j] = max(most[j], __shfl_xor_sync(~0u, most[j], lanes));
+    if (thread % 32 < kLanes) atomicMax(&largest[column + j], most[j]);
+  }
+  cluster.sync();
+  for (int j = 0; j < kVector; ++j)
+    for (unsigned block = 0; block < kCluster; ++block)
+      most[j] = max(most[j], cluster.map_shared_rank(largest, block)[column + j]);
+  cluster.sync();  // none ends while others read
+  const int group = p.of_group.divide(channel);
+  const int to = group * p.group_pitch + channel - group * p.of_group.value;
+  if (voxel == 0)
+    for (int j = 0; j < kVector && count > 0; ++j) p.maxima[channel + j] = most[j];
+#pragma unroll 4
+  for (int i = voxel; i < count; i += kStep) {
+    float value[kVector];
+    load_values<kVector>(p.voxels.data + p.voxels.offset(i) + channel, value);
+    Vector<Float16, kVector> highs, lows;
+#pragma unroll
+    for (int j = 0; j < kVector; ++j) {
+      const Halves halves(value[j], most[j]);
+      highs.v[j] = halves.high;
+      lows.v[j] = halves.low;
+    }
+    store_vector(p.high + i * p.voxel_pitch + to, highs);
+    if (p.low) store_vector(p.low + i * p.voxel_pitch + to, lows);
+  }
+#endif
+}
+
 /// The same voxels with innermost channels, dense.
 View innermost(const View& view, void* data, DType dtype, int64_t channels) {
   View dense = view;
@@ -137,11 +207,10 @@ Operand::Operand(const View& view, int64_t groups, int parts, const Launch& laun
     : view_(view), launch_(launch), groups_(groups), parts_(parts) {
   const int64_t of_group = view.size[1] / groups;
   channel_pitch_ = static_cast<int>(groups > 1 && !as_it_lies() ? (of_group + 7) / 8 * 8 : of_group);
-  if (view.dtype != DType::f32) return;
-  maxima_.emplace(launch, static_cast<size_t>(view.size[1]) * sizeof(uint32_t));
-  check_cuda(
-      cudaMemsetAsync(maxima_->as<void>(), 0, static_cast<size_t>(view.size[1]) * sizeof(uint32_t), launch.stream),
-      kOp);
+}
+
+void Operand::find_maxima() const {
+  const View& view = view_;
   const Voxels voxels = describe(view);
   const bool vectors = view.stride[1] == 1 && view.size[1] % 4 == 0 && is_tma_tensor(view);
   const int width = vectors ? 4 : 1, columns = voxels.channels / width;
@@ -149,9 +218,9 @@ Operand::Operand(const View& view, int64_t groups, int parts, const Launch& laun
       tiles(divide_up(columns, of_block.value));
   const int64_t blocks = divide_up(voxels.count, int64_t{16} * (kBlock / of_block.value));
   const int64_t most = std::max<int64_t>(8 * kMultiprocessors / tiles.value, 1);
-  const auto kernel = vectors ? find_maxima<4> : find_maxima<1>;
-  kernel<<<static_cast<unsigned>(std::min(blocks, most) * tiles.value), kBlock, 0, launch.stream>>>(
-      voxels, view.stride[1], of_block, tiles, maxima_->as<uint32_t>());
+  const auto kernel = vectors ? find_maxima_kernel<4> : find_maxima_kernel<1>;
+  kernel<<<static_cast<unsigned>(std::min(blocks, most) * tiles.value), kBlock, 0, launch_.stream>>>(
+      voxels, view.stride[1], of_block, tiles, maxima_);
   check_launch(kOp);
 }
 
@@ -163,6 +232,20 @@ void Operand::allocate(int64_t samples) {
   if (as_it_lies()) return;
   const int64_t voxels = samples * view_.size[2] * view_.size[3] * view_.size[4];
   copy_.emplace(launch_, static_cast<size_t>(voxels * parts_ * 2 * ((groups_ * channel_pitch_ + 7) / 8 * 8)));
+  samples_ = samples;
+}
+
+View Operand::copy_of(const View& view) const {
+  const DType dtype = view.dtype == DType::f32 ? DType::f16 : view.dtype;
+  View copy = innermost(view, copy_->as<void>(), dtype, (groups_ * channel_pitch_ + 7) / 8 * 8);
+  copy.size[1] = groups_ * channel_pitch_;
+  return copy;
+}
+
+bool Operand::suits_slices() const {
+  const int64_t channels = view_.size[1];
+  return view_.dtype == DType::f32 && view_.stride[1] == 1 && channels / groups_ % 4 == 0 && is_tma_tensor(view_) &&
+         samples_ == view_.size[0] && view_.numel() / channels <= kMostSliceVoxels;
 }
 
 View Operand::samples(int64_t first, int64_t count) {
@@ -171,9 +254,12 @@ View Operand::samples(int64_t first, int64_t count) {
   view.size[0] = count;
   if (as_it_lies()) return view;
   const bool floats = view.dtype == DType::f32;
-  const int64_t pitch = (groups_ * channel_pitch_ + 7) / 8 * 8, of_group = view.size[1] / groups_;
-  View copy = innermost(view, copy_->as<void>(), floats ? DType::f16 : view.dtype, pitch);
-  copy.size[1] = groups_ * channel_pitch_;
+  const int64_t of_group = view.size[1] / groups_;
+  View copy = copy_of(view);
+  if (scaled_) {
+    copy.size[0] = parts_ * count;
+    return copy;
+  }
   View to = copy, from = view;  // channels that are dense in the copy: of all groups, or of one
   to.size[1] = from.size[1] = channel_pitch_ == of_group ? view.size[1] : of_group;
   const auto each_group = [&](const auto& f) {  // f(its part of the copy, of the tensor, its first channel)
@@ -193,7 +279,7 @@ View Operand::samples(int64_t first, int64_t count) {
     for (int i = 0; i < parts_; ++i)
       each_group([&](View part, const View& of, int64_t channel) {
         part.data = part.as<Float16>() + i * copy.size[0] * copy.stride[0];
-        transpose<Float16, float>(part, of, nest, axis, ScaleChannel{maxima() + channel, i == 1});
+        transpose<Float16, float>(part, of, nest, axis, ScaleChannel{maxima_ + channel, i == 1});
       });
   } else {
     scale(copy, view);
@@ -210,8 +296,48 @@ void Operand::scale(const View& copy, const View& view) const {
   const bool vectors = of_group % 8 == 0 && is_tma_tensor(view);
   const auto kernel = vectors ? scale_to_halves<8> : scale_to_halves<1>;
   kernel<<<grid_size(int64_t{voxels.count} * voxels.channels / (vectors ? 8 : 1)), kBlock, 0, launch_.stream>>>(
-      voxels, view.stride[1], maxima(), Divisor(static_cast<int>(of_group)), channel_pitch_, pitch, high, low);
+      voxels, view.stride[1], maxima_, Divisor(static_cast<int>(of_group)), channel_pitch_, pitch, high, low);
   check_launch(kOp);
+}
+
+Scales::Scales(Operand& x, Operand& y, const Launch& launch) {
+  if (x.view_.dtype != DType::f32) return;
+  const auto channels = static_cast<size_t>(x.view_.size[1] + y.view_.size[1]);
+  maxima_.emplace(launch, channels * sizeof(uint32_t));
+  x.maxima_ = maxima_->as<uint32_t>();
+  y.maxima_ = x.maxima_ + x.view_.size[1];
+  if (!x.suits_slices() || !y.suits_slices()) {
+    check_cuda(cudaMemsetAsync(x.maxima_, 0, channels * sizeof(uint32_t), launch.stream), kOp);
+    x.find_maxima();
+    y.find_maxima();
+    return;
+  }
+  const auto describe_slices = [](Operand& of) {
+    of.scaled_ = true;
+    const Voxels voxels = describe(of.view_);
+    const View copy = of.copy_of(of.view_);
+    const int64_t pitch = copy.stride[4];
+    Float16* const high = copy.as<Float16>();
+    return SlicedOperand{voxels,
+                         of.maxima_,
+                         high,
+                         of.parts_ > 1 ? high + voxels.count * pitch : nullptr,
+                         Divisor(static_cast<int>(of.view_.size[1] / of.groups_)),
+                         of.channel_pitch_,
+                         divide_up(voxels.channels, kSlice),
+                         pitch};
+  };
+  const SlicedOperand of_x = describe_slices(x), of_y = describe_slices(y);
+  cudaLaunchAttribute cluster{};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {kCluster, 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = static_cast<unsigned>(kCluster * (of_x.slices + of_y.slices));
+  config.blockDim = kSliceBlock;
+  config.stream = launch.stream;
+  config.attrs = &cluster;
+  config.numAttrs = 1;
+  check_cuda(cudaLaunchKernelEx(&config, scale_slices, of_x, of_y), kOp);
 }
 
 }  // namespace voxgrad::cuda::implicit_wgrad

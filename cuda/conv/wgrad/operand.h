@@ -24,16 +24,32 @@ class Operand {
   View samples(int64_t first, int64_t count);
   int channel_pitch() const { return channel_pitch_; }
   /// Bits of each channel's largest finite magnitude; null of halves.
-  const uint32_t* maxima() const { return maxima_ ? maxima_->as<uint32_t>() : nullptr; }
+  const uint32_t* maxima() const { return maxima_; }
 
  private:
+  friend class Scales;
   bool as_it_lies() const;
+  /// Whether its channels are innermost, vectors of 4 of them of one group, and all samples fit into the copy.
+  bool suits_slices() const;
+  View copy_of(const View& view) const;
+  void find_maxima() const;
   void scale(const View& copy, const View& view) const;
   const View& view_;
   const Launch& launch_;
-  int64_t groups_;
+  int64_t groups_, samples_ = 0;
   int parts_, channel_pitch_;
-  std::optional<Workspace> maxima_, copy_;
+  bool scaled_ = false;  // the copy is made
+  uint32_t* maxima_ = nullptr;
+  std::optional<Workspace> copy_;
+};
+
+/// Finds the factors of both operands; of few voxels, makes their copies, too. Both know of their memory by then.
+class Scales {
+ public:
+  Scales(Operand& x, Operand& y, const Launch& launch);
+
+ private:
+  std::optional<Workspace> maxima_;
 };
 
 #ifdef __CUDACC__

@@ -1,6 +1,7 @@
 #include "cuda/conv/wgrad/plan.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "cuda/conv/plan_common.h"
 #include "ops/halves.h"
@@ -114,18 +115,20 @@ class Search {
         for (int a = 0; a < 3; ++a)
           span[a] = std::max(span[a], (box.count[a] - 1) * plan.axis[a].phase[box.part[a]].step + 1);
     for (const int w : {8, 16, 32})
-      for (const int h : {1, 2, 4, 8, 16})
-        for (const int d : {1, 2, 4, 8})
+      for (const int h : sides(p_.out_size[1], 16))
+        for (const int d : sides(plan.depth, 8))
           for (const int n : {1, 2, 4}) {
             if (w > round_up(static_cast<int>(p_.out_size[2]), 8) || h >= 2 * p_.out_size[1] || d >= 2 * plan.depth)
               continue;
             if (products_ > 1 && p_.batch % n != 0) continue;  // the next part begins behind the last sample
             if (n > 1 && (n >= 2 * p_.batch || d < plan.depth || h < p_.out_size[1] || w < p_.out_size[2])) continue;
             if (w == 8 && h == 1 && d == 1) continue;
-            if (n > 1 && plan.cta.slide > 1) continue;  // steps take neighbouring rows of y
+            if (w == 8 && (h > 1 ? h : d) % 2 == 1) continue;  // of 16 voxels, 8 are as far from the others everywhere
+            if (n > 1 && plan.cta.slide > 1) continue;         // steps take neighbouring rows of y
             const int tile[] = {n, d, h, w};
             std::copy_n(tile, 4, plan.tile);
-            if (plan.rows() % 16 != 0 || plan.rows() > 16 * kMostSteps || plan.rows() < 64) continue;
+            if (plan.rows() % (products_ > 1 ? 64 : 16) != 0 || plan.rows() > 16 * kMostSteps || plan.rows() < 64)
+              continue;
             plan.box[0] = n;
             bool fits = true;
             for (int a = 0; a < 3; ++a) {
@@ -134,6 +137,15 @@ class Search {
             }
             if (fits) try_tile(plan);
           }
+  }
+
+  /// Powers of two and, of few positions, what holds all: so many, or one more.
+  static std::vector<int> sides(int64_t count, int most) {
+    std::vector<int> result;
+    for (int side = 1; side <= most; side *= 2) result.push_back(side);
+    for (const int whole : {static_cast<int>(count), static_cast<int>(count) + 1})
+      if (whole < most && !std::has_single_bit(static_cast<unsigned>(whole))) result.push_back(whole);
+    return result;
   }
 
   void try_tile(WgradPlan& plan) {

@@ -280,6 +280,7 @@ void run_plan(const ConvCall& call, const ConvProblem& problem, const WgradPlan&
   Operand input(read, problem.groups, parts, launch), gradient(call.out, problem.groups, parts, launch);
   input.allocate(plan.samples);
   gradient.allocate(plan.samples);
+  const Scales scales(input, gradient, launch);
   Params p = make_params(input, gradient, problem, plan);
   const int64_t launches = divide_up(problem.batch, plan.samples);
   const bool direct = is_half(w.dtype) && launches * plan.splits == 1 && is_dense_channels_last(w);

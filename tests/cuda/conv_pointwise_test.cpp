@@ -1,0 +1,258 @@
+// The 1x1x1 convolutions between many channels and few (cuda/conv/pointwise): what the planner gives them, which needs
+// no GPU, and their results against the CPU's.
+#include <cmath>
+
+#include "core/error.h"
+#include "cuda/conv/choose.h"
+#include "cuda/conv/pointwise/plan.h"
+#include "ops/create.h"
+#include "ops/elementwise.h"
+#include "ops/reduce.h"
+#include "tests/cuda/conv_problem.h"
+
+namespace voxgrad::cudatest {
+namespace {
+
+using namespace cuda;
+
+constexpr ConvPass kPasses[] = {ConvPass::fprop, ConvPass::dgrad, ConvPass::wgrad};
+
+ConvProblem head(ConvPass pass, int64_t in, int64_t out, DType dtype = bf16, Triple size = {96}) {
+  return {.pass = pass,
+          .dtype = dtype,
+          .batch = 2,
+          .in_channels = in,
+          .out_channels = out,
+          .in_size = size,
+          .out_size = size,
+          .in_channels_last = true,
+          .out_channels_last = true,
+          .in_dense = true,
+          .out_dense = true};
+}
+bool is_taken(const ConvProblem& p) { return std::holds_alternative<PointwisePlan>(choose(p)->family); }
+
+TEST(ConvPointwisePlan, TakesFewChannelsOnOneSide) {
+  for (const ConvPass pass : kPasses)
+    for (const DType dtype : {f32, bf16, f16})
+      for (const auto& [in, out] : {std::pair<int64_t, int64_t>(32, 3),
+                                    {48, 5},
+                                    {64, 14},
+                                    {320, 3},
+                                    {3, 32},
+                                    {8, 8},
+                                    {1, 16},
+                                    {16, 1},
+                                    {320, 16}}) {
+        SCOPED_TRACE(concat(dtype, ", ", in, " -> ", out));
+        const bool taken = std::min(in, out) <= most_narrow_channels(item_size(dtype));
+        EXPECT_EQ(is_taken(head(pass, in, out, dtype)), taken);
+        if (!taken) continue;
+        EXPECT_NE(explain(head(pass, in, out, dtype)).plan.find("pointwise"), std::string::npos);
+      }
+}
+
+TEST(ConvPointwisePlan, LeavesTheRestToOthers) {
+  for (const ConvPass pass : kPasses)
+    for (auto change : {+[](ConvProblem& p) { p.out_channels = 17; }, +[](ConvProblem& p) { p.in_channels = 36; },
+                        +[](ConvProblem& p) { p.in_channels = 4096; }, +[](ConvProblem& p) { p.dtype = f64; },
+                        +[](ConvProblem& p) { p.in_dense = false; }, +[](ConvProblem& p) { p.out_dense = false; },
+                        +[](ConvProblem& p) { p.in_aligned = false; }, +[](ConvProblem& p) { p.kernel[1] = 3; },
+                        +[](ConvProblem& p) { p.geometry.stride[0] = 2; },
+                        +[](ConvProblem& p) { p.geometry.padding[2] = 1; }, +[](ConvProblem& p) { ++p.out_size[1]; },
+                        +[](ConvProblem& p) { p.groups = 2; }, +[](ConvProblem& p) { p.choice.mma_sync = true; },
+                        +[](ConvProblem& p) { p.choice.plain = true; }, +[](ConvProblem& p) { p.batch = 0; }}) {
+      ConvProblem p = head(pass, 32, 3);
+      change(p);
+      EXPECT_FALSE(plan_pointwise(p));
+    }
+  ConvProblem p = head(ConvPass::fprop, 32, 3);
+  p.out_aligned = false;  // the narrow tensor may begin anywhere
+  EXPECT_TRUE(plan_pointwise(p));
+}
+
+TEST(ConvPointwisePlan, SumsInTheSameOrderOnEveryGpu) {
+  for (const int64_t size : {8, 40, 400})
+    for (const int64_t wide : {8, 48, 320}) {
+      ConvProblem p = head(ConvPass::wgrad, wide, 5, f32, {size});
+      const auto plan = plan_pointwise(p).value();
+      p.multiprocessors = 78;
+      EXPECT_EQ(plan_pointwise(p)->blocks, plan.blocks);
+      EXPECT_EQ(plan_pointwise(p)->groups, plan.groups);
+      const int64_t warps = kPointwiseWgradWarps / plan.groups, tile = pointwise_wgrad_voxels(plan.narrow);
+      ASSERT_GE(warps, 1);
+      EXPECT_GE(plan.groups * plan.grid_rows * kPointwiseLanes * 4, wide);
+      EXPECT_LE(static_cast<double>(plan.voxels) / static_cast<double>(plan.blocks * warps * tile), 256);
+    }
+}
+
+TEST(ConvPointwisePlan, LeavesTheWidthOfStrideAsChannels) {
+  ConvProblem p = head(ConvPass::dgrad, 32, 8);
+  p.kernel = p.geometry.stride = {1, 1, 2};
+  p.out_size[2] *= 2;
+  p.out_stride = {96 * 192 * 8, 192 * 8, 8};
+  p.weight_channels_last = true;
+  EXPECT_TRUE(choose(p)->width_as_channels);
+  EXPECT_TRUE(std::holds_alternative<FpropDgradPlan>(choose(p)->family));
+}
+
+TEST(ConvPointwisePlan, WantsVoxelsWithoutGaps) {
+  const auto planned = [](const Tensor& x, const Tensor& y) {
+    const Tensor w = empty({3, 32, 1, 1, 1});
+    return plan_pointwise(conv_problem(ConvPass::fprop, x.view_in(), y.view_in(), w.view_in(), {})).has_value();
+  };
+  const auto last = [](const Shape& shape) { return empty(shape, {}, MemoryFormat::channels_last); };
+  const Tensor x = last({4, 32, 6, 7, 8}), y = last({4, 3, 6, 7, 8});
+  EXPECT_TRUE(planned(x, y));
+  EXPECT_TRUE(planned(x.narrow(0, 1, 2), y.narrow(0, 1, 2)));
+  for (int axis = 2; axis < 5; ++axis)
+    EXPECT_FALSE(planned(x.narrow(axis, 0, 2), last({4, 3, 6, 7, 8}).narrow(axis, 0, 2)));
+  EXPECT_FALSE(planned(last({4, 64, 6, 7, 8}).narrow(1, 0, 32), y));
+  EXPECT_FALSE(planned(empty({4, 32, 6, 7, 8}), y));
+}
+
+/// Whole numbers: every sum is exact, in any order, and halves round it once.
+struct Operands {
+  RandomView x, y, w, x_bias, y_bias, out, dx, dw;
+  bool biased, relu;
+
+  /// The narrow tensor begins anywhere, or at 16 bytes.
+  Operands(const Problem& p, DType dtype, Layout narrow, Random& random)
+      : x(dtype, p.x_shape(), p.in < p.out ? narrow : Layout::dense_channels_last, random),
+        y(dtype, p.y_shape(), p.in < p.out ? Layout::dense_channels_last : narrow, random),
+        w(dtype, p.w_shape(), any_layout(random, true), random),
+        x_bias(dtype, {p.in}, Layout::spaced, random),
+        y_bias(dtype, {p.out}, Layout::spaced, random),
+        out(dtype, p.y_shape(), p.in < p.out ? Layout::dense_channels_last : narrow, random),
+        dx(dtype, p.x_shape(), p.in < p.out ? narrow : Layout::dense_channels_last, random),
+        dw(dtype, p.w_shape(), any_layout(random, false), random),
+        biased(random.chance(0.7)),
+        relu(random.chance(0.5)) {
+    for (RandomView* input : {&x, &y, &w, &x_bias, &y_bias}) input->fill(random, -8, 8);
+    for (RandomView* result : {&out, &dx, &dw}) result->poison();
+  }
+  void run(Device device) const {
+    const View x_bias_view = x_bias.on(device), y_bias_view = y_bias.on(device);
+    const Kernels& k = kernels(device);
+    k.conv_forward(out.on(device), x.on(device), w.on(device), {biased ? &y_bias_view : nullptr, relu}, {});
+    k.conv_backward_data(dx.on(device), y.on(device), w.on(device), {biased ? &x_bias_view : nullptr, relu}, {});
+    k.conv_backward_weight(dw.on(device), x.on(device), y.on(device), {});
+  }
+  void check() {
+    const Device gpu = Device::cuda();
+    for (const ConvPass pass : kPasses) {
+      const bool dgrad = pass == ConvPass::dgrad;
+      EXPECT_TRUE(is_taken(conv_problem(pass, (dgrad ? y : x).on(gpu), (dgrad ? dx : y).on(gpu), w.on(gpu), {})));
+    }
+    run(Device::cpu());
+    for (RandomView* result : {&out, &dx, &dw}) result->poison_again();
+    run(gpu);
+    EXPECT_TRUE(out.same(0)) << "fprop";
+    EXPECT_TRUE(dx.same(0)) << "dgrad";
+    EXPECT_TRUE(dw.same(0)) << "wgrad";
+  }
+};
+
+class CudaConvPointwise : public OnGpu, public testing::WithParamInterface<Mode> {};
+INSTANTIATE_TEST_SUITE_P(, CudaConvPointwise, testing::ValuesIn(kModes), [](const auto& mode) {
+  return concat(mode.param.dtype, mode.param.precision == Float32Precision::high ? "_high" : "");
+});
+
+TEST_P(CudaConvPointwise, IsExact) {
+  const Setting setting(GetParam().precision);
+  const Triple sizes[] = {{1}, {3, 5, 7}, {4, 8, 16}, {5, 13, 17}};
+  Random random(kFirstSeed);
+  int number = 0;
+  for (int64_t narrow = 1; narrow <= most_narrow_channels(item_size(GetParam().dtype)); ++narrow)
+    for (const int64_t wide : {16, 24, 64, 320})
+      for (const bool widens : {false, true}) {
+        const Problem p(1 + number % 2, widens ? narrow : wide, widens ? wide : narrow, sizes[number % 4], {1}, {});
+        SCOPED_TRACE(concat(GetParam(), ": ", p));
+        number += 1 + widens;
+        const Layout layout = number / 4 % 2 ? Layout::dense_channels_last : Layout::channels_last;
+        Operands(p, GetParam().dtype, layout, random).check();
+        if (HasFailure()) return;
+      }
+  for (const auto& [in, out] : {std::pair<int64_t, int64_t>(8, 8), {8, 1}, {1, 8}, {8, 5}}) {
+    const Problem p(2, in, out, {5, 6, 7}, {1}, {});
+    SCOPED_TRACE(concat(GetParam(), ": ", p));
+    Operands(p, GetParam().dtype, Layout::channels_last, random).check();
+  }
+}
+
+/// Warps take tile after tile.
+TEST_P(CudaConvPointwise, IsExactOfManyVoxels) {
+  const Setting setting(GetParam().precision);
+  Random random(kFirstSeed);
+  for (const auto& [in, out] : {std::pair<int64_t, int64_t>(32, 3), {7, 24}}) {
+    const Problem p(2, in, out, {53, 55, 57}, {1}, {});
+    SCOPED_TRACE(concat(GetParam(), ": ", p));
+    Operands(p, GetParam().dtype, Layout::dense_channels_last, random).check();
+  }
+}
+
+/// Also from one tile to the next, and where a tile is not full.
+TEST_P(CudaConvPointwise, KeepsInfinitiesAndNaN) {
+  const Setting setting(GetParam().precision);
+  Random random(kFirstSeed);
+  Operands operands({1, 40, 6, {30, 60, 77}, {1}, {}}, GetParam().dtype, Layout::channels_last, random);
+  const auto put = [](RandomView& view, int64_t channel, int64_t voxel, double value) {
+    view.cpu.set({view.start + channel * view.view.stride[1] + voxel * view.view.stride[4]}, value);
+    view.gpu = view.cpu.to(Device::cuda());
+  };
+  put(operands.x, 3, 20, std::numeric_limits<double>::quiet_NaN());
+  put(operands.x, 4, 30, std::numeric_limits<double>::infinity());
+  put(operands.y, 5, 1000, std::numeric_limits<double>::quiet_NaN());
+  put(operands.y, 1, 2000, -std::numeric_limits<double>::infinity());
+  operands.check();
+}
+
+/// Of positive numbers, where a bias of sums would show.
+TEST_P(CudaConvPointwise, IsAccurate) {
+  const Mode& mode = GetParam();
+  const Setting setting(mode.precision);
+  manual_seed(kFirstSeed);
+  const auto values = [&](const Shape& shape) {
+    return rand(shape).to(mode.dtype).contiguous(MemoryFormat::channels_last);
+  };
+  const Tensor x = values({2, 48, 40, 51, 52}), w = values({5, 48, 1, 1, 1}), y = values({2, 5, 40, 51, 52});
+  const auto results = [&](Device device, DType dtype) {
+    const Tensor from[] = {x.to(device, dtype), w.to(device, dtype), y.to(device, dtype)};
+    const Tensors to{empty_like(from[2]), empty_like(from[0]), empty_like(from[1])};
+    const ConvProblem p = conv_problem(ConvPass::wgrad, from[0].view_in(), from[2].view_in(), from[1].view_in(), {});
+    EXPECT_EQ(is_taken(p), dtype != f64);
+    const Kernels& k = kernels(device);
+    k.conv_forward(to[0].view_out(), from[0].view_in(), from[1].view_in(), nullptr, {});
+    k.conv_backward_data(to[1].view_out(), from[2].view_in(), from[1].view_in(), nullptr, {});
+    k.conv_backward_weight(to[2].view_out(), from[0].view_in(), from[2].view_in(), {});
+    return to;
+  };
+  const Tensors exact = results(Device::cpu(), f64), got = results(Device::cuda(), mode.dtype);
+  const double rounding = mode.dtype == bf16 ? 0x1p-8 : mode.dtype == f16 ? 0x1p-11 : 0;
+  for (size_t i = 0; i < 3; ++i)  // f16's weight gradient stays below its largest number
+    EXPECT_LE(amax(abs(got[i].to(Device::cpu(), f64) / exact[i] - 1)).item(), rounding + 1e-6) << "result " << i;
+}
+
+/// No sum depends on which block comes first.
+TEST_P(CudaConvPointwise, IsTheSameEachTime) {
+  const Setting setting(GetParam().precision);
+  manual_seed(kFirstSeed);
+  const auto values = [&](const Shape& shape) {
+    return randn(shape).to(Device::cuda(), GetParam().dtype).contiguous(MemoryFormat::channels_last);
+  };
+  const Tensor x = values({2, 64, 40, 41, 42}), y = values({2, 3, 40, 41, 42}), w = values({3, 64, 1, 1, 1});
+  ASSERT_TRUE(is_taken(conv_problem(ConvPass::wgrad, x.view_in(), y.view_in(), w.view_in(), {})));
+  Tensors first;
+  for (int run = 0; run < 20; ++run) {
+    const Tensors got{empty_like(y), empty_like(x), empty_like(w)};
+    const Kernels& k = kernels(Device::cuda());
+    k.conv_forward(got[0].view_out(), x.view_in(), w.view_in(), nullptr, {});
+    k.conv_backward_data(got[1].view_out(), y.view_in(), w.view_in(), nullptr, {});
+    k.conv_backward_weight(got[2].view_out(), x.view_in(), y.view_in(), {});
+    if (run == 0) first = got;
+    for (size_t i = 0; i < 3; ++i) EXPECT_EQ(got[i].to_vector<double>(), first[i].to_vector<double>()) << "run " << run;
+  }
+}
+
+}  // namespace
+}  // namespace voxgrad::cudatest
