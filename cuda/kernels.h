@@ -46,6 +46,9 @@ Signature<&Kernels::class_sums_backward> class_sums_backward;
 Signature<&Kernels::group_norm> group_norm;
 Signature<&Kernels::normalize> normalize;
 Signature<&Kernels::group_norm_backward> group_norm_backward;
+Signature<&Kernels::track_statistics> track_statistics;
+Signature<&Kernels::prelu> prelu;
+Signature<&Kernels::prelu_backward> prelu_backward;
 Signature<&Kernels::relu_bias_backward> relu_bias_backward;
 // pooling and resampling
 Signature<&Kernels::max_pool> max_pool;

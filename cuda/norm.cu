@@ -138,9 +138,46 @@ void forward(const View& y, const View& mean, const View& rstd, const View& x, c
   apply_formula<T>(kOp, formula, launch, nullptr, &y, x);
 }
 
+/// See Kernels::track_statistics.
+template <class T, class R>
+__global__ void __launch_bounds__(kBlock)
+    track_kernel(R* running_mean, int64_t mean_stride, R* running_var, int64_t var_stride, Matrix mean, Matrix rstd,
+                 int64_t channels, double eps, double unbiased, double momentum) {
+  const auto move = [momentum](R& running, double value) {
+    const double own = convert<double>(running);
+    running = convert<R>(own + momentum * (value - own));
+  };
+  for (int64_t c = thread_index(); c < channels; c += thread_count()) {
+    const double scale = static_cast<double>(rstd.at<T>(0, c));
+    if (running_mean) move(running_mean[c * mean_stride], static_cast<double>(mean.at<T>(0, c)));
+    const double variance = 1 / (scale * scale) - eps;
+    if (running_var) move(running_var[c * var_stride], (variance < 0 ? 0 : variance) * unbiased);  // NaN stays
+  }
+}
+
 }  // namespace
 
 namespace kernel {
+
+void track_statistics(const View* running_mean, const View* running_var, const View& mean, const View& rstd, double eps,
+                      double unbiased, double momentum) {
+  if (!running_mean && !running_var) return;
+  if (running_mean && running_var && running_mean->dtype != running_var->dtype) {
+    track_statistics(running_mean, nullptr, mean, rstd, eps, unbiased, momentum);
+    return track_statistics(nullptr, running_var, mean, rstd, eps, unbiased, momentum);
+  }
+  const Launch launch(mean);
+  const DType dtype = (running_mean ? running_mean : running_var)->dtype;
+  dispatch(Types<float, double>(), mean.dtype, "track_statistics", "CUDA", [&]<class T>() {
+    dispatch(Floats(), dtype, "track_statistics", "CUDA", [&]<class R>() {
+      const View of_mean = running_mean ? *running_mean : View(), of_var = running_var ? *running_var : View();
+      track_kernel<T, R><<<grid_size(mean.size[1]), kBlock, 0, launch.stream>>>(
+          of_mean.as<R>(), of_mean.stride[0], of_var.as<R>(), of_var.stride[0], Matrix(mean), Matrix(rstd),
+          mean.size[1], eps, unbiased, momentum);
+    });
+  });
+  check_launch("track_statistics");
+}
 
 void group_norm(const View& y, const View& mean, const View& rstd, const View& x, const View* gamma, const View* beta,
                 double eps, const NormActivations& activations) {

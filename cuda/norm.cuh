@@ -9,9 +9,13 @@
 // A formula has kInputs, kWrites and kSums; Channel, what a thread keeps for a (sample, channel), from
 // channel(n, c, l), where l is about the first position that the thread reads; operator()(channel, run, x), the result
 // for an element of each input, which may add to the sums of the run; and, where sums need it, finish(n, c, channel,
-// count, total). kHeavy: it has many constants for a channel, so that fewer registers are left for elements on their
-// way.
+// count, total). kHeavy: it has many constants for a channel, so that fewer blocks share a multiprocessor's registers.
+//
+// Vectors of 16 bytes come to shared memory by cp.async, several ahead for each thread, which reads those that it asked
+// for itself: no barrier, and no registers for what is on its way.
 #pragma once
+
+#include <cuda_pipeline.h>
 
 #include <bit>
 
@@ -175,6 +179,8 @@ __device__ inline double2 add(const double2& a, const double2& b) { return {a.x 
 template <class T, Form form, class Formula>
 struct Lane {
   static constexpr int kInputs = Formula::kInputs, kChannels = form == Form::columns ? kVectorWidth<T> : 1;
+  static constexpr int kStages = 8 / kInputs;
+  using Stage = uint4[kInputs][kBlock];
 
   const Formula& formula;
   const Volumes<kInputs>& volumes;
@@ -189,7 +195,50 @@ struct Lane {
     for (int i = 0; i < kChannels; ++i) channel[i] = formula.channel(n, c + i, position);
   }
 
-  /// The vectors that fall to `thread` of `threads` among those that begin at position `first`: fewer than 2^31.
+  /// The vectors of 16 bytes that fall to `thread` of `threads` among those that begin at position `first`, fewer than
+  /// 2^31. Of each input kStages are on their way to this thread's places in shared memory.
+  __device__ void take_vectors(int64_t first, int64_t vectors, int thread, int threads, Stage (&stages)[kStages]) {
+    constexpr int width = kVectorWidth<T>, step = form == Form::columns ? 1 : width;  // positions of a vector
+    const auto stride = [](const Volume& volume) { return form == Form::rows ? 1 : volume.position; };
+    const int64_t start = first + thread * step;
+    const T* in[kInputs];
+#pragma unroll
+    for (int k = 0; k < kInputs; ++k) in[k] = volumes.in[k].template at<const T>(n, c, start);
+    T* out = volumes.out.template at<T>(n, c, start);
+    int left = static_cast<int>(vectors) - thread, coming = left, stage = 0, summed = 0;
+    const auto load = [&] {
+#pragma unroll
+      for (int k = 0; k < kInputs; ++k) {
+        if (coming > 0) __pipeline_memcpy_async(&stages[stage][k][threadIdx.x], in[k], 16);
+        in[k] += threads * step * stride(volumes.in[k]);
+      }
+      __pipeline_commit();
+      coming -= threads;
+      if (++stage == kStages) stage = 0;
+    };
+    for (int i = 0; i < kStages; ++i) load();
+    Run<T> run[kChannels];
+    for (; left > 0; left -= threads) {
+      __pipeline_wait_prior(kStages - 1);
+      Vector<T, width> loaded[kInputs];
+#pragma unroll
+      for (int k = 0; k < kInputs; ++k) loaded[k] = std::bit_cast<Vector<T, width>>(stages[stage][k][threadIdx.x]);
+      load();
+      const Vector<T, width> result = apply(loaded, run);
+      if constexpr (Formula::kWrites) {
+        store_vector(out, result);
+        out += threads * step * stride(volumes.out);
+      }
+      count += step;
+      if (Formula::kSums && (summed += step) >= kLongestRun) {
+        end_runs(run);
+        summed = 0;
+      }
+    }
+    if constexpr (Formula::kSums) end_runs(run);
+  }
+
+  /// The same of vectors of any width.
   template <int width, int kUnroll>
   __device__ void take(int64_t first, int64_t vectors, int thread, int threads) {
     constexpr int step = form == Form::columns ? 1 : width;  // positions of a vector
@@ -273,10 +322,7 @@ __global__ void __launch_bounds__(kBlock, form == Form::columns && (sizeof(T) ==
                     const __grid_constant__ Volumes<Formula::kInputs> volumes, double2* partial) {
   using Thread = Lane<T, form, Formula>;
   constexpr int kVector = kVectorWidth<T>;
-  // As many vectors on their way as the registers of two blocks, or three, hold.
-  constexpr bool most =
-      form == Form::columns && sizeof(T) == 2 && !(Formula::kWrites && Formula::kSums) && !is_heavy<Formula>();
-  constexpr int kUnroll = (most ? 8 : 4) / Formula::kInputs;
+  __shared__ typename Thread::Stage stages[form == Form::walk ? 1 : Thread::kStages];
   __shared__ double2 shared[Formula::kSums ? kBlock : 1];
   const BlockLayout layout = tiling.layout;
   const int thread = layout.reducer(), threads = layout.reducers;
@@ -292,12 +338,15 @@ __global__ void __launch_bounds__(kBlock, form == Form::columns && (sizeof(T) ==
         const Span<T> span(volumes.in[0].template at<const T>(lane.n, lane.c, begin), end - begin);
         const int64_t first = begin + span.head, behind = first + span.vectors * kVector;
         lane.begin(min(first + thread * kVector, end - 1));
-        lane.template take<kVector, kUnroll>(first, span.vectors, thread, threads);
+        lane.take_vectors(first, span.vectors, thread, threads, stages);
         lane.template take<1, 1>(begin, span.head, thread, threads);
         lane.template take<1, 1>(behind, end - behind, thread, threads);
       } else {
         lane.begin(min(begin + thread, end - 1));
-        lane.template take<Thread::kChannels, kUnroll>(begin, end - begin, thread, threads);
+        if constexpr (form == Form::columns)
+          lane.take_vectors(begin, end - begin, thread, threads, stages);
+        else
+          lane.template take<1, 4 / Thread::kInputs>(begin, end - begin, thread, threads);
       }
       lane.finish();
     }

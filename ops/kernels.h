@@ -196,6 +196,14 @@ struct Kernels {
   void (*group_norm_backward)(const GroupNormGradients& out, const View& dy, const View& x, const View& mean,
                               const View& rstd, const View* gamma, const View* beta,
                               const NormActivations& activations);
+  /// running_mean and running_var (C), either of which may be null, move towards mean (1, C) and `unbiased` times the
+  /// variance that rstd (1, C) and eps tell: running += momentum * (value - running).
+  void (*track_statistics)(const View* running_mean, const View* running_var, const View& mean, const View& rstd,
+                           double eps, double unbiased, double momentum);
+  /// y = x where x > 0, else weight (C) * x; views (N, C, L) as above.
+  void (*prelu)(const View& y, const View& x, const View& weight);
+  /// dx = dy where x > 0, else weight * dy; dweight (C) = sums of dy * x over samples and positions where it is not.
+  void (*prelu_backward)(const View& dx, const View& dweight, const View& dy, const View& x, const View& weight);
   /// dz = relu_grad(dy, y), dbias (C) = its sums over samples and positions: views (N, C, L) as above.
   void (*relu_bias_backward)(const View& dz, const View& dbias, const View& dy, const View& y);
 

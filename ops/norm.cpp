@@ -235,19 +235,19 @@ Shape checked_statistics(const Tensor& x, const NormArguments& norm) {
   return {1, x.size(1)};
 }
 
-/// Moves what is kept between batches, if there is such, towards the value of this one.
-void track(const Tensor& running, const Tensor& value, double momentum) {
-  if (running.defined()) running.mul_(1 - momentum).add_(reshape(value, running.shape()).to(running.dtype()), momentum);
-}
-
+/// Moves what is kept between batches, if there is such, towards the values of this one.
 void track(const Tensor& x, const Normalised& result, const NormArguments& norm) {
   if (x.numel() == 0 || autograd::recomputing()) return;
   NoGradGuard no_grad;
   const double count = static_cast<double>(x.numel() / x.size(1)), unbiased = count / (count - 1);
-  const Tensor deviation = reciprocal(result.rstd);
-  const Tensor var = clamp(affine(deviation * deviation, unbiased, -norm.eps * unbiased), 0, INFINITY);
-  track(norm.running_mean, result.mean, norm.momentum);
-  track(norm.running_var, var, norm.momentum);
+  std::optional<View> mean, var;
+  for (const Tensor& running : {norm.running_mean, norm.running_var})
+    if (running.defined()) check_in_place("batch_norm", running);
+  if (norm.running_mean.defined()) mean = norm.running_mean.view_out();
+  if (norm.running_var.defined()) var = norm.running_var.view_out();
+  kernels(x.device())
+      .track_statistics(pointer(mean), pointer(var), result.mean.view_in(), result.rstd.view_in(), norm.eps, unbiased,
+                        norm.momentum);
 }
 
 }  // namespace

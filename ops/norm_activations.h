@@ -20,7 +20,7 @@ struct NoActivation {
   }
 };
 
-/// relu or leaky_relu, in float.
+/// relu or leaky_relu, in float. Without branches: signs are no pattern.
 struct Piecewise {
   float slope;
   bool relu;
@@ -29,11 +29,14 @@ struct Piecewise {
       : slope(static_cast<float>(a.negative_slope)), relu(a.kind == ActivationKind::relu) {}
   template <class T>
   VG_HOST_DEVICE T value(T x) const {
-    return x < T(0) ? (relu ? T(0) : T(slope) * x) : x;
+    const T below = relu ? T(0) : T(slope) * x;
+    return x < T(0) ? below : x;
   }
   template <class T>
   VG_HOST_DEVICE T gradient(T g, T x) const {
-    return x > T(0) ? g : !relu ? T(slope) * g : x <= T(0) ? T(0) : g;
+    const T below = relu ? T(0) : T(slope) * g;
+    const bool is_above = (x > T(0)) | (relu & (x != x));
+    return is_above ? g : below;
   }
 };
 

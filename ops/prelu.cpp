@@ -1,12 +1,48 @@
-// prelu, of operators that there are: what is saved for its gradient is no larger than theirs.
+// prelu, of which each direction is one kernel; its gradient in differentiable operators.
 #include <limits>
 
+#include "core/autograd.h"
 #include "ops/autocast.h"
 #include "ops/checks.h"
+#include "ops/create.h"
 #include "ops/elementwise.h"
+#include "ops/halves.h"
+#include "ops/kernels.h"
+#include "ops/reduce.h"
 #include "ops/shape.h"
+#include "ops/unrecorded.h"
+#include "ops/volume.h"
 
 namespace voxgrad {
+namespace {
+
+/// weight for each channel of x.
+Tensor by_channels(const Tensor& weight, const Tensor& x) {
+  return expand(reshape(weight, {weight.numel()}), {x.size(1)});
+}
+
+/// The gradients in x (N, C, L) and in the weight of every channel.
+Tensors gradients(const Tensor& grad, const Tensor& x, const Tensor& weight) {
+  const Tensor dy = grad.contiguous(x.suggest_memory_format());
+  Tensors grads{empty_like(x), empty({x.size(1)}, {widened(x.dtype()), x.device()})};
+  kernels(x.device())
+      .prelu_backward(as_rows(x, grads[0].view_out()), grads[1].view_out(), as_rows(x, dy.view_in()),
+                      as_rows(x, x.view_in()), by_channels(weight, x).view_in());
+  return grads;
+}
+
+/// The same, differentiable.
+Tensors composed_gradients(const Tensor& grad, const Tensor& x, const Tensor& weight) {
+  Shape shape = Dims::filled(x.dim(), 1);
+  shape[1] = weight.numel();
+  Dims axes{0};
+  for (int64_t axis = 2; axis < x.dim(); ++axis) axes.push_back(axis);
+  // clamp keeps infinities of x out of the gradient of the weight.
+  const Tensor negative = clamp(x, -std::numeric_limits<double>::infinity(), 0);
+  return {where(gt(x, 0.0), grad, grad * reshape(weight, shape)), sum(grad * negative, axes)};
+}
+
+}  // namespace
 
 Tensor prelu(const Tensor& given, const Tensor& given_weight) {
   const Tensor x = autocasted("prelu", given), weight = autocasted("prelu", given_weight);
@@ -17,11 +53,19 @@ Tensor prelu(const Tensor& given, const Tensor& given_weight) {
   const int64_t channels = x.dim() > 1 ? x.shape()[1] : 1;
   check(weight.numel() == 1 || (weight.dim() == 1 && weight.numel() == channels), "prelu",
         "weight must have 1 element or one for each of the ", channels, " channels, got ", weight.shape());
-  Shape shape = Dims::filled(x.dim(), 1);
-  if (weight.numel() > 1) shape[1] = channels;
-  // clamp keeps infinities of x out of the gradient of the weight.
-  const Tensor negative = clamp(x, -std::numeric_limits<double>::infinity(), 0);
-  return where(gt(x, 0.0), x, negative * reshape(weight, shape));
+  if (x.dim() == 2)  // one sample, channels innermost: its positions share the work
+    return transpose(squeeze(prelu(unsqueeze(transpose(x, 0, 1), 0), weight), 0), 0, 1);
+  if (x.dim() < 2) return reshape(prelu(reshape(x, {1, 1, x.numel()}), weight), x.shape());
+  const Tensor dense = is_dense_volume(x) ? x : x.contiguous(x.suggest_memory_format());
+  const Tensor y = empty_like(dense);
+  kernels(x.device())
+      .prelu(as_rows(dense, y.view_out()), as_rows(dense, dense.view_in()), by_channels(weight, dense).view_in());
+  return record("prelu", y, {dense, weight}, [x = Saved(dense), weight = Saved(weight)](const Tensor& grad) {
+    Tensors grads = (grad_enabled() ? composed_gradients : gradients)(grad, x(), weight());
+    const Tensor of_weight = weight().numel() == 1 ? sum(grads[1]) : grads[1];
+    grads[1] = reshape(of_weight, weight().shape()).to(weight().dtype());
+    return grads;
+  });
 }
 
 }  // namespace voxgrad

@@ -135,6 +135,7 @@ void run(F kernel, const Entry& entry, const Args&... args) {
   ROW(conv_backward_data, 1, convolution<ConvPass::dgrad, 0, 2, 1>)                                              \
   ROW(conv_backward_weight, 1, convolution<ConvPass::wgrad, 1, 0, 2>)                                            \
   ROW(class_sums, 1) ROW(class_sums_backward, 1) ROW(group_norm, 3) ROW(normalize, 1) ROW(group_norm_backward, 4) \
+  ROW(track_statistics, 2) ROW(prelu, 1) ROW(prelu_backward, 2)                                                  \
   ROW(relu_bias_backward, 2) ROW(max_pool, 2) ROW(max_pool_backward, 1) ROW(resample, 1) ROW(grid_sample, 1)     \
   ROW(grid_sample_backward, 2) ROW(gather, 1) ROW(scatter_add, 1) ROW(step, 0)                     \
   ROW(sum_of_squares, 1)

@@ -50,6 +50,10 @@ void group_norm(const View& y, const View& mean, const View& rstd, const View& x
                 double eps, const NormActivations& activations);
 void group_norm_backward(const GroupNormGradients& out, const View& dy, const View& x, const View& mean,
                          const View& rstd, const View* gamma, const View* beta, const NormActivations& activations);
+void track_statistics(const View* running_mean, const View* running_var, const View& mean, const View& rstd, double eps,
+                      double unbiased, double momentum);
+void prelu(const View& y, const View& x, const View& weight);
+void prelu_backward(const View& dx, const View& dweight, const View& dy, const View& x, const View& weight);
 void relu_bias_backward(const View& dz, const View& dbias, const View& dy, const View& y);
 
 // pool.cpp, resample.cpp

@@ -7,6 +7,8 @@
 // loaded and stored; sums are in double, coefficients in compute_t.
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -197,16 +199,20 @@ void map_channels(const Slabs& slabs, const std::vector<K>& coefficients, F&& f,
   });
 }
 
-/// sums (C) of x.
-template <class T>
-void sum_channels(const Slabs& slabs, const View& sums, const View& x) {
+/// sums (C) of f(in...), in double.
+template <class T, class F, class... Views>
+void sum_channels(const Slabs& slabs, const View& sums, F&& f, const Views&... in) {
   std::vector<double> parts(slabs.sums());
   slabs.for_each([&](const Slab& slab) {
     double* into = parts.data() + slab.sums;
-    const int64_t step = slabs.step(x);
     for (int64_t r = 0; r < slab.rows; ++r) {
-      const T* v = slabs.template row<const T>(x, slab, r);
-      const auto element = [v, step](int64_t j) { return convert<double>(v[j * step]); };
+      const auto element = [&f, rows = std::tuple(slabs.template row<const T>(in, slab, r)...),
+                            steps = std::tuple(slabs.step(in)...)](int64_t j) {
+        return [&]<size_t... k>(std::index_sequence<k...>) {
+          return f(convert<double>(std::get<k>(rows)[j * std::get<k>(steps)])...);
+        }
+        (std::index_sequence_for<Views...>());
+      };
       if (slabs.channels_inner)
         for (int64_t c = 0; c < slab.columns; ++c) into[c] += element(c);
       else
@@ -405,7 +411,7 @@ void backward(const GroupNormGradients& out, const View& dy, const View& x, cons
     set_entry<T>(out.dbeta, c, total.g);
     set_entry<T>(out.dgamma, c, total.g_centred);
   }
-  if (out.sums) sum_channels<T>(slabs, *out.sums, out.dx);
+  if (out.sums) sum_channels<T>(slabs, *out.sums, std::identity(), out.dx);
 }
 
 }  // namespace
@@ -435,7 +441,59 @@ void group_norm_backward(const GroupNormGradients& out, const View& dy, const Vi
 
 void relu_bias_backward(const View& dz, const View& dbias, const View& dy, const View& y) {
   binary(BinaryOp::relu_grad, dz, dy, y, 0, 0);
-  dispatch(Floats(), y.dtype, "relu_bias_backward", "CPU", [&]<class T>() { sum_channels<T>(Slabs(y), dbias, dz); });
+  dispatch(Floats(), y.dtype, "relu_bias_backward", "CPU",
+           [&]<class T>() { sum_channels<T>(Slabs(y), dbias, std::identity(), dz); });
+}
+
+namespace {
+
+/// The weight's entry for each channel of each sample.
+template <class T>
+std::vector<compute_t<T>> slopes(const Slabs& slabs, const View& weight) {
+  std::vector<compute_t<T>> result(static_cast<size_t>(slabs.samples * slabs.channels));
+  for (size_t i = 0; i < result.size(); ++i)
+    result[i] = static_cast<compute_t<T>>(entry<T>(&weight, static_cast<int64_t>(i) % slabs.channels, 0));
+  return result;
+}
+
+}  // namespace
+
+void prelu(const View& y, const View& x, const View& weight) {
+  dispatch(Floats(), x.dtype, "prelu", "CPU", [&]<class T>() {
+    using Wide = compute_t<T>;
+    const Slabs slabs(x);
+    map_channels<T>(
+        slabs, slopes<T>(slabs, weight), [](Wide slope, Wide v) { return v > 0 ? v : slope * v; }, y, x);
+  });
+}
+
+void prelu_backward(const View& dx, const View& dweight, const View& dy, const View& x, const View& weight) {
+  dispatch(Floats(), x.dtype, "prelu_backward", "CPU", [&]<class T>() {
+    using Wide = compute_t<T>;
+    const Slabs slabs(x);
+    map_channels<T>(
+        slabs, slopes<T>(slabs, weight), [](Wide slope, Wide d, Wide v) { return v > 0 ? d : slope * d; }, dx, dy, x);
+    sum_channels<T>(
+        slabs, dweight, [](double d, double v) { return v > 0 ? 0 : d * v; }, dy, x);
+  });
+}
+
+void track_statistics(const View* running_mean, const View* running_var, const View& mean, const View& rstd, double eps,
+                      double unbiased, double momentum) {
+  dispatch(Types<float, double>(), mean.dtype, "track_statistics", "CPU", [&]<class T>() {
+    for (int64_t c = 0; c < mean.size[1]; ++c) {
+      const double scale = double{at<T>(rstd, c)}, variance = std::max(1 / (scale * scale) - eps, 0.0) * unbiased;
+      const auto move = [&](const View* running, double value) {
+        if (!running) return;
+        dispatch(Floats(), running->dtype, "track_statistics", "CPU", [&]<class R>() {
+          const double own = entry<R>(running, c, 0);
+          set_entry<R>(running, c, own + momentum * (value - own));
+        });
+      };
+      move(running_mean, double{at<T>(mean, c)});
+      move(running_var, variance);
+    }
+  });
 }
 
 }  // namespace voxgrad::cpu

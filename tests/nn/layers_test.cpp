@@ -384,6 +384,25 @@ TEST(Init, FollowsTheSeed) {
   EXPECT_NE(weight(5), weight(6));
 }
 
+TEST(Init, SkippedDrawsMoveTheGeneratorOnly) {
+  const Tensor w = zeros({4, 3, 5});
+  manual_seed(2);
+  nn::init::kaiming_normal_(w);
+  nn::init::uniform_(w);
+  const GeneratorState after = default_generator().state();
+  manual_seed(2);
+  nn::init::zeros_(w);
+  {
+    const nn::init::SkipInit skip;
+    nn::init::kaiming_normal_(w);
+    nn::init::uniform_(w);
+  }
+  EXPECT_EQ(default_generator().state(), after);
+  EXPECT_EQ(w.to_vector(), std::vector<double>(60, 0));
+  nn::init::uniform_(w, 1, 2);
+  EXPECT_GE(w.amin().item(), 1);
+}
+
 TEST(Init, Distributions) {
   using namespace nn::init;
   manual_seed(2);

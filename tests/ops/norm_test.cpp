@@ -248,6 +248,11 @@ TEST(BatchNorm, MovesRunningStatistics) {
     batch_norm(x, running_mean, running_var);
     batch_norm(zeros({0, 4, 3}, {f32, device}), running_mean, running_var, {}, {}, true);
     EXPECT_EQ(running_var.to_vector(), before);
+    EXPECT_ERROR(batch_norm(x, expand(full({1}, 5, {f32, device}), {4}), running_var, {}, {}, true), "share memory");
+    EXPECT_EQ(running_var.to_vector(), before);
+    const Tensor nan = full({3, 4, 50}, std::nan(""), {f32, device});
+    batch_norm(nan, {}, running_var, {}, {}, true);
+    EXPECT_TRUE(std::isnan(running_var.to_vector()[0]));
     EXPECT_ERROR(batch_norm(x, running_mean, {}), "needs running_mean and running_var where it is not training");
     EXPECT_ERROR(batch_norm(x, zeros({3}, {f32, device}), running_var), "running_mean must have shape [4], got [3]");
     EXPECT_ERROR(batch_norm(x.narrow(0, 0, 1).narrow(2, 0, 1), {}, {}, {}, {}, true), "more than 1 value per channel");

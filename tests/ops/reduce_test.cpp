@@ -194,6 +194,17 @@ TEST(Max, SendsItsGradientToTheChosenElementOnly) {
   EXPECT_EQ(grad({sum(x.amax(1))}, {x})[0].to_vector(), (Doubles{0, 0.5, 0.5, 0.5, 0.5, 0}));
 }
 
+TEST(Prelu, OfFeaturesIsThatOfChannels) {
+  for (const Device device : devices()) {
+    const Tensor w = tensor({0.5, 0.25}, {f32, device}).requires_grad_();
+    const Tensor x = tensor({{-2, -8}, {3, -4}, {-6, 1}}, {f32, device}).requires_grad_(), y = prelu(x, w);
+    EXPECT_EQ(y.to_vector(), (Doubles{-1, -2, 3, -1, -3, 1}));
+    const Tensors grads = grad({sum(y)}, {x, w});
+    EXPECT_EQ(grads[0].to_vector(), (Doubles{0.5, 0.25, 1, 0.25, 0.5, 1}));
+    EXPECT_EQ(grads[1].to_vector(), (Doubles{-8, -12}));
+  }
+}
+
 TEST(Prelu, KeepsInfinitiesOutOfTheGradientOfItsWeight) {
   const Tensor x = tensor({kInf, -2, 0}, {f32}).requires_grad_(), w = tensor({0.25}).requires_grad_();
   const Tensor y = prelu(x, w);

@@ -1,0 +1,67 @@
+// prelu and its gradients, whose sums for the weight are made in the same pass.
+#include "core/dtype.h"
+#include "cuda/kernels.h"
+#include "cuda/norm_sums.cuh"
+
+namespace voxgrad::cuda {
+namespace {
+
+template <class T>
+struct PReLU {
+  static constexpr int kInputs = 1;
+  static constexpr bool kWrites = true, kSums = false;
+  using Channel = compute_t<T>;  // the slope
+
+  PerChannel weight;
+
+  __device__ Channel channel(int64_t, int64_t c, int64_t) const { return static_cast<Channel>(weight.at<T>(c, 0)); }
+  __device__ T operator()(Channel slope, Run<T>&, const Channel (&x)[1]) const {
+    const Channel below = slope * x[0];
+    return convert<T>(x[0] > 0 ? x[0] : below);
+  }
+};
+
+/// Of dy and x; sums of dy * x where x is not positive.
+template <class T>
+struct PReLUGradients {
+  static constexpr int kInputs = 2;
+  static constexpr bool kWrites = true, kSums = true;
+  using Channel = compute_t<T>;
+
+  PerChannel weight;
+
+  __device__ Channel channel(int64_t, int64_t c, int64_t) const { return static_cast<Channel>(weight.at<T>(c, 0)); }
+  __device__ T operator()(Channel slope, Run<T>& run, const Channel (&x)[2]) const {
+    using Sum = typename Run<T>::Sum;
+    const Channel below = slope * x[0];
+    const Sum term = static_cast<Sum>(x[0]) * static_cast<Sum>(x[1]);
+    const bool is_above = x[1] > 0;
+    run.x += is_above ? Sum(0) : term;
+    return convert<T>(is_above ? x[0] : below);
+  }
+};
+
+}  // namespace
+
+namespace kernel {
+
+void prelu(const View& y, const View& x, const View& weight) {
+  if (x.numel() == 0) return;
+  const Launch launch(x);
+  dispatch(Floats(), x.dtype, "prelu", "CUDA",
+           [&]<class T>() { apply_formula<T>("prelu", PReLU<T>{PerChannel(&weight)}, launch, nullptr, &y, x); });
+}
+
+void prelu_backward(const View& dx, const View& dweight, const View& dy, const View& x, const View& weight) {
+  if (x.size[1] == 0) return;
+  const Launch launch(x);
+  dispatch(Floats(), x.dtype, "prelu_backward", "CUDA", [&]<class T>() {
+    const Groups shape(x, 1);
+    const Workspace total(launch, static_cast<size_t>(shape.lines()) * sizeof(double2));
+    apply_formula<T>("prelu_backward", PReLUGradients<T>{PerChannel(&weight)}, launch, total.as<double2>(), &dx, dy, x);
+    parameter_gradients<T>("prelu_backward", shape, total.as<double2>(), {}, nullptr, &dweight, launch);
+  });
+}
+
+}  // namespace kernel
+}  // namespace voxgrad::cuda
