@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <map>
 #include <mutex>
+#include <utility>
 
 #include "cuda/launch.h"
 
@@ -31,16 +33,20 @@ struct Ring {
   size_t next = 0;
 };
 
-Ring& ring_of(int device) {
-  static auto* rings = new std::array<Ring, kMaxDevices>;  // never destroyed: the driver takes the memory back
-  return (*rings)[static_cast<size_t>(device)];
+/// Streams have rings of their own: a copy waits for none of another stream.
+Ring& ring_of(int device, cudaStream_t stream) {
+  using Rings = std::map<std::pair<int, cudaStream_t>, Ring>;
+  static std::mutex mutex;
+  static auto* rings = new Rings;  // never destroyed: the driver takes the memory back
+  const std::lock_guard lock(mutex);
+  return (*rings)[{device, stream}];
 }
 
 }  // namespace
 
 void upload(void* to, const void* from, size_t bytes, int device, cudaStream_t stream) {
   const DeviceGuard guard(device);
-  Ring& ring = ring_of(device);
+  Ring& ring = ring_of(device, stream);
   const std::lock_guard lock(ring.mutex);
   for (size_t done = 0; done < bytes; done += kPiece) {
     Slot& slot = ring.slots[ring.next++ % ring.slots.size()];

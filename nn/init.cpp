@@ -1,6 +1,7 @@
 #include "nn/init.h"
 
 #include <cmath>
+#include <utility>
 
 #include "core/autograd.h"
 #include "ops/create.h"
@@ -8,6 +9,8 @@
 
 namespace voxgrad::nn::init {
 namespace {
+
+thread_local bool skipping = false;
 
 /// Random numbers are drawn as f32 or f64 and then rounded to what the tensor holds.
 DType drawn_dtype(const Tensor& tensor) { return tensor.dtype() == f64 ? f64 : f32; }
@@ -32,7 +35,22 @@ double xavier_std(const Tensor& tensor, double gain) {
 /// The half width of a uniform distribution of this standard deviation.
 double uniform_bound(double std) { return std::sqrt(3.0) * std; }
 
+/// What `rand` or `randn` draws, times `scale`, plus `shift`.
+const Tensor& draw(const Tensor& tensor, decltype(rand)* from, double scale, double shift, Generator* generator) {
+  Generator& source = generator ? *generator : default_generator();
+  NoGradGuard no_grad;
+  if (skipping) {
+    source.reserve(tensor.numel(), drawn_dtype(tensor));
+    return tensor;
+  }
+  const TensorOptions options{.dtype = drawn_dtype(tensor), .device = tensor.device()};
+  return tensor.copy_(affine(from(tensor.shape(), options, &source), scale, shift));
+}
+
 }  // namespace
+
+SkipInit::SkipInit() : previous_(std::exchange(skipping, true)) {}
+SkipInit::~SkipInit() { skipping = previous_; }
 
 Fans calculate_fans(const Tensor& tensor) {
   check(tensor.dim() >= 2, "calculate_fans", "needs at least two axes, got ", describe(tensor));
@@ -59,18 +77,14 @@ double calculate_gain(Nonlinearity nonlinearity, double slope) {
 const Tensor& uniform_(const Tensor& tensor, double low, double high, Generator* generator) {
   require_floating(tensor, "uniform_");
   check(std::isfinite(low) && std::isfinite(high) && low <= high, "uniform_", "no interval [", low, ", ", high, ")");
-  NoGradGuard no_grad;
-  const Tensor drawn = rand(tensor.shape(), {.dtype = drawn_dtype(tensor), .device = tensor.device()}, generator);
-  return tensor.copy_(affine(drawn, high - low, low));
+  return draw(tensor, rand, high - low, low, generator);
 }
 
 const Tensor& normal_(const Tensor& tensor, double mean, double std, Generator* generator) {
   require_floating(tensor, "normal_");
   check(std::isfinite(mean) && std::isfinite(std) && std >= 0, "normal_", "no normal distribution has mean ", mean,
         " and standard deviation ", std);
-  NoGradGuard no_grad;
-  const Tensor drawn = randn(tensor.shape(), {.dtype = drawn_dtype(tensor), .device = tensor.device()}, generator);
-  return tensor.copy_(affine(drawn, std, mean));
+  return draw(tensor, randn, std, mean, generator);
 }
 
 const Tensor& constant_(const Tensor& tensor, double value) {

@@ -37,6 +37,19 @@ const Tensor& xavier_uniform_(const Tensor& tensor, double gain = 1, Generator* 
 /// The same, N(0, 2 gain^2 / (fan_in + fan_out)).
 const Tensor& xavier_normal_(const Tensor& tensor, double gain = 1, Generator* generator = nullptr);
 
+/// While it lives, the functions of this thread that draw leave tensors as they are, and generators as if they had
+/// drawn: for layers whose parameters are set right after. torch.nn.utils.skip_init.
+class SkipInit {
+ public:
+  SkipInit();
+  ~SkipInit();
+  SkipInit(const SkipInit&) = delete;
+  SkipInit& operator=(const SkipInit&) = delete;
+
+ private:
+  bool previous_;
+};
+
 /// Throws unless low <= high, both finite.
 const Tensor& uniform_(const Tensor& tensor, double low = 0, double high = 1, Generator* generator = nullptr);
 /// Throws unless std >= 0, both finite.

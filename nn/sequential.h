@@ -16,8 +16,9 @@ namespace voxgrad::nn {
 ///
 /// A norm and an activation behind each other, in either order, run as one operation, together with a convolution
 /// before them (ops/fused.h): the same results and gradients with fewer passes over memory. Norms: GroupNorm,
-/// InstanceNorm3d, BatchNorm1d to 3d, LayerNorm; activations: ReLU, LeakyReLU, GELU, SiLU. Only voxgrad's own classes
-/// are taken together, never one derived from them.
+/// InstanceNorm3d, BatchNorm1d to 3d, LayerNorm; activations: ReLU, LeakyReLU, GELU, SiLU. Without a norm, a
+/// convolution takes a ReLU behind it, and no other activation. Only voxgrad's own classes are taken together, never
+/// one derived from them. Empty, it is the identity.
 class Sequential : public Layer {
  public:
   template <class... Modules>

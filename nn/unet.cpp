@@ -81,6 +81,13 @@ void check_options(const UNetOptions& options) {
 
 UNet::UNet(const Options& given) : options_(given) {
   check_options(given);
+  make_layers();
+  initialize();
+}
+
+void UNet::make_layers() {
+  const init::SkipInit skip;  // initialize() draws
+  const Options& given = options_;
   const std::vector<Stage>& stages = given.stages;
   const auto make = given.residual ? stack_of<ResidualBlock> : stack_of<ConvNorm>;
   int64_t in = given.in_channels;
@@ -99,7 +106,6 @@ UNet::UNet(const Options& given) : options_(given) {
                         stack_of<ConvNorm>(here.decoder_convs, 2 * features, features, here.kernel_size, 1),
                         std::make_shared<Conv3d>(features, given.num_classes, 1)});
   }
-  initialize();
 }
 
 void UNet::initialize() {

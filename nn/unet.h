@@ -64,6 +64,7 @@ class UNet : public Layer {
     std::shared_ptr<Layer> convs;
     std::shared_ptr<Conv3d> head;
   };
+  void make_layers();
   void initialize();
   Tensors decode(const Tensor& x, bool all) const;
   Tensors encode(const Tensor& x) const;

@@ -3,13 +3,16 @@
 #include <algorithm>
 #include <condition_variable>
 #include <exception>
+#include <memory>
 #include <mutex>
+#include <optional>
 #include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "core/autograd.h"
+#include "cuda/cuda.h"
 #include "nn/data/seed.h"
 #include "ops/create.h"
 #include "ops/shape.h"
@@ -48,6 +51,7 @@ class Loader::Epoch {
         taken_(loader.position_.batch),
         claimed_(taken_),
         slots_(static_cast<size_t>(std::min(options_.num_workers * options_.prefetch_factor, batches_ - taken_))) {
+    if (!slots_.empty() && options_.device && options_.device->is_cuda()) stream_.emplace(options_.device->index);
     try {
       for (int i = 0; i < options_.num_workers && i < batches_ - taken_; ++i) workers_.emplace_back([this] { work(); });
     } catch (const std::system_error& error) {
@@ -67,7 +71,7 @@ class Loader::Epoch {
 
   /// The next batch; the caller has asked finished().
   Sample next() {
-    if (workers_.empty()) return make_batch(taken_++);
+    if (workers_.empty()) return on_device(make_batch(taken_++));
     std::unique_lock lock(mutex_);
     Slot& slot = slot_of(taken_);
     changed_.wait(lock, [&] { return slot.ready; });
@@ -76,12 +80,14 @@ class Loader::Epoch {
     lock.unlock();
     changed_.notify_all();
     if (result.error) std::rethrow_exception(result.error);
+    if (result.copied) result.copied->wait();
     return std::move(result.batch);
   }
 
  private:
   struct Slot {
     Sample batch;
+    std::unique_ptr<cuda::Event> copied;  // null: it need not be waited for
     std::exception_ptr error;
     bool ready = false;
   };
@@ -96,7 +102,7 @@ class Loader::Epoch {
       Slot& slot = slot_of(batch);  // nobody else's until it is ready
       lock.unlock();
       try {
-        slot.batch = make_batch(batch);
+        fill(slot, batch);
       } catch (...) {
         slot.error = std::current_exception();
       }
@@ -104,6 +110,23 @@ class Loader::Epoch {
       slot.ready = true;
       changed_.notify_all();
     }
+  }
+
+  /// The memory of a copy belongs to stream_, to which the consumer's stream gives it back when it is freed there.
+  void fill(Slot& slot, int64_t batch) const {
+    const Sample made = make_batch(batch);
+    std::optional<cuda::StreamGuard> guard;
+    if (stream_) guard.emplace(*stream_);
+    slot.batch = on_device(made);
+    if (!stream_) return;
+    slot.copied = std::make_unique<cuda::Event>(stream_->device());
+    slot.copied->record();
+  }
+
+  Sample on_device(const Sample& batch) const {
+    if (!options_.device) return batch;
+    return {batch.input.to(*options_.device),
+            batch.target.defined() ? batch.target.to(*options_.device) : batch.target};
   }
 
   Sample make_batch(int64_t batch) const {
@@ -139,6 +162,7 @@ class Loader::Epoch {
   const int64_t samples_, number_, batches_;
   int64_t taken_, claimed_;
   std::vector<Slot> slots_;
+  std::optional<cuda::Stream> stream_;  // of copies
   bool stopping_ = false;
   std::mutex mutex_;
   std::condition_variable changed_;
@@ -153,6 +177,7 @@ Loader::Loader(const Dataset& dataset, const LoaderOptions& options)
   check(options.prefetch_factor > 0 && options.prefetch_factor <= kLongestQueue / std::max(options.num_workers, 1), kOp,
         "prefetch_factor must lie in [1, 2^20 / num_workers], got ", options.prefetch_factor, " with ",
         options.num_workers, " workers");
+  if (options.device) runtime(*options.device).require(options.device->index);
   check(!(options.shuffle && options.sampler), kOp, "shuffle and sampler exclude each other");
   if (sampler_) return;
   if (options.shuffle)

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <iterator>
 #include <memory>
+#include <optional>
 
 #include "core/safetensors.h"
 #include "nn/data/dataset.h"
@@ -20,6 +21,10 @@ struct LoaderOptions {
   bool drop_last = false;       ///< leave out a last batch that is not full
   int64_t prefetch_factor = 2;  ///< finished batches that may wait, for each worker; 2^20 in all at most
   uint64_t seed = 0;            ///< of the order and of what get() draws
+  /// Where batches are handed out; by default where they were made. To a GPU, workers copy them ahead, through
+  /// page-locked memory and in a stream of their own, so that training does not wait for copies: finished batches wait
+  /// there. Of samples that get() makes on the CPU.
+  std::optional<Device> device{};
   /// In place of `shuffle`.
   std::shared_ptr<const Sampler> sampler{};
 };

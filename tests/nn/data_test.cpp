@@ -2,12 +2,14 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <optional>
 #include <set>
 #include <thread>
 
 #include "nn/data/loader.h"
 #include "ops/create.h"
 #include "ops/elementwise.h"
+#include "ops/reduce.h"
 #include "tests/support.h"
 
 namespace voxgrad {
@@ -120,6 +122,53 @@ TEST(Loader, WorkersDoNotChangeTheNumbers) {
     EXPECT_EQ(epoch_values(loader), second) << workers;
   }
   EXPECT_EQ(default_generator().state(), before);
+}
+
+TEST(Loader, ADeviceDoesNotChangeTheNumbers) {
+  const FunctionDataset dataset = noisy(37);
+  Loader reference(dataset, {.batch_size = 4, .shuffle = true});
+  const std::vector<double> first = epoch_values(reference), second = epoch_values(reference);
+  for (const Device device : devices())
+    for (const int workers : {0, 1, 3}) {
+      Loader loader(dataset, {.batch_size = 4, .shuffle = true, .num_workers = workers, .device = device});
+      EXPECT_EQ(epoch_values(loader), first) << device << workers;
+      EXPECT_EQ(loader.begin()->target.device(), device);  // and the second epoch is left
+      loader.set_epoch(1);
+      EXPECT_EQ(epoch_values(loader), second) << device << workers;
+    }
+  const data::TensorDataset inputs_only(zeros({4, 2}));
+  Loader loader(inputs_only, {.device = Device::cpu()});
+  EXPECT_FALSE(loader.begin()->target.defined());
+  EXPECT_ERROR(Loader(inputs_only, {.device = Device::cuda(63)}), "device cuda:63 asked for: ");
+}
+
+// A batch's memory goes to a later one while the GPU still reads it here, and in another stream than it is copied in.
+TEST(Loader, CopiesAheadDoNotOverwriteWhatIsReadOnCuda) {
+  if (!cuda::is_available()) GTEST_SKIP() << "no GPU is present";
+  const FunctionDataset dataset(60, [](int64_t index, Generator&) {
+    return Sample{full({3 << 20}, static_cast<double>(index)), full({}, static_cast<double>(-index))};
+  });
+  const cuda::Stream stream;
+  for (const bool other : {false, true})
+    for (const int workers : {0, 1, 3}) {
+      std::optional<cuda::StreamGuard> guard;
+      if (other) guard.emplace(stream);
+      Loader loader(dataset, {.batch_size = 2, .num_workers = workers, .device = Device::cuda()});
+      Tensors least, most, targets;
+      for (const auto& [x, y] : loader) {
+        const Tensor sum = zeros(x.shape(), x.options());
+        for (int i = 0; i < 40; ++i) sum.add_(x);
+        least.push_back(amin(sum, {1}));
+        most.push_back(amax(sum, {1}));
+        targets.push_back(y.clone());
+      }
+      for (size_t i = 0; i < 30; ++i) {
+        const double first = static_cast<double>(2 * i);
+        EXPECT_EQ(least[i].to_vector(), (std::vector<double>{40 * first, 40 * (first + 1)}));
+        EXPECT_EQ(most[i].to_vector(), least[i].to_vector());
+        EXPECT_EQ(targets[i].to_vector(), (std::vector<double>{-first, -first - 1}));
+      }
+    }
 }
 
 TEST(Loader, RandomNumbersBelongToSampleAndEpoch) {
