@@ -55,10 +55,11 @@ inline CLI::Option* add_tensorboard_option(CLI::App& app, std::string& folder) {
 /// What --precision says.
 class Precision {
  public:
-  static CLI::Option* add_option(CLI::App& app, std::string& name) {
+  /// `chosen`: what the help says of an empty name, which the program fills in.
+  static CLI::Option* add_option(CLI::App& app, std::string& name, const std::string& chosen = {}) {
     return app
         .add_option("--precision", name,
-                    "highest (float32), high (on a GPU TF32), bf16 or f16 (autocast; f16 with a scaled loss)")
+                    "highest (float32), high (on a GPU TF32), bf16 or f16 (autocast; f16 with a scaled loss)" + chosen)
         ->check(CLI::IsMember({"highest", "high", "bf16", "f16"}))
         ->capture_default_str();
   }

@@ -31,7 +31,9 @@ struct Options {
 /// Reads the command line. Returns the exit code if the program is to end here, else -1.
 int parse(int argc, char** argv, Options& options) {
   CLI::App app{"Segmentation of volumes with voxgrad"};
-  app.add_option("--dataset", options.dataset, "folder of nnU-Net's layout: dataset.json, imagesTr, labelsTr")
+  app.add_option("--dataset", options.dataset,
+                 "folder of nnU-Net's layout: dataset.json, imagesTr, labelsTr; may be larger than memory: patches are "
+                 "read from uncompressed files in --out, in preprocessed/")
       ->check(examples::not_empty());
   app.add_option("--image", options.images, "NIfTI files to train on; of several the last one is tested on")
       ->check(examples::not_empty());
@@ -77,7 +79,7 @@ int parse(int argc, char** argv, Options& options) {
   app.add_option("--workers", train.workers, "threads that cut patches")
       ->check(CLI::Range(0, 64))
       ->capture_default_str();
-  examples::Precision::add_option(app, train.precision);
+  examples::Precision::add_option(app, train.precision, " (default: highest on the CPU, bf16 on a GPU)");
   app.add_option("--seed", train.seed, "seed of all random numbers")
       ->check(examples::whole_number())
       ->capture_default_str();
@@ -97,22 +99,23 @@ Task task_of(const Options& options) {
   return options.images.empty() ? brain() : files(options.images, options.labels);
 }
 
-/// Predicts a held-out case, writes what it finds into `out`, and measures it where there is a truth.
+/// Loads and predicts a held-out case, writes what it finds into `out`, and measures it where there is a truth.
 TestResult test(const Task& task, size_t number, const TrainResult& trained, const Options& options, vg::Device device,
                 const std::filesystem::path& out) {
-  const Case& of = task.held_out[number];
+  const Case of = task.held_out[number].load();
   const std::string name = file_name(of.name);
   vg::NiftiImage image = predict(trained, of, options.train, device);
-  TestResult result{.of = &of, .labels = labels_of(image), .dice = {}, .baseline = {}};
+  TestResult result{.name = of.name, .dice = {}, .baseline = {}};
+  const vg::Tensor labels = labels_of(image);
   image.descrip = "segmented by voxgrad";
   if (options.probabilities) vg::save_nifti(out / (name + "-probabilities.nii.gz"), image);
-  image.data = result.labels;
+  image.data = labels;
   vg::save_nifti(out / (name + ".nii.gz"), image);
   if (!of.label.defined()) return result;
   const auto classes = std::ssize(task.classes);
-  result.dice = dice(result.labels, of.label, classes);
+  result.dice = dice(labels, of.label, classes);
   if (number < task.baseline.size()) result.baseline = dice(task.baseline[number], of.label, classes);
-  write_overlays(out / (name + ".png"), of, result.labels, task);
+  write_overlays(out / (name + ".png"), of, labels, task);
   return result;
 }
 
@@ -147,7 +150,7 @@ int run(const Options& options) {
   for (size_t i = 0; i < task.held_out.size(); ++i) {
     tests.push_back(test(task, i, trained, settled, device, out));
     if (!tests.back().dice.empty())
-      std::printf("%s\n%s\n", tests.back().of->name.c_str(), dice_table(task, tests.back()).c_str());
+      std::printf("%s\n%s\n", tests.back().name.c_str(), dice_table(task, tests.back()).c_str());
   }
   write_results(out, task, trained, tests, vg::concat(device, " in ", precision));
   std::printf("trained in %s; report, pictures, labels and checkpoint are in %s\n",

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include <voxgrad.h>
@@ -19,8 +20,16 @@ struct Preprocessing {
   Case operator()(const Case& of) const;
 };
 
-/// For voxels of `spacing` mm along all axes, or if that is 0 of the training cases' median. `seed`: of the voxels at
-/// which CT is measured.
-Preprocessing choose_preprocessing(const Task& task, double spacing, uint64_t seed);
+/// What is to be known of the training cases before they are preprocessed.
+struct Survey {
+  Preprocessing preprocess{};
+  int64_t channels = 0;               ///< of each case
+  std::string cases{};                ///< how many there are, and the sum of their intensities
+  std::vector<uint32_t> checksums{};  ///< of each case
+};
+
+/// Loads the training cases one after another, those of CT once for each channel. For voxels of `spacing` mm along all
+/// axes, or if that is 0 of the cases' median. `seed`: of the voxels at which CT is measured.
+Survey survey(const Task& task, double spacing, uint64_t seed);
 
 }  // namespace segment

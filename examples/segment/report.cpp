@@ -48,8 +48,7 @@ void write_report(const std::filesystem::path& path, const Task& task, const Tra
                      " mm. What follows was not trained on.\n\n");
   for (const TestResult& test : tests) {
     if (test.dice.empty()) continue;
-    text += "## " + test.of->name + "\n\n" + dice_table(task, test) + "\n![slices](" + file_name(test.of->name) +
-            ".png)\n\n";
+    text += "## " + test.name + "\n\n" + dice_table(task, test) + "\n![slices](" + file_name(test.name) + ".png)\n\n";
   }
   text +=
       "## Training\n\nLosses and Dice: [history.csv](history.csv). Dice is that of the validation's cases.\n\n"

@@ -12,8 +12,7 @@ namespace segment {
 
 /// How a held-out case came out.
 struct TestResult {
-  const Case* of = nullptr;
-  voxgrad::Tensor labels;              ///< u8 (D, H, W)
+  std::string name;
   std::vector<double> dice, baseline;  ///< of each class; baseline: empty if there is none
 };
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <memory>
 
 #include "examples/common/sample_data.h"
 
@@ -58,6 +59,10 @@ Case half(const std::string& name, const Case& head, const vg::Tensor& classes, 
   return made;
 }
 
+LazyCase in_memory(const Case& of) {
+  return {of.name, [of] { return of; }};
+}
+
 void score_all(Task& task) {
   for (int64_t c = 1; c < std::ssize(task.classes); ++c) task.scored.push_back(c);
 }
@@ -76,32 +81,39 @@ Task brain() {
   for (const auto& [name, numbers] : kStructures) task.classes.emplace_back(name);
   task.classes.emplace_back("cerebellum");
   for (int64_t c = 2; c < std::ssize(task.classes); ++c) task.scored.push_back(c);
-  task.training.push_back(half("left half", head, classes, 0, side, false));
+  const Case left = half("left half", head, classes, 0, side, false);
+  task.training.push_back(in_memory(left));
   task.validation = task.training;
-  task.held_out.push_back(half("right half, mirrored", head, classes, width - side, side, true));
-  task.baseline.push_back(task.training[0].label);
+  task.held_out.push_back(in_memory(half("right half, mirrored", head, classes, width - side, side, true)));
+  task.baseline.push_back(left.label);
   task.baseline_name = "labels of the left half";
   task.mirror = false;
   return task;
 }
 
 Task dataset(const std::filesystem::path& path) {
-  const vg::data::NnUNetFolder folder(path);
-  vg::check(folder.training.size() > 1, "segment", path.string(), " has ", folder.training.size(),
+  const auto folder = std::make_shared<const vg::data::NnUNetFolder>(path);
+  vg::check(folder->training.size() > 1, "segment", path.string(), " has ", folder->training.size(),
             " labelled cases; one to train on and one to test on are needed");
   Task task;
   task.name = path.filename().empty() ? path.parent_path().filename().string() : path.filename().string();
-  task.classes = folder.classes;
-  task.ct = folder.channels[0] == "CT";
+  task.classes = folder->classes;
+  task.ct = folder->channels[0] == "CT";
+  task.in_memory = false;
   score_all(task);
-  const size_t count = folder.training.size();
+  const auto lazy = [&](const std::string& name) {
+    return LazyCase{name, [folder, name] { return folder->load(name); }};
+  };
+  const size_t count = folder->training.size();
   for (size_t i = 0; i < count; ++i) {
     const bool held_out = count < 5 ? i + 1 == count : i % 5 == 0;
     auto& to = held_out ? task.held_out : count >= 5 && i % 5 == 1 ? task.validation : task.training;
-    to.push_back(folder.load(folder.training[i]));
+    to.push_back(lazy(folder->training[i]));
   }
+  for (const std::string& name : folder->test) task.held_out.push_back(lazy(name));
+  for (const auto* cases : {&task.validation, &task.held_out})  // so that what is wrong is found before the training
+    for (const LazyCase& of : *cases) of.load();
   if (task.validation.empty()) task.validation = task.training;
-  for (const std::string& name : folder.test) task.held_out.push_back(folder.load(name));
   return task;
 }
 
@@ -109,12 +121,13 @@ Task files(const std::vector<std::string>& images, const std::vector<std::string
   vg::check(images.size() == labels.size() && !images.empty(), "segment", "there are ", images.size(), " images and ",
             labels.size(), " files of labels; give one --label for each --image");
   Task task;
-  for (size_t i = 0; i < images.size(); ++i)
-    task.training.push_back(
-        vg::data::load_case(std::filesystem::path(images[i]).filename().string(), {images[i]}, labels[i]));
   int64_t highest = 0;
-  for (const Case& of : task.training)
-    highest = std::max(highest, static_cast<int64_t>(vg::amax(of.label.to(vg::i64)).item()));
+  for (size_t i = 0; i < images.size(); ++i) {
+    const std::string name = std::filesystem::path(images[i]).filename().string();
+    const LazyCase& of = task.training.emplace_back(
+        name, [name, image = images[i], label = labels[i]] { return vg::data::load_case(name, {image}, label); });
+    highest = std::max(highest, static_cast<int64_t>(vg::amax(of.load().label.to(vg::i64)).item()));
+  }
   task.classes = {"background"};
   for (int64_t c = 1; c <= highest; ++c) task.classes.push_back(vg::concat("class ", c));
   score_all(task);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -11,16 +12,22 @@ namespace segment {
 
 using voxgrad::data::Case;
 
-/// Cases are as their files have them.
+/// A case as its files have it, loaded when it is needed: all of them together may be larger than memory.
+struct LazyCase {
+  std::string name;
+  std::function<Case()> load;
+};
+
 struct Task {
-  std::string name;                        ///< for reports
-  std::vector<std::string> classes;        ///< classes[0]: background
-  std::vector<int64_t> scored;             ///< classes whose Dice counts
-  bool ct = false;                         ///< intensities are Hounsfield units
-  bool mirror = true;                      ///< a case might as well be mirrored along any axis
-  std::vector<Case> training, validation;  ///< training can end by the validation's Dice
-  std::vector<Case> held_out;              ///< nothing is chosen by these; without a label where nobody knows
-  std::vector<voxgrad::Tensor> baseline;   ///< of each held-out case: labels that no network made; or empty
+  std::string name;                            ///< for reports
+  std::vector<std::string> classes;            ///< classes[0]: background
+  std::vector<int64_t> scored;                 ///< classes whose Dice counts
+  bool ct = false;                             ///< intensities are Hounsfield units
+  bool mirror = true;                          ///< a case might as well be mirrored along any axis
+  bool in_memory = true;                       ///< the training cases, preprocessed, fit there; else patches are read
+  std::vector<LazyCase> training, validation;  ///< training can end by the validation's Dice
+  std::vector<LazyCase> held_out;              ///< nothing is chosen by these; without a label where nobody knows
+  std::vector<voxgrad::Tensor> baseline;       ///< of each held-out case: labels that no network made; or empty
   std::string baseline_name;
 };
 
@@ -31,7 +38,8 @@ Task brain();
 
 /// A folder of nnU-Net's layout. Every fifth case is held out, the one behind it is for validation; where there are
 /// fewer than five, the last one is held out, and the training cases are for validation, too. Cases of imagesTs are
-/// predicted. Throws voxgrad::Error, with the file's name, for what NnUNetFolder and load_case refuse.
+/// predicted. Throws voxgrad::Error, with the file's name, for what NnUNetFolder and, of cases that are not for
+/// training, load_case refuse; those for training are checked when they are loaded.
 Task dataset(const std::filesystem::path& folder);
 
 /// A file of intensities for each file of class numbers: the last pair is held out, or if there is only one, all is

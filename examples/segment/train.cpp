@@ -3,12 +3,14 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <optional>
 
 #include "examples/common/interrupt.h"
 #include "examples/common/options.h"
 #include "examples/common/profile.h"
 #include "examples/common/progress.h"
 #include "examples/segment/evaluate.h"
+#include "examples/segment/store.h"
 
 namespace segment {
 namespace vg = voxgrad;
@@ -16,11 +18,13 @@ namespace {
 
 /// Everything that changes while training.
 struct Run {
-  Run(const std::vector<Case>& cases, const TrainOptions& o, const vg::nn::UNetPlan& plan, vg::Device device)
-      : patches(sources(cases), {.size = vg::Shape{plan.patch_size[0], plan.patch_size[1], plan.patch_size[2]},
-                                 .samples = o.steps * o.batch,
-                                 .batch_size = o.batch}),
-        loader(patches, {.batch_size = o.batch, .num_workers = static_cast<int>(o.workers), .seed = o.seed}),
+  Run(const std::vector<vg::data::PatchSource>& sources, const TrainOptions& o, const vg::nn::UNetPlan& plan,
+      vg::Device device)
+      : patches(sources, {.size = vg::Shape{plan.patch_size[0], plan.patch_size[1], plan.patch_size[2]},
+                          .samples = o.steps * o.batch,
+                          .batch_size = o.batch}),
+        loader(patches,
+               {.batch_size = o.batch, .num_workers = static_cast<int>(o.workers), .seed = o.seed, .device = device}),
         model(std::make_shared<vg::nn::UNet>(plan.network)),
         precision(o.precision),
         scaler(precision.scaler()) {
@@ -47,12 +51,6 @@ struct Run {
             .average = average.get()};
   }
 
-  static std::vector<vg::data::PatchSource> sources(const std::vector<Case>& cases) {
-    std::vector<vg::data::PatchSource> all;
-    for (const Case& of : cases) all.push_back(vg::data::patch_source(of));
-    return all;
-  }
-
   vg::data::PatchDataset patches;
   vg::data::Loader loader;
   std::shared_ptr<vg::nn::UNet> model;
@@ -69,16 +67,13 @@ vg::data::AugmentOptions augmentation(const Task& task) {
   return options;
 }
 
-/// What a checkpoint must have in common with the run that goes on from it.
-vg::Metadata describe_run(const Task& task, const TrainOptions& o, const vg::Triple& patch) {
+/// What a checkpoint must have in common with the run that goes on from it, but for the patch.
+vg::Metadata describe_run(const std::string& cases, const TrainOptions& o) {
   const auto text = [](const auto& value) { return vg::concat(value); };
-  double sum = 0;
-  for (const Case& c : task.training) sum += c.image.to(vg::f64).sum().item();
-  return {{"cases", vg::concat(task.training.size(), " with sum ", sum)},
+  return {{"cases", cases},
           {"steps", text(o.steps)},
           {"batch", text(o.batch)},
           {"channels", text(o.channels)},
-          {"patch", text(patch)},
           {"spacing", text(o.spacing)},
           {"residual", text(o.residual)},
           {"optimizer", o.optimizer},
@@ -99,31 +94,23 @@ void check_same_run(const vg::Metadata& saved, const vg::Metadata& wanted) {
 
 class Training {
  public:
-  Training(const Task& task, const TrainOptions& options, vg::Device device, std::filesystem::path out)
+  Training(const Task& task, const TrainOptions& options, vg::Device device, std::filesystem::path out, bool resume)
       : task_(task),
         options_(options),
         device_(device),
         out_(std::move(out)),
-        preprocess_(choose_preprocessing(task, options.spacing, options.seed)),
-        cases_(preprocessed(task.training, preprocess_)),
-        plan_(plan_network(task, options)),
-        run_(cases_, options, plan_, device),
-        about_(describe_run(task, options, plan_.patch_size)),
+        survey_(survey(task, options.spacing, options.seed)),
+        about_(describe_run(survey_.cases, options)),
+        sources_(sources(resume)),
+        plan_(plan_network()),
+        run_(sources_, options, plan_, device),
         augment_(augmentation(task)) {
     run_.precision.set_float32();
     result_.model = run_.model;
     result_.window = plan_.patch_size;
-    result_.preprocess = preprocess_;
-  }
-
-  void resume() {
-    vg::Metadata saved;
-    vg::load_safetensors(checkpoint(), vg::Device::cpu(), &saved);
-    check_same_run(saved, about_);
-    vg::load_checkpoint(checkpoint(), run_.parts());
-    result_.steps = run_.schedule->steps();
-    result_.history = read_history(out_ / "history.csv", result_.steps);
-    earlier_seconds_ = std::strtod(saved.at("seconds").c_str(), nullptr);
+    result_.preprocess = survey_.preprocess;
+    about_["patch"] = vg::concat(plan_.patch_size);
+    if (resume) load();
   }
 
   TrainResult run() {
@@ -154,49 +141,79 @@ class Training {
   }
 
  private:
-  static std::vector<Case> preprocessed(std::vector<Case> cases, const Preprocessing& preprocess) {
-    for (Case& of : cases) of = preprocess(of);
-    return cases;
+  vg::Metadata check_saved() const {
+    vg::Metadata saved;
+    vg::load_safetensors(checkpoint(), vg::Device::cpu(), &saved);
+    check_same_run(saved, about_);
+    return saved;
+  }
+  void load() {
+    const vg::Metadata saved = check_saved();
+    vg::load_checkpoint(checkpoint(), run_.parts());
+    result_.steps = run_.schedule->steps();
+    result_.history = read_history(out_ / "history.csv", result_.steps);
+    earlier_seconds_ = std::strtod(saved.at("seconds").c_str(), nullptr);
+  }
+
+  /// The training cases, preprocessed. A checkpoint that does not fit is refused before any are written.
+  std::vector<vg::data::PatchSource> sources(bool resume) const {
+    if (resume) check_saved();
+    if (!task_.in_memory) return store(task_, survey_, out_ / "preprocessed", resume);
+    std::vector<vg::data::PatchSource> all;
+    for (const LazyCase& of : task_.training) all.push_back(vg::data::patch_source(survey_.preprocess(of.load())));
+    return all;
   }
   /// For patches no larger than the cases are.
-  vg::nn::UNetPlan plan_network(const Task& task, const TrainOptions& options) const {
+  vg::nn::UNetPlan plan_network() const {
     vg::Triple largest = 1;
-    for (const Case& of : cases_)
-      for (int64_t a = 0; a < 3; ++a) largest[a] = std::max(largest[a], of.image.size(a + 1));
-    vg::Triple patch = options.patch;
+    for (const vg::data::PatchSource& of : sources_)
+      for (int64_t a = 0; a < 3; ++a) largest[a] = std::max(largest[a], of.shape[a]);
+    vg::Triple patch = options_.patch;
     for (int64_t a = 0; a < 3; ++a) patch[a] = std::min(patch[a], largest[a]);
-    vg::nn::UNetPlan plan = vg::nn::plan_unet(patch, preprocess_.spacing,
-                                              {.in_channels = task.training[0].image.size(0),
-                                               .num_classes = std::ssize(task.classes),
-                                               .residual = options.residual,
-                                               .base_features = options.channels});
-    plan.network.checkpoint = options.checkpointing;
+    vg::nn::UNetPlan plan = vg::nn::plan_unet(patch, survey_.preprocess.spacing,
+                                              {.in_channels = survey_.channels,
+                                               .num_classes = std::ssize(task_.classes),
+                                               .residual = options_.residual,
+                                               .base_features = options_.channels});
+    plan.network.checkpoint = options_.checkpointing;
     return plan;
   }
   std::filesystem::path checkpoint() const { return out_ / "checkpoint.safetensors"; }
 
-  /// One step on a batch of patches. Returns its loss.
-  double step(const vg::data::Sample& raw) {
+  /// One step on a batch of patches. Returns its loss. On a GPU all but the first, which makes the optimizer's state,
+  /// are replays of a CUDA graph.
+  double step(vg::data::Sample batch) {
     vg::Generator random(options_.seed + static_cast<uint64_t>(result_.steps));  // so that a resumed run draws the same
-    vg::data::Sample batch{raw.input.to(device_), raw.target.to(device_)};
     if (options_.augment) batch = augment_(batch, random);
     if (device_.is_cuda()) batch.input = batch.input.contiguous(vg::MemoryFormat::channels_last);
-    vg::Tensor loss;
+    if (graph_) {
+      batch_.input.copy_(batch.input);
+      batch_.target.copy_(batch.target);
+      graph_->replay();
+    } else {
+      batch_ = batch;
+      learn();
+    }
+    run_.schedule->step();
+    if (run_.average) run_.average->update();
+    ++result_.steps;
+    const double loss = loss_.item();
+    if (!graph_ && device_.is_cuda() && options_.profile.empty())  // whose operators a replay would hide
+      graph_.emplace(device_.index).capture([this] { learn(); });
+    return loss;
+  }
+  void learn() {
     {
       const vg::autocast guard = run_.precision.autocast();
-      loss = vg::deep_supervision_loss(run_.model->levels(batch.input), batch.target,
-                                       {.dice = {.batch = true, .include_background = false}});
+      loss_ = vg::deep_supervision_loss(run_.model->levels(batch_.input), batch_.target,
+                                        {.dice = {.batch = true, .include_background = false}});
     }
     run_.optimizer->zero_grad();
-    run_.scaler.scale(loss).backward();
+    run_.scaler.scale(loss_).backward();
     run_.scaler.unscale_(*run_.optimizer);
     vg::optim::clip_grad_norm_(run_.model->parameters(), 12);
     run_.scaler.step(*run_.optimizer);
     run_.scaler.update();
-    run_.schedule->step();
-    if (run_.average) run_.average->update();
-    ++result_.steps;
-    return loss.item();
   }
 
   /// Mean Dice of the validation's cases, with the averaged weights.
@@ -207,9 +224,11 @@ class Training {
   }
   void validate_weights() {
     double sum = 0;
-    for (const Case& of : task_.validation)
+    for (const LazyCase& from : task_.validation) {
+      const Case of = from.load();
       sum += mean_dice(dice(labels_of(predict(result_, of, options_, device_)), of.label, std::ssize(task_.classes)),
                        task_.scored);
+    }
     result_.history.dice.emplace_back(result_.steps, sum / static_cast<double>(task_.validation.size()));
     if (result_.writer) result_.writer->add_scalar("Dice", result_.history.dice.back().second, result_.steps);
   }
@@ -239,12 +258,15 @@ class Training {
   const TrainOptions options_;
   const vg::Device device_;
   const std::filesystem::path out_;
-  const Preprocessing preprocess_;
-  const std::vector<Case> cases_;  // to train on, preprocessed
+  const Survey survey_;
+  vg::Metadata about_;
+  const std::vector<vg::data::PatchSource> sources_;
   const vg::nn::UNetPlan plan_;
   Run run_;
-  vg::Metadata about_;
   const vg::data::Augmentation augment_;
+  vg::data::Sample batch_;  // what replays read
+  vg::Tensor loss_;         // and write
+  std::optional<vg::cuda::CUDAGraph> graph_;
   TrainResult result_;
   double earlier_seconds_ = 0;
 };
@@ -259,6 +281,7 @@ TrainOptions settle(TrainOptions o, vg::Device device) {
   if (o.patch[0] == 0) o.patch = 64;
   if (o.spacing == 0 && !gpu) o.spacing = 2;
   if (o.lr == 0) o.lr = o.optimizer == "sgd" || !gpu ? 1e-2 : 3e-3;
+  if (o.precision.empty()) o.precision = gpu ? "bf16" : "highest";
   if (o.validate_every == 0) o.validate_every = std::max<int64_t>(o.steps / 4, 1);
   return o;
 }
@@ -266,23 +289,7 @@ TrainOptions settle(TrainOptions o, vg::Device device) {
 TrainResult train(const Task& task, const TrainOptions& options, vg::Device device, const std::filesystem::path& out,
                   bool resume) {
   vg::manual_seed(options.seed);
-  Training training(task, options, device, out);
-  if (resume) training.resume();
-  return training.run();
+  return Training(task, options, device, out, resume).run();
 }
-
-vg::NiftiImage predict(const TrainResult& trained, const Case& of, const TrainOptions& options, vg::Device device) {
-  const Case seen = trained.preprocess(of);
-  const vg::nn::SlidingWindowOptions windows{.window = trained.window, .device = device, .accumulate = device};
-  const examples::Precision precision(options.precision);
-  const auto logits = [&](const vg::Tensor& patches) {
-    const vg::autocast guard = precision.autocast();
-    return (*trained.model)(patches);
-  };
-  const vg::Tensor found = vg::nn::sliding_window_inference(seen.image.unsqueeze(0), logits, windows);
-  return vg::data::restore(vg::softmax(found, 1).squeeze(0).to(vg::Device::cpu()), seen);
-}
-
-vg::Tensor labels_of(const vg::NiftiImage& probabilities) { return vg::argmax(probabilities.data, 0).to(vg::u8); }
 
 }  // namespace segment

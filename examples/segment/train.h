@@ -29,8 +29,8 @@ struct TrainOptions {
   uint64_t seed = 0;
   int64_t workers = 1;
   bool augment = true;
-  std::string precision = "highest";  ///< as examples::Precision takes it
-  std::string tensorboard, profile;   ///< a folder for event files; a file for the trace of some steps; or empty
+  std::string precision{};           ///< as examples::Precision takes it; empty: to be chosen for the device
+  std::string tensorboard, profile;  ///< a folder for event files; a file for the trace of some steps; or empty
 };
 /// Fills in what depends on the device.
 TrainOptions settle(TrainOptions options, voxgrad::Device device);
@@ -46,7 +46,8 @@ struct TrainResult {
   std::shared_ptr<voxgrad::SummaryWriter> writer{};  ///< in TrainOptions::tensorboard; null without it
 };
 
-/// Trains on the task's training cases and leaves checkpoint.safetensors and history.csv in `out`. With `resume` it
+/// Trains on the task's training cases and leaves checkpoint.safetensors and history.csv in `out`, and unless the cases
+/// are to be in memory, preprocessed/ with files from which it reads patches (store.h). With `resume` it
 /// goes on from that checkpoint, to the same bits as a run that was never stopped. Throws voxgrad::Error if there is
 /// none, or one of other options.
 TrainResult train(const Task& task, const TrainOptions& options, voxgrad::Device device,

@@ -101,7 +101,8 @@ double recent_loss(const std::vector<LossLine>& losses) {
 struct Run {
   Run(const vg::Tensor& head, const TrainOptions& o, vg::Device device)
       : patches(head, 2 * o.patch, o.steps * o.batch),
-        loader(patches, {.batch_size = o.batch, .num_workers = static_cast<int>(o.workers), .seed = o.seed}),
+        loader(patches,
+               {.batch_size = o.batch, .num_workers = static_cast<int>(o.workers), .seed = o.seed, .device = device}),
         model(std::make_shared<SuperResolution>(o.model)),
         precision(o.precision),
         scaler(precision.scaler()) {
@@ -142,8 +143,8 @@ class Stepper {
       graph_->replay();
       return loss_.item();
     }
-    low_ = low.to(device_);
-    high_ = high.to(device_);
+    low_ = low;
+    high_ = high;
     work();
     const double loss = loss_.item();
     if (capture_) graph_.emplace(device_.index).capture([this] { work(); });

@@ -1,91 +1,22 @@
 // The example programs, run as a user runs them: what they print and leave behind, how they refuse, stop and resume.
 #include <fcntl.h>
-#include <gtest/gtest.h>
-#include <signal.h>
-#include <stdlib.h>
 #include <sys/file.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstdio>
-#include <filesystem>
-#include <fstream>
-#include <sstream>
 #include <thread>
 
 #include "core/nifti.h"
-#include "core/random.h"
 #include "core/safetensors.h"
-#include "ops/create.h"
+#include "tests/examples/programs.h"
 
 namespace voxgrad {
 namespace {
-namespace fs = std::filesystem;
-
-std::string read(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream text;
-  text << file.rdbuf();
-  return text.str();
-}
 
 const std::string kTiny = "superres --phantom --device cpu --batch 1 --patch 8 --channels 4 --layers 1 ";
-
-class Programs : public testing::Test {
- protected:
-  void SetUp() override {
-    std::string pattern = (fs::temp_directory_path() / "voxgrad-examples-XXXXXX").string();
-    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
-    folder_ = pattern;
-  }
-  void TearDown() override { fs::remove_all(folder_); }
-
-  struct Result {
-    int code;
-    std::string output;  // both streams
-  };
-
-  /// Runs a program in the test's folder.
-  Result run(const std::string& command, const std::string& streams = ">log 2>&1") const {
-    const fs::path log = folder_ / "log";
-    const std::string line =
-        "cd '" + folder_.string() + "' && '" EXAMPLES_DIR "/'" + command + ' ' + streams + " </dev/null";
-    const int status = std::system(line.c_str());
-    return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, read(log)};
-  }
-
-  void expect_refused(const std::string& command, int code, const std::string& fragment) const {
-    const Result result = run(command);
-    EXPECT_EQ(result.code, code) << command << '\n' << result.output;
-    EXPECT_NE(result.output.find(fragment), std::string::npos) << command << '\n' << result.output;
-  }
-
-  /// A run of these options that is stopped in the middle and resumed leaves the same bits as one that is not.
-  void expect_same_bits_resumed(const std::string& program, const char* history) const {
-    ASSERT_EQ(run(program + "--steps 40 --out whole").code, 0);
-    // A stop in the middle, as Ctrl-C makes it: the program gets its SIGINT once it has begun to print steps,
-    // not once the log of the run before it is found.
-    const std::string start = "sh -c 'rm log; \"" EXAMPLES_DIR "/\"" + program +
-                              "--steps 40 --out parts >log & "
-                              "until grep -qs \"^step\" log; do sleep 0.01; done; kill -INT $!; wait $!'";
-    const int status = std::system(("cd '" + folder_.string() + "' && " + start).c_str());
-    const std::string log = read(folder_ / "log");
-    if (WEXITSTATUS(status) != 0) {  // 0: it had finished before the signal came
-      EXPECT_EQ(WEXITSTATUS(status), 130) << log;
-      EXPECT_NE(log.find("--resume goes on"), std::string::npos) << log;
-      expect_refused(program + "--steps 41 --out parts --resume", 1, "was made with steps 40, now it is 41");
-      const Result resumed = run(program + "--steps 40 --out parts --resume");
-      EXPECT_EQ(resumed.code, 0) << resumed.output;
-    }
-    EXPECT_EQ(read(folder_ / "whole/model.safetensors"), read(folder_ / "parts/model.safetensors"));
-    EXPECT_EQ(read(folder_ / "whole" / history), read(folder_ / "parts" / history));
-  }
-
-  fs::path folder_;
-};
 
 TEST_F(Programs, ProfileStepsAfterWarmUp) {
   const Result result = run(kTiny + "--steps 8 --out out --profile");
@@ -304,70 +235,6 @@ TEST_F(Programs, FailuresExitWith1) {
   EXPECT_FALSE(fs::exists(folder_ / "blocked/model.safetensors"));
   std::ofstream(folder_ / "broken.nii") << "this is no volume";
   expect_refused("superres --volume broken.nii", 1, "broken.nii");
-}
-
-/// Three volumes with a bright ball each, in nnU-Net's layout.
-void make_dataset(const fs::path& folder) {
-  for (const char* part : {"imagesTr", "labelsTr"}) fs::create_directories(folder / part);
-  Generator random(1);
-  for (const char* name : {"a", "b", "c"}) {
-    NiftiImage image;
-    image.data = zeros({16, 18, 20});
-    image.affine[0][3] = -7;
-    NiftiImage label = image;
-    label.data = zeros({16, 18, 20}, {.dtype = u8});
-    const int64_t middle[] = {6 + random.next_below(4), 6 + random.next_below(6), 6 + random.next_below(8)};
-    float* to = image.data.mutable_data<float>();
-    uint8_t* of = label.data.mutable_data<uint8_t>();
-    for (int64_t i = 0; i < image.data.numel(); ++i) {
-      const int64_t at[] = {i / 360 - middle[0], i / 20 % 18 - middle[1], i % 20 - middle[2]};
-      of[i] = at[0] * at[0] + at[1] * at[1] + at[2] * at[2] < 20;
-      to[i] = static_cast<float>(1 + 3 * of[i]) + static_cast<float>(random.next_below(100)) / 100;
-    }
-    save_nifti(folder / "imagesTr" / (std::string(name) + "_0000.nii.gz"), image);
-    save_nifti(folder / "labelsTr" / (std::string(name) + ".nii.gz"), label);
-  }
-  std::ofstream(folder / "dataset.json") << R"({"channel_names": {"0": "T1"}, "labels": {"background": 0, "ball": 1},
-    "numTraining": 3, "file_ending": ".nii.gz"})";
-}
-const std::string kSegment = "segment --dataset balls --device cpu --batch 2 --patch 16 --spacing 1 --channels 4 ";
-
-TEST_F(Programs, SegmentLearnsAFolderOfNnUNetsLayout) {
-  make_dataset(folder_ / "balls");
-  const Result result = run(kSegment + "--steps 60 --lr 1e-2 --ema 0.9 --out out --probabilities --tensorboard events");
-  ASSERT_EQ(result.code, 0) << result.output;
-  const size_t row = result.output.find("| ball | ");
-  ASSERT_NE(row, std::string::npos) << result.output;
-  EXPECT_GT(std::stod(result.output.substr(row + 9)), 0.8) << result.output;
-  const fs::path out = folder_ / "out";
-  EXPECT_NE(read(out / "report.md").find("(c.png)"), std::string::npos);
-  for (const char* picture : {"c.png", "curves.png"}) EXPECT_EQ(read(out / picture).substr(1, 3), "PNG");
-  const NiftiImage labels = load_nifti(out / "c.nii.gz");
-  EXPECT_EQ(labels.data.shape(), (Shape{16, 18, 20}));
-  EXPECT_EQ(labels.affine[0][3], -7);
-  EXPECT_EQ(load_nifti(out / "c-probabilities.nii.gz").data.shape(), (Shape{2, 16, 18, 20}));
-  EXPECT_FALSE(load_safetensors(out / "model.safetensors").empty());
-  EXPECT_FALSE(fs::is_empty(folder_ / "events"));
-}
-
-TEST_F(Programs, SegmentStoppedAndResumedGivesTheSameBits) {
-  make_dataset(folder_ / "balls");
-  expect_same_bits_resumed(kSegment + "--validate-every 8 ", "history.csv");
-}
-
-TEST_F(Programs, SegmentFindsTheBrain) {
-  const Result result = run("segment --device cpu --steps 1 --spacing 8 --patch 16 --channels 2 --residual --out out");
-  ASSERT_EQ(result.code, 0) << result.output;
-  EXPECT_NE(result.output.find("| 0.810 |"), std::string::npos) << result.output;  // the mirrored labels' mean Dice
-}
-
-TEST_F(Programs, SegmentRefusesWhatDoesNotFit) {
-  make_dataset(folder_ / "balls");
-  expect_refused("segment --image a.nii", 1, "give one --label for each --image");
-  expect_refused("segment --dataset balls --image a.nii", 2, "exclude each other");
-  expect_refused("segment --dataset nowhere", 1, "nowhere");
-  fs::remove(folder_ / "balls/labelsTr/b.nii.gz");
-  expect_refused(kSegment, 1, "b.nii.gz");
 }
 
 }  // namespace

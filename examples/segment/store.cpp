@@ -1,0 +1,78 @@
+#include "examples/segment/store.h"
+
+#include <cstdio>
+#include <fstream>
+#include <set>
+#include <string>
+
+#include "core/atomic_file.h"
+#include "examples/segment/checksum.h"
+
+namespace segment {
+namespace vg = voxgrad;
+namespace {
+namespace fs = std::filesystem;
+
+/// The two files of a case.
+struct Files {
+  fs::path image, label;
+
+  /// They are opened for each patch: there may be more cases than a process may have open files.
+  vg::data::PatchSource source() const {
+    const auto open = [*this] { return vg::data::patch_source(vg::NpyFile(image), vg::NpyFile(label)); };
+    return {open().shape, [open](const vg::Dims& start, const vg::Shape& size) { return open().image(start, size); },
+            [open](const vg::Dims& start, const vg::Shape& size) { return open().label(start, size); }};
+  }
+};
+
+/// The line of contents.txt about a case: what it was made of and by, and what its files hold.
+std::string describe(const std::string& name, uint32_t made_of, const vg::Tensor& image, const vg::Tensor& label) {
+  return vg::concat(name, ' ', made_of, ' ', image.shape(), ' ', image.dtype(), ' ', label.shape(), ' ', label.dtype(),
+                    ' ', checksum(label, checksum(image)));
+}
+
+std::string describe(const std::string& name, uint32_t made_of, const Files& files) {
+  try {
+    return describe(name, made_of, vg::load_npy(files.image), vg::load_npy(files.label));
+  } catch (const vg::Error&) {
+    return {};  // missing or damaged
+  }
+}
+
+std::set<std::string> read_lines(const fs::path& path) {
+  std::set<std::string> lines;
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) lines.insert(line);
+  return lines;
+}
+
+}  // namespace
+
+std::vector<vg::data::PatchSource> store(const Task& task, const Survey& survey, const fs::path& folder, bool reuse) {
+  fs::create_directories(folder);
+  const std::set<std::string> before = reuse ? read_lines(folder / "contents.txt") : std::set<std::string>();
+  std::string contents;
+  std::vector<vg::data::PatchSource> sources;
+  int64_t written = 0;
+  for (size_t i = 0; i < task.training.size(); ++i) {
+    const std::string& name = task.training[i].name;
+    const Files files{folder / (name + "-image.npy"), folder / (name + "-label.npy")};
+    const uint32_t made_of = checksum(survey.preprocess, survey.checksums[i]);
+    std::string line = before.empty() ? std::string() : describe(name, made_of, files);
+    if (line.empty() || !before.contains(line)) {
+      const Case made = survey.preprocess(task.training[i].load());
+      vg::save_npy(files.image, made.image);
+      vg::save_npy(files.label, made.label);
+      line = describe(name, made_of, made.image, made.label);
+      ++written;
+    }
+    contents += line + '\n';
+    sources.push_back(files.source());
+  }
+  vg::write_file(folder / "contents.txt", contents, "store");
+  std::printf("training cases preprocessed in %s: %lld written, %lld as they were\n", folder.string().c_str(),
+              static_cast<long long>(written), static_cast<long long>(std::ssize(sources) - written));
+  return sources;
+}
+
+}  // namespace segment

@@ -1,0 +1,83 @@
+// A program of the examples, run as a user runs it, in a folder of the test's own.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <string>
+
+namespace voxgrad {
+namespace fs = std::filesystem;
+
+inline std::string read(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::ostringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+class Programs : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string pattern = (fs::temp_directory_path() / "voxgrad-examples-XXXXXX").string();
+    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
+    folder_ = pattern;
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+
+  struct Result {
+    int code;
+    std::string output;  // both streams
+  };
+
+  /// Runs a program in the test's folder.
+  Result run(const std::string& command, const std::string& streams = ">log 2>&1") const {
+    const fs::path log = folder_ / "log";
+    const std::string line =
+        "cd '" + folder_.string() + "' && '" EXAMPLES_DIR "/'" + command + ' ' + streams + " </dev/null";
+    const int status = std::system(line.c_str());
+    return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, read(log)};
+  }
+
+  void expect_refused(const std::string& command, int code, const std::string& fragment) const {
+    const Result result = run(command);
+    EXPECT_EQ(result.code, code) << command << '\n' << result.output;
+    EXPECT_NE(result.output.find(fragment), std::string::npos) << command << '\n' << result.output;
+  }
+
+  /// Sends `signal` to a program of these options once `ready`, a command of the shell, succeeds, or after a
+  /// minute. Returns the exit code; 0 if the program had finished before.
+  int run_until(const std::string& ready, const std::string& signal, const std::string& command) const {
+    fs::remove(folder_ / "log");  // of the run before
+    const std::string start = "sh -c '\"" EXAMPLES_DIR "/\"" + command + " >log 2>&1 & for i in $(seq 6000); do " +
+                              ready + " && break; sleep 0.01; done; kill -" + signal + " $!; wait $!' 2>/dev/null";
+    return WEXITSTATUS(std::system(("cd '" + folder_.string() + "' && " + start).c_str()));
+  }
+
+  /// A run of these options that is stopped in the middle, as by Ctrl-C, and resumed leaves the same bits as one that
+  /// is not.
+  void expect_same_bits_resumed(const std::string& program, const char* history) const {
+    ASSERT_EQ(run(program + "--steps 40 --out whole").code, 0);
+    const int code = run_until("grep -qs ^step log", "INT", program + "--steps 40 --out parts");
+    const std::string log = read(folder_ / "log");
+    if (code != 0) {
+      EXPECT_EQ(code, 130) << log;
+      EXPECT_NE(log.find("--resume goes on"), std::string::npos) << log;
+      expect_refused(program + "--steps 41 --out parts --resume", 1, "was made with steps 40, now it is 41");
+      const Result resumed = run(program + "--steps 40 --out parts --resume");
+      EXPECT_EQ(resumed.code, 0) << resumed.output;
+    }
+    EXPECT_EQ(read(folder_ / "whole/model.safetensors"), read(folder_ / "parts/model.safetensors"));
+    EXPECT_EQ(read(folder_ / "whole" / history), read(folder_ / "parts" / history));
+  }
+
+  fs::path folder_;
+};
+
+}  // namespace voxgrad

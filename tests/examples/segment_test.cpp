@@ -1,0 +1,231 @@
+// The program that segments: learning, stopping and going on, files of patches, and what it refuses.
+#include <signal.h>
+
+#include <cmath>
+#include <cstring>
+#include <map>
+
+#include "core/nifti.h"
+#include "core/npy.h"
+#include "core/random.h"
+#include "core/safetensors.h"
+#include "ops/create.h"
+#include "tests/examples/programs.h"
+
+namespace voxgrad {
+namespace {
+
+class Segment : public Programs {};
+
+/// Three volumes with a bright ball each, in nnU-Net's layout.
+void make_dataset(const fs::path& folder) {
+  for (const char* part : {"imagesTr", "labelsTr"}) fs::create_directories(folder / part);
+  Generator random(1);
+  for (const char* name : {"a", "b", "c"}) {
+    NiftiImage image;
+    image.data = zeros({16, 18, 20});
+    image.affine[0][3] = -7;
+    NiftiImage label = image;
+    label.data = zeros({16, 18, 20}, {.dtype = u8});
+    const int64_t middle[] = {6 + random.next_below(4), 6 + random.next_below(6), 6 + random.next_below(8)};
+    float* to = image.data.mutable_data<float>();
+    uint8_t* of = label.data.mutable_data<uint8_t>();
+    for (int64_t i = 0; i < image.data.numel(); ++i) {
+      const int64_t at[] = {i / 360 - middle[0], i / 20 % 18 - middle[1], i % 20 - middle[2]};
+      of[i] = at[0] * at[0] + at[1] * at[1] + at[2] * at[2] < 20;
+      to[i] = static_cast<float>(1 + 3 * of[i]) + static_cast<float>(random.next_below(100)) / 100;
+    }
+    save_nifti(folder / "imagesTr" / (std::string(name) + "_0000.nii.gz"), image);
+    save_nifti(folder / "labelsTr" / (std::string(name) + ".nii.gz"), label);
+  }
+  std::ofstream(folder / "dataset.json") << R"({"channel_names": {"0": "T1"}, "labels": {"background": 0, "ball": 1},
+    "numTraining": 3, "file_ending": ".nii.gz"})";
+}
+const std::string kSegment = "segment --dataset balls --device cpu --batch 2 --patch 16 --spacing 1 --channels 4 ";
+
+TEST_F(Segment, LearnsAFolderOfNnUNetsLayout) {
+  make_dataset(folder_ / "balls");
+  const Result result = run(kSegment + "--steps 60 --lr 1e-2 --ema 0.9 --out out --probabilities --tensorboard events");
+  ASSERT_EQ(result.code, 0) << result.output;
+  const size_t row = result.output.find("| ball | ");
+  ASSERT_NE(row, std::string::npos) << result.output;
+  EXPECT_GT(std::stod(result.output.substr(row + 9)), 0.8) << result.output;
+  const fs::path out = folder_ / "out";
+  EXPECT_NE(read(out / "report.md").find("(c.png)"), std::string::npos);
+  for (const char* picture : {"c.png", "curves.png"}) EXPECT_EQ(read(out / picture).substr(1, 3), "PNG");
+  const NiftiImage labels = load_nifti(out / "c.nii.gz");
+  EXPECT_EQ(labels.data.shape(), (Shape{16, 18, 20}));
+  EXPECT_EQ(labels.affine[0][3], -7);
+  EXPECT_EQ(load_nifti(out / "c-probabilities.nii.gz").data.shape(), (Shape{2, 16, 18, 20}));
+  EXPECT_FALSE(load_safetensors(out / "model.safetensors").empty());
+  EXPECT_FALSE(fs::is_empty(folder_ / "events"));
+}
+
+TEST_F(Segment, StoppedAndResumedGivesTheSameBits) {
+  make_dataset(folder_ / "balls");
+  expect_same_bits_resumed(kSegment + "--validate-every 8 ", "history.csv");
+}
+
+TEST_F(Segment, KilledAndResumedGivesTheSameBits) {
+  make_dataset(folder_ / "balls");
+  const std::string program = kSegment + "--validate-every 8 --steps 80 --tensorboard events --out ";
+  ASSERT_EQ(run(program + "whole").code, 0);
+  fs::remove_all(folder_ / "events");
+  const int code = run_until("test -e parts/checkpoint.safetensors", "KILL", program + "parts");
+  ASSERT_TRUE(code == 128 + SIGKILL || code == 0) << read(folder_ / "log");
+  int64_t losses = 0;
+  for (const auto& entry : fs::directory_iterator(folder_ / "events")) {  // whole records: length, sum, bytes, sum
+    const std::string events = read(entry.path());
+    uint64_t length = 0, at = 0;
+    for (; at + sizeof length <= events.size(); at += length + 16) {
+      std::memcpy(&length, events.data() + at, sizeof length);
+      ASSERT_LE(at + length + 16, events.size());
+      losses += events.substr(at, length + 16).find("loss") != std::string::npos;
+    }
+    EXPECT_EQ(at, events.size());
+  }
+  EXPECT_GE(losses, 8);
+  expect_refused(program + "parts --resume --precision bf16", 1, "was made with precision highest, now it is bf16");
+  const Result resumed = run(program + "parts --resume");
+  EXPECT_EQ(resumed.code, 0) << resumed.output;
+  for (const char* file : {"model.safetensors", "history.csv", "c.nii.gz"})
+    EXPECT_EQ(read(folder_ / "whole" / file), read(folder_ / "parts" / file)) << file;
+}
+
+// Cases may be larger than memory: patches come from files, which a run that goes on takes only if they are whole.
+TEST_F(Segment, ReadsPatchesFromFiles) {
+  make_dataset(folder_ / "balls");
+  const std::string program = kSegment + "--steps 3 --out out ";
+  const fs::path stored = folder_ / "out/preprocessed";
+  const auto expect_written = [&](const std::string& options, const std::string& count) {
+    const Result result = run(program + options);
+    EXPECT_EQ(result.code, 0) << result.output;
+    EXPECT_NE(result.output.find("in out/preprocessed: " + count), std::string::npos) << result.output;
+  };
+  expect_written("", "2 written, 0 as they were");
+  EXPECT_EQ(load_npy(stored / "a-image.npy").shape(), (Shape{1, 16, 18, 20}));
+  EXPECT_EQ(load_npy(stored / "b-label.npy").dtype(), u8);
+  EXPECT_FALSE(fs::exists(stored / "c-image.npy"));  // held out
+  std::map<std::string, std::string> files;
+  for (const char* name : {"a-image.npy", "a-label.npy", "b-image.npy", "b-label.npy", "contents.txt"})
+    files[name] = read(stored / name);
+  const auto expect_restored = [&](const std::string& count) {
+    expect_written("--resume", count);
+    for (const auto& [name, bytes] : files) EXPECT_EQ(read(stored / name), bytes) << name;
+  };
+  expect_restored("0 written, 2 as they were");
+  expect_written("", "2 written");
+
+  fs::resize_file(stored / "a-image.npy", 500);
+  expect_restored("1 written, 1 as they were");
+  std::string bytes = files["b-label.npy"];
+  bytes.back() ^= 1;
+  std::ofstream(stored / "b-label.npy", std::ios::binary) << bytes;
+  fs::remove(stored / "a-label.npy");
+  expect_restored("2 written, 0 as they were");
+  bytes = files["b-image.npy"];
+  bytes.replace(bytes.find("18, 20"), 6, "20, 18");  // of as many voxels
+  std::ofstream(stored / "b-image.npy", std::ios::binary) << bytes;
+  expect_restored("1 written, 1 as they were");
+  fs::remove(stored / "contents.txt");
+  expect_restored("2 written, 0 as they were");
+
+  expect_refused(
+      "segment --dataset balls --device cpu --batch 2 --patch 16 --spacing 2 --channels 4 --steps 3 "
+      "--out out --resume",
+      1, "was made with spacing 1, now it is 2");
+  expect_restored("0 written, 2 as they were");
+  NiftiImage label = load_nifti(folder_ / "balls/labelsTr/b.nii.gz");
+  label.data.set({0, 0, 0}, 1);
+  save_nifti(folder_ / "balls/labelsTr/b.nii.gz", label);
+  expect_written("--resume", "1 written, 1 as they were");
+  EXPECT_EQ(load_npy(stored / "b-label.npy").at({0, 0, 0}), 1);
+}
+
+TEST_F(Segment, SaysWhichFileOfPatchesIsGone) {
+  make_dataset(folder_ / "balls");
+  EXPECT_EQ(run_until("test -e out/checkpoint.safetensors && rm out/preprocessed/a-image.npy", "0",
+                      kSegment + "--validate-every 8 --steps 100000 --out out"),
+            1);
+  EXPECT_NE(read(folder_ / "log").find("out/preprocessed/a-image.npy'"), std::string::npos) << read(folder_ / "log");
+}
+
+TEST_F(Segment, FindsTheBrain) {
+  const Result result = run("segment --device cpu --steps 1 --spacing 8 --patch 16 --channels 2 --residual --out out");
+  ASSERT_EQ(result.code, 0) << result.output;
+  EXPECT_NE(result.output.find("| 0.810 |"), std::string::npos) << result.output;  // the mirrored labels' mean Dice
+}
+
+TEST_F(Segment, RefusesWhatDoesNotFit) {
+  make_dataset(folder_ / "balls");
+  expect_refused("segment --image a.nii", 1, "give one --label for each --image");
+  expect_refused("segment --dataset balls --image a.nii", 2, "exclude each other");
+  expect_refused("segment --dataset nowhere", 1, "nowhere");
+  fs::remove(folder_ / "balls/labelsTr/b.nii.gz");
+  expect_refused(kSegment, 1, "b.nii.gz");
+}
+
+// Before it trains, and with the file's name.
+TEST_F(Segment, RefusesBadData) {
+  const fs::path image = "balls/imagesTr/b_0000.nii.gz", label = "balls/labelsTr/b.nii.gz",
+                 about = "balls/dataset.json";
+  const auto expect_refused_with = [&](const fs::path& file, const auto& change, const std::string& message) {
+    make_dataset(folder_ / "balls");
+    NiftiImage volume = load_nifti(folder_ / file);
+    change(volume);
+    save_nifti(folder_ / file, volume);
+    expect_refused(kSegment + "--out out", 1, message);
+    EXPECT_FALSE(fs::exists(folder_ / "out/checkpoint.safetensors"));
+  };
+  expect_refused_with(
+      label,
+      [](NiftiImage& b) {
+        b.data.set({1, 2, 3}, 2);
+      },
+      "'" + label.string() + "': voxel [1, 2, 3] is 2, which is no label of 0 .. 1");
+  expect_refused_with(
+      label,
+      [](NiftiImage& b) {
+        b.data.set({1, 2, 3}, 0.5);
+      },
+      "'" + label.string() + "': voxel [1, 2, 3] is 0.5, which is no label of 0 .. 1");
+  expect_refused_with(
+      label, [](NiftiImage& b) { b.data.zero_(); }, "'" + label.string() + "': there is nothing but background");
+  expect_refused_with(
+      label, [](NiftiImage& b) { b.data = b.data.narrow(0, 0, 15).contiguous(); },
+      "'" + label.string() + "' has shape [15, 18, 20], '" + image.string() + "' has [16, 18, 20]");
+  expect_refused_with(
+      label, [](NiftiImage& b) { b.affine[1][3] += 4; },
+      "the voxels of '" + label.string() + "' and of '" + image.string() + "' lie up to 4 mm apart");
+  expect_refused_with(
+      image,
+      [](NiftiImage& b) {
+        b.data.set({1, 2, 3}, std::nan(""));
+      },
+      "'" + image.string() + "': voxel [1, 2, 3] is nan, not a finite number");
+  expect_refused_with(
+      image, [](NiftiImage& b) { b.data.zero_(); }, "all voxels of case 'b' are 0");
+
+  expect_refused_with(
+      "balls/imagesTr/c_0000.nii.gz",  // held out
+      [](NiftiImage& c) {
+        c.data.set({1, 2, 3}, std::nan(""));
+      },
+      "'balls/imagesTr/c_0000.nii.gz': voxel [1, 2, 3] is nan, not a finite number");
+
+  const auto expect_lie = [&](const char* truth, const char* lie, const std::string& message) {
+    make_dataset(folder_ / "balls");
+    std::string text = read(folder_ / about);
+    text.replace(text.find(truth), std::strlen(truth), lie);
+    std::ofstream(folder_ / about) << text;
+    expect_refused(kSegment + "--out out", 1, message);
+  };
+  expect_lie("numTraining\": 3", "numTraining\": 4", about.string() + "': numTraining is 4, imagesTr has 3 cases");
+  expect_lie("\"0\": \"T1\"", "\"0\": \"T1\", \"1\": \"T2\"", "'balls/imagesTr/a_0001.nii.gz' is missing");
+  expect_lie("ball\": 1", "ball\": 2", about.string() + "': 'labels' must be numbered 0, 1, 2, ...; 1 is missing");
+  expect_lie(".nii.gz", ".nii", "does not end with .nii, the file_ending of dataset.json");
+  expect_lie("}", "", about.string() + "': is not a JSON object");
+}
+
+}  // namespace
+}  // namespace voxgrad
