@@ -268,52 +268,33 @@ inline constexpr bool kHasRows<T, T> = std::is_unsigned_v<T>;
 template <class T>
 inline constexpr bool kHasRows<T> = std::is_unsigned_v<T>;
 
-/// Elements before all of the operands are aligned for vectors; `count` if they never are together.
-template <class Out, class... In>
-int64_t unaligned_head(const Pointers<sizeof...(In)>& p, int64_t count) {
-  constexpr size_t width = kVectorWidth<Out, In...>;
-  const auto head_of = [](const void* data, size_t item) {
-    const auto address = reinterpret_cast<uintptr_t>(data);
-    return (width - address / item % width) % width;
-  };
-  const size_t head = head_of(p.out, sizeof(Out));
-  size_t k = 0;
-  const bool together = ((head_of(p.in[k++], sizeof(In)) == head) && ...);
-  return together ? std::min<int64_t>(static_cast<int64_t>(head), count) : count;
-}
+/// The kernels of a map of N views and what their launch needs to know.
+template <size_t N>
+struct MapKernels {
+  const void *contiguous, *rows, *strided;  // no rows: null
+  int64_t width;                            // of vectors, in elements
+  std::array<int64_t, N> item;              // bytes of an element of each view
+};
+
+/// Launches the kernel that suits the views, of which the first is the output. `f` is the kernels' first parameter.
+/// This is compiled once, not for each operator and dtype.
+template <size_t N>
+void launch_map(const char* op, const MapKernels<N>& kernels, const void* f, const std::array<View, N>& views);
 
 /// out[i] = f(in[i]...), converted to Out; Out and In are the C++ types of the views' dtypes.
 template <class Out, class... In, class F, class... Views>
 void map(const char* op, const F& f, const View& out, const Views&... in) {
   static_assert(sizeof...(In) == sizeof...(Views));
-  constexpr size_t views = sizeof...(In) + 1;
-  const int64_t count = out.numel();
-  if (count == 0) return;
-  const Launch launch(out);
-  const Nest<views> nest = make_nest<views>({out, in...});
-  if (nest.contiguous()) {
-    const Pointers<sizeof...(In)> p{out.data, {in.data...}};
-    const int64_t head = unaligned_head<Out, In...>(p, count);
-    const int64_t vectors = (count - head) / kVectorWidth<Out, In...>;
-    const unsigned grid = grid_size(std::max(vectors, count - vectors * kVectorWidth<Out, In...>));
-    map_contiguous<F, Out, In...><<<grid, kBlock, 0, launch.stream>>>(f, p, count, head, vectors);
-    return check_launch(op);
-  }
-  for_each_part(nest, [&](const Nest<views>& part, const std::array<int64_t, views>& base) {
-    size_t k = 1;
-    const Pointers<sizeof...(In)> p{out.as<Out>() + base[0], {in.template as<In>() + base[k++]...}};
-    const auto part_count = static_cast<uint32_t>(part.numel());
-    if constexpr (kHasRows<Out, In...>)
-      if (Rows<views>::suit(part)) {
-        const Rows<views> rows(part, kVectorWidth<Out>);
-        const uint32_t slots = part_count / rows.length * rows.slots.divisor;
-        map_rows<F, Out, sizeof...(In)><<<grid_size(slots), kBlock, 0, launch.stream>>>(f, p, slots, rows);
-        return check_launch(op);
-      }
-    map_strided<F, Out, In...>
-        <<<grid_size(part_count), kBlock, 0, launch.stream>>>(f, p, part_count, Offsets<views>(part));
-    check_launch(op);
-  });
+  constexpr size_t inputs = sizeof...(In);
+  const void* rows = nullptr;
+  if constexpr (kHasRows<Out, In...>) rows = reinterpret_cast<const void*>(&map_rows<F, Out, inputs>);
+  launch_map<inputs + 1>(op,
+                         {reinterpret_cast<const void*>(&map_contiguous<F, Out, In...>),
+                          rows,
+                          reinterpret_cast<const void*>(&map_strided<F, Out, In...>),
+                          kVectorWidth<Out, In...>,
+                          {sizeof(Out), sizeof(In)...}},
+                         &f, {out, in...});
 }
 
 /// Calls f.template operator()<op>() if `op` is among `ops`, and says whether it is.
