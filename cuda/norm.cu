@@ -12,27 +12,26 @@
 #include "core/dtype.h"
 #include "cuda/kernels.h"
 #include "cuda/norm.cuh"
-#include "ops/norm_activations.h"
 
 namespace voxgrad::cuda {
 namespace {
 
 /// Of before(x): sums of the deviations from the first element of the channel, and of their squares.
-template <class T, class Activations>
+template <class T, class Before>
 struct Deviations {
   static constexpr int kInputs = 1;
-  static constexpr bool kWrites = false, kSums = true, kHeavy = std::is_same_v<Activations, AnyActivations>;
+  static constexpr bool kWrites = false, kSums = true, kHeavy = std::is_same_v<Before, AnyActivation>;
   using Channel = typename Run<T>::Sum;  // the thread's pivot
 
   Volume x;
-  Activations activations;
+  Before before;
 
   __device__ compute_t<T> first(int64_t n, int64_t c, int64_t l) const {
-    return activations.before.value(convert<compute_t<T>>(*x.at<const T>(n, c, l)));
+    return before.value(convert<compute_t<T>>(*x.at<const T>(n, c, l)));
   }
   __device__ Channel channel(int64_t n, int64_t c, int64_t l) const { return static_cast<Channel>(first(n, c, l)); }
   __device__ void operator()(Channel pivot, Run<T>& run, const compute_t<T> (&value)[1]) const {
-    const Channel deviation = static_cast<Channel>(activations.before.value(value[0])) - pivot;
+    const Channel deviation = static_cast<Channel>(before.value(value[0])) - pivot;
     run.x += deviation;
     run.y += deviation * deviation;
   }
@@ -56,10 +55,10 @@ __device__ Moments join(const Moments& a, const Moments& b) {
 }
 
 /// Joins the channels of each group. `exact` keeps (mean, rstd) in double for Normalize.
-template <class T, class Activations>
+template <class T, class Before>
 __global__ void __launch_bounds__(kBlock)
     statistics_kernel(const __grid_constant__ Groups shape, const BlockLayout layout,
-                      const __grid_constant__ Deviations<T, Activations> deviations, const double2* total, Matrix mean,
+                      const __grid_constant__ Deviations<T, Before> deviations, const double2* total, Matrix mean,
                       Matrix rstd, double2* exact, double eps) {
   using Wide = compute_t<T>;
   __shared__ Moments shared[kBlock];
@@ -92,7 +91,7 @@ __global__ void __launch_bounds__(kBlock)
 template <class T, class Activations>
 struct Normalize {
   static constexpr int kInputs = 1;
-  static constexpr bool kWrites = true, kSums = false;
+  static constexpr bool kWrites = true, kSums = false, kWalks = std::is_same_v<Activations, AnyActivations>;
   using Wide = compute_t<T>;
 
   Groups shape;
@@ -127,7 +126,7 @@ void forward(const View& y, const View& mean, const View& rstd, const View& x, c
   const Groups shape(x, mean);
   const Workspace total(launch, static_cast<size_t>(shape.lines()) * sizeof(double2));
   const Workspace exact(launch, static_cast<size_t>(shape.count()) * sizeof(double2));
-  const Deviations<T, Activations> deviations{Volume(x), activations};
+  const Deviations<T, decltype(activations.before)> deviations{Volume(x), activations.before};
   apply_formula<T>(kOp, deviations, launch, total.as<double2>(), nullptr, x);
   const BlockLayout layout = BlockLayout::choose(shape.group_lines(), false);
   statistics_kernel<<<grid_size(shape.count(), layout.columns), kBlock, 0, launch.stream>>>(
@@ -184,7 +183,8 @@ void group_norm(const View& y, const View& mean, const View& rstd, const View& x
   if (x.size[1] == 0 || mean.numel() == 0) return;
   const Launch launch(x);
   dispatch(Floats(), x.dtype, "group_norm", "CUDA", [&]<class T>() {
-    with_activations<T>(activations, [&](const auto& a) { forward<T>(y, mean, rstd, x, gamma, beta, eps, a, launch); });
+    with_vector_activations<T>(
+        activations, [&](const auto& a) { forward<T>(y, mean, rstd, x, gamma, beta, eps, a, launch); }, y, x);
   });
 }
 
@@ -192,9 +192,14 @@ void normalize(const View& y, const View& x, const View& mean, const View& rstd,
   if (x.numel() == 0) return;
   const Launch launch(x);
   dispatch(Floats(), x.dtype, "normalize", "CUDA", [&]<class T>() {
-    const Normalize<T, NoActivations> formula{Groups(x, mean),   nullptr,          Matrix(mean),     Matrix(rstd),
-                                              PerChannel(gamma), PerChannel(beta), NoActivations({})};
-    apply_formula<T>("normalize", formula, launch, nullptr, &y, x);
+    with_vector_activations<T>(
+        {},
+        [&]<class Activations>(const Activations& none) {
+          const Normalize<T, Activations> formula{Groups(x, mean),   nullptr,          Matrix(mean), Matrix(rstd),
+                                                  PerChannel(gamma), PerChannel(beta), none};
+          apply_formula<T>("normalize", formula, launch, nullptr, &y, x);
+        },
+        y, x);
   });
 }
 

@@ -10,6 +10,7 @@
 // channel(n, c, l), where l is about the first position that the thread reads; operator()(channel, run, x), the result
 // for an element of each input, which may add to the sums of the run; and, where sums need it, finish(n, c, channel,
 // count, total). kHeavy: it has many constants for a channel, so that fewer blocks share a multiprocessor's registers.
+// kWalks, false: its elements come in vectors.
 //
 // Vectors of 16 bytes come to shared memory by cp.async, several ahead for each thread, which reads those that it asked
 // for itself: no barrier, and no registers for what is on its way.
@@ -22,6 +23,7 @@
 #include "core/dtype.h"
 #include "cuda/reduce.cuh"
 #include "cuda/vector.cuh"
+#include "ops/norm_activations.h"
 
 namespace voxgrad::cuda {
 namespace {  // kernels of one name in two files
@@ -130,9 +132,19 @@ bool is_columns(const View& v) {
          reinterpret_cast<uintptr_t>(v.data) % (width * sizeof(T)) == 0;
 }
 
+/// Doubles, which are for checks, have no vectors.
 template <class T, class... Views>
 Form choose_form(const Views&... views) {
+  if (sizeof(T) == 8) return Form::walk;
   return (is_columns<T>(views) && ...) ? Form::columns : are_rows<T>(views...) ? Form::rows : Form::walk;
+}
+
+/// with_activations() of ops/norm_activations.h, but single elements (of `views`, all that a formula reads and writes)
+/// have one class for all activations.
+template <class T, class F, class... Views>
+void with_vector_activations(const NormActivations& activations, const F& f, const Views&... views) {
+  if (choose_form<T>(views...) == Form::walk) return f(AnyActivations(activations));
+  if constexpr (sizeof(T) < 8) with_activations<T>(activations, f);
 }
 
 /// How blocks and their threads share the lines, which are channels of a sample, or vectors of channels, and cut the
@@ -314,6 +326,11 @@ constexpr bool is_heavy() {
   if constexpr (requires { Formula::kHeavy; }) return Formula::kHeavy;
   return false;
 }
+template <class Formula>
+constexpr bool may_walk() {
+  if constexpr (requires { Formula::kWalks; }) return Formula::kWalks;
+  return true;
+}
 
 /// partial[range][sample, channel] = the formula's sums, unless it is null.
 template <class T, Form form, class Formula>
@@ -387,9 +404,12 @@ void apply_formula(const char* op, const Formula& formula, const Launch& launch,
   const int64_t lines = first.size[0] * first.size[1];
   const bool joins = total && tiling.ranges > 1;
   const Workspace partial(launch, joins ? static_cast<size_t>(lines * tiling.ranges) * sizeof(double2) : 0);
-  const auto kernel = form == Form::columns ? channels_kernel<T, Form::columns, Formula>
-                      : form == Form::rows  ? channels_kernel<T, Form::rows, Formula>
-                                            : channels_kernel<T, Form::walk, Formula>;
+  void (*kernel)(Tiling, Formula, Volumes<Formula::kInputs>, double2*) = nullptr;
+  if constexpr (may_walk<Formula>()) kernel = channels_kernel<T, Form::walk, Formula>;
+  if constexpr (sizeof(T) < 8)
+    if (form != Form::walk)
+      kernel =
+          form == Form::columns ? channels_kernel<T, Form::columns, Formula> : channels_kernel<T, Form::rows, Formula>;
   kernel<<<grid_size(tiling.blocks(), 1), kBlock, 0, launch.stream>>>(
       tiling, formula, {{Volume(first), Volume(in)...}, out ? Volume(*out) : Volume()},
       joins ? partial.template as<double2>() : total);

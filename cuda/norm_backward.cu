@@ -5,7 +5,6 @@
 #include "core/dtype.h"
 #include "cuda/kernels.h"
 #include "cuda/norm_sums.cuh"
-#include "ops/norm_activations.h"
 
 namespace voxgrad::cuda {
 namespace {
@@ -39,7 +38,8 @@ struct Normalization {
 template <class T, class Activations>
 struct GradientSums {
   static constexpr int kInputs = 2;
-  static constexpr bool kWrites = false, kSums = true, kHeavy = !std::is_same_v<Activations, NoActivations>;
+  static constexpr bool kWrites = false, kSums = true, kHeavy = !std::is_same_v<Activations, NoActivations>,
+                        kWalks = std::is_same_v<Activations, AnyActivations>;
   using Norm = Normalization<T, Activations>;
   using Channel = typename Norm::Channel;
 
@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(kBlock)
 template <class T, class Activations>
 struct InputGradient {
   static constexpr int kInputs = 2;
-  static constexpr bool kWrites = true, kSums = false;
+  static constexpr bool kWrites = true, kSums = false, kWalks = std::is_same_v<Activations, AnyActivations>;
   using Norm = Normalization<T, Activations>;
   using Wide = compute_t<T>;
 
@@ -138,8 +138,9 @@ void group_norm_backward(const GroupNormGradients& out, const View& dy, const Vi
   if (x.size[1] == 0) return;
   const Launch launch(x);
   dispatch(Floats(), x.dtype, "group_norm_backward", "CUDA", [&]<class T>() {
-    with_activations<T>(activations,
-                        [&](const auto& a) { backward<T>(out, dy, x, mean, rstd, gamma, beta, a, launch); });
+    with_vector_activations<T>(
+        activations, [&](const auto& a) { backward<T>(out, dy, x, mean, rstd, gamma, beta, a, launch); }, out.dx, dy,
+        x);
   });
 }
 

@@ -11,7 +11,7 @@ namespace {  // kernels of one name in two files
 template <class T, class Gradient>
 struct Summed {
   static constexpr int kInputs = 2;
-  static constexpr bool kWrites = true, kSums = true;
+  static constexpr bool kWrites = true, kSums = true, kWalks = may_walk<Gradient>();
   using Channel = typename Gradient::Channel;
   using Wide = compute_t<T>;
 

@@ -64,7 +64,8 @@ TEST(ConvChannelsLastPlan, RowsOfATileAreItsResults) {
       EXPECT_EQ(plan->products, three ? 3 : 1);
       EXPECT_EQ(plan->chunks % plan->products, 0);
       EXPECT_GE(plan->chunks / plan->products * plan->chunk_channels, p.in_channels);
-      EXPECT_TRUE(is_compiled(plan->cta.columns, plan->cta.row_tiles, plan->cta.slide, plan->row_bytes, three));
+      EXPECT_TRUE(is_compiled(plan->cta.columns, plan->cta.row_tiles, plan->cta.slide, plan->row_bytes,
+                              static_cast<int>(item_size(p.dtype)), three));
       EXPECT_TRUE(plan->cooperative || !three);
       EXPECT_LE(plan->input_stages, 8);
       EXPECT_LE(plan->weight_stages, 8);

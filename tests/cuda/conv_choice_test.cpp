@@ -174,7 +174,8 @@ TEST(ConvPlan, KnowsEveryCompiledTile) {
       known.insert({ConvPass::wgrad, ConvKernel::small_channel, arithmetic, columns, 0, 0});
     for (const FpropDgradTile& tile : fprop_dgrad_tiles())
       for (const int row_bytes : {32, 64, 128})
-        if (is_compiled(tile.columns, tile.row_tiles, tile.slide, row_bytes, three))
+        if (is_compiled(tile.columns, tile.row_tiles, tile.slide, row_bytes,
+                        arithmetic == ConvArithmetic::tf32 || three ? 4 : 2, three))
           known.insert({ConvPass::fprop, ConvKernel::fprop_dgrad, arithmetic, tile.product_columns(), tile.row_tiles,
                         row_bytes});
     for (const WgradTile& tile : wgrad_tiles(arithmetic))

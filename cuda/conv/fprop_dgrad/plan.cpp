@@ -100,7 +100,9 @@ class Search {
             plan.halo[0] = depth;
             plan.halo[1] = plan.halo[2] = plane;
             if (depth && (!plane || cta.slide > 1)) continue;
-            if (!is_compiled(cta.columns, cta.row_tiles, cta.slide, row_bytes, three_products(p_))) continue;
+            if (!is_compiled(cta.columns, cta.row_tiles, cta.slide, row_bytes, static_cast<int>(item_size(p_.dtype)),
+                             three_products(p_)))
+              continue;
             plan.row_bytes = row_bytes;
             plan.chunk_channels = row_bytes / static_cast<int>(item_size(p_.dtype));
             if (row_bytes > 32 && plan.chunk_channels > 2 * p_.in_channels) continue;

@@ -27,7 +27,8 @@ void launch_tile(const Params& p, int ctas, int shared_bytes, cudaStream_t strea
 template <class Element, bool kThree, bool kNMajor>
 void launch_major(const Params& p, const FpropDgradTile& tile, int ctas, int shared_bytes, cudaStream_t stream) {
   const auto run = [&]<int kN, int kTiles, int kSlide, int kRowBytes>() {
-    if constexpr (is_compiled(kN, kTiles, kSlide, kRowBytes, kThree) && (!kNMajor || may_be_n_major(kN)))
+    if constexpr (is_compiled(kN, kTiles, kSlide, kRowBytes, sizeof(Element), kThree) &&
+                  (!kNMajor || may_be_n_major(kN)))
       if (tile == FpropDgradTile{kN, kTiles, kSlide} && p.row_bytes == kRowBytes)
         launch_tile<CtaTile<Element, kN, kTiles, kSlide, kRowBytes, kNMajor, kThree>>(p, ctas, shared_bytes, stream);
   };
