@@ -15,15 +15,15 @@ constexpr int64_t kTile = 32;
 /// A copy between layouts: out is contiguous along the inner axis of `nest`, in along `axis`. Tiles go through a
 /// buffer, so that both are read and written by whole cache lines.
 template <class Word>
-void transpose_words(const Nest<2>& nest, int axis, const View& out, const View& in) {
+void transpose_words(const Nest& nest, int axis, const View& out, const View& in) {
   const int64_t out_step = nest.stride[static_cast<size_t>(axis)][0];
   const int64_t length = nest.size[static_cast<size_t>(axis)], in_step = nest.inner_stride()[1];
-  Nest<2> rest;
+  Nest rest;
   for (int i = 0; i < nest.rank; ++i)
     if (i != axis) rest.push(nest.size[static_cast<size_t>(i)], nest.stride[static_cast<size_t>(i)]);
   for_each_row(
       rest,
-      [&](const Offsets<2>& offset, int64_t count) {
+      [&](const Offsets& offset, int64_t count) {
         Word tile[kTile][kTile];
         for (int64_t first = 0; first < length; first += kTile) {
           const int64_t n = std::min(kTile, length - first);
@@ -37,42 +37,36 @@ void transpose_words(const Nest<2>& nest, int axis, const View& out, const View&
       kTile, length);
 }
 
-/// Elements are bytes of a size here: the dtype does not matter.
-template <class Word>
-void copy_words(const View& out, const View& in) {
-  const auto nest = make_nest(-1, out, in);
-  if (nest.inner_stride()[0] == 1 && nest.inner_stride()[1] > 1)
-    for (int axis = 0; axis + 1 < nest.rank; ++axis)
-      if (nest.stride[static_cast<size_t>(axis)][1] == 1) return transpose_words<Word>(nest, axis, out, in);
-  map_rows<Word, Word>(
-      [](Word* y, const Word* x, int64_t count) { std::memcpy(y, x, static_cast<size_t>(count) * sizeof(Word)); }, out,
-      in);
+/// Whether it was a copy between layouts that transposes, and was done.
+bool transposed(const View& out, const View& in) {
+  const Nest nest = make_nest(-1, out, in);
+  if (nest.inner_stride()[0] != 1 || nest.inner_stride()[1] <= 1) return false;
+  for (int axis = 0; axis + 1 < nest.rank; ++axis)
+    if (nest.stride[static_cast<size_t>(axis)][1] == 1) {
+      with_word(out.dtype, [&]<class Word>() { transpose_words<Word>(nest, axis, out, in); });
+      return true;
+    }
+  return false;
 }
 
 }  // namespace
 
 void copy(const View& out, const View& in) {
-  if (out.dtype == in.dtype) {
-    switch (item_size(out.dtype)) {
-      case 1:
-        return copy_words<uint8_t>(out, in);
-      case 2:
-        return copy_words<uint16_t>(out, in);
-      case 4:
-        return copy_words<uint32_t>(out, in);
-      default:
-        return copy_words<uint64_t>(out, in);
-    }
-  }
-  dispatch(Anything(), out.dtype, "copy", "CPU", [&]<class To>() {
-    dispatch(Anything(), in.dtype, "copy", "CPU",
-             [&]<class From>() { map<To, From>([](From x) { return convert<To>(x); }, out, in); });
-  });
+  if (out.dtype == in.dtype && transposed(out, in)) return;
+  // What is no row function itself, between a half and an integer, is computed in float32.
+  const bool direct = out.dtype == in.dtype || out.dtype == f32 || in.dtype == f32;
+  const DType to = direct ? out.dtype : computed(out.dtype), from = direct ? in.dtype : computed(in.dtype);
+  map_rows(conversion(to, from), nullptr, {{out, to}, {in, from}});
 }
 
 void fill(const View& out, double value) {
-  dispatch(Anything(), out.dtype, "fill", "CPU",
-           [&]<class T>() { map<T>([x = convert<T>(value)] { return x; }, out); });
+  dispatch(Anything(), out.dtype, "fill", "CPU", [&]<class T>() {
+    const T element = convert<T>(value);
+    const RowFunction row = [](const void* x, int64_t count, void* y, const void* const*) {
+      std::fill_n(static_cast<T*>(y), count, *static_cast<const T*>(x));
+    };
+    map_rows(row, &element, {{out, out.dtype}});
+  });
 }
 
 void arange(const View& out, double start, double step) {

@@ -47,87 +47,69 @@ inline constexpr bool has_block_form = [] {
     return false;
 }();
 
-/// y = op(x...; a, b) over a row.
-template <auto op, class Out, class C, class... In>
-void compute_row(C a, C b, int64_t count, Out* y, const In*... x) {
-  if constexpr (has_block_form<op, C>) {
-    map_blocks<C>(block_form<op, C>(a, b), count, y, x...);
-  } else {
-    VG_INDEPENDENT
-    for (int64_t i = 0; i < count; ++i) y[i] = apply<op>(x[i]..., a, b);
+/// What formulas call a and b.
+using Constants = std::array<double, 2>;
+
+/// y = op(x...; a, b) over a row of type T.
+template <auto op, class T>
+void compute_row(const void* constants, int64_t count, void* out, const void* const* in) {
+  const auto [a, b] = *static_cast<const Constants*>(constants);
+  auto* const y = static_cast<result_t<op, T>*>(out);
+  const auto compute = [&, a = convert<T>(a), b = convert<T>(b)](const auto*... x) {
+    if constexpr (has_block_form<op, T>) {
+      map_blocks<T>(block_form<op, T>(a, b), count, y, x...);
+    } else {
+      VG_INDEPENDENT
+      for (int64_t i = 0; i < count; ++i) y[i] = apply<op>(x[i]..., a, b);
+    }
+  };
+  const auto* const x = static_cast<const T*>(in[0]);
+  if constexpr (std::is_same_v<decltype(op), UnaryOp>)
+    compute(x);
+  else
+    compute(x, static_cast<const T*>(in[1]));
+}
+
+template <auto op>
+RowFunction row_function(DType dtype) {
+  RowFunction result = nullptr;
+  dispatch(typename Operator<op>::DTypes(), dtype, name(op), "CPU",
+           [&]<class T>() { result = compute_row<op, compute_t<T>>; });
+  return result;
+}
+
+/// The row function of operator `op`, one of `count`, on operands of `dtype`.
+template <class Op, size_t count>
+RowFunction find_row_function(Op op, DType dtype) {
+  return [&]<size_t... i>(std::index_sequence<i...>) {
+    static constexpr std::array table{row_function<static_cast<Op>(i)>...};
+    return table[static_cast<size_t>(op)](dtype);
   }
-}
-
-/// The row in float32, if it is one of halves.
-template <class T>
-const compute_t<T>* widened(const T* x, int64_t count, compute_t<T>* buffer) {
-  if constexpr (std::is_same_v<T, compute_t<T>>) {
-    return x;
-  } else {
-    VG_INDEPENDENT
-    for (int64_t i = 0; i < count; ++i) buffer[i] = static_cast<float>(x[i]);
-    return buffer;
-  }
-}
-
-/// out = op(in...; a, b) with operands of type In.
-template <auto op, class T, class... In, class... Views>
-void elementwise(double a, double b, const View& out, const Views&... in) {
-  using C = compute_t<T>;
-  using Out = result_t<op, T>;
-  using Computed = std::conditional_t<std::is_same_v<Out, bool>, bool, C>;
-  map_rows<Out, In...>(
-      [a = convert<C>(a), b = convert<C>(b)](Out* y, const In*... x, int64_t count) {
-        if constexpr (std::is_same_v<T, C>) {
-          compute_row<op, Out>(a, b, count, y, x...);
-        } else {
-          std::tuple<RowBuffer<compute_t<In>>...> wide;
-          RowBuffer<Computed> result;
-          std::apply(
-              [&](auto&... buffer) {
-                compute_row<op, Computed>(a, b, count, result.data(), widened(x, count, buffer.data())...);
-              },
-              wide);
-          VG_INDEPENDENT
-          for (int64_t i = 0; i < count; ++i) y[i] = convert<Out>(result.data()[i]);
-        }
-      },
-      out, in...);
-}
-
-template <UnaryOp op>
-void unary_entry(const View& out, const View& in, double a, double b) {
-  dispatch(typename Operator<op>::DTypes(), in.dtype, name(op), "CPU",
-           [&]<class T>() { elementwise<op, T, T>(a, b, out, in); });
-}
-
-template <BinaryOp op>
-void binary_entry(const View& out, const View& x, const View& y, double a, double b) {
-  dispatch(typename Operator<op>::DTypes(), x.dtype, name(op), "CPU",
-           [&]<class T>() { elementwise<op, T, T, T>(a, b, out, x, y); });
+  (std::make_index_sequence<count>());
 }
 
 }  // namespace
 
 void unary(UnaryOp op, const View& out, const View& in, double a, double b) {
-  static constexpr auto table = []<size_t... i>(std::index_sequence<i...>) {
-    return std::array{unary_entry<static_cast<UnaryOp>(i)>...};
-  }
-  (std::make_index_sequence<std::size(kUnaryNames)>());
-  table[static_cast<size_t>(op)](out, in, a, b);
+  const Constants constants{a, b};
+  map_rows(find_row_function<UnaryOp, std::size(kUnaryNames)>(op, in.dtype), &constants, {out, in});
 }
 
 void binary(BinaryOp op, const View& out, const View& x, const View& y, double a, double b) {
-  static constexpr auto table = []<size_t... i>(std::index_sequence<i...>) {
-    return std::array{binary_entry<static_cast<BinaryOp>(i)>...};
-  }
-  (std::make_index_sequence<std::size(kBinaryNames)>());
-  table[static_cast<size_t>(op)](out, x, y, a, b);
+  const Constants constants{a, b};
+  map_rows(find_row_function<BinaryOp, std::size(kBinaryNames)>(op, x.dtype), &constants, {out, x, y});
 }
 
 void where(const View& out, const View& condition, const View& x, const View& y) {
-  dispatch(Anything(), out.dtype, "where", "CPU",
-           [&]<class T>() { map<T, bool, T, T>([](bool c, T a, T b) { return c ? a : b; }, out, condition, x, y); });
+  with_word(out.dtype, [&]<class Word>() {
+    const RowFunction row = [](const void*, int64_t count, void* result, const void* const* in) {
+      const auto* const c = static_cast<const bool*>(in[0]);
+      const Word *const a = static_cast<const Word*>(in[1]), *const b = static_cast<const Word*>(in[2]);
+      VG_INDEPENDENT
+      for (int64_t i = 0; i < count; ++i) static_cast<Word*>(result)[i] = c[i] ? a[i] : b[i];
+    };
+    map_rows(row, nullptr, {{out, out.dtype}, condition, {x, out.dtype}, {y, out.dtype}});
+  });
 }
 
 }  // namespace voxgrad::cpu

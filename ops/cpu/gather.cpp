@@ -20,12 +20,12 @@ int64_t checked(const char* op, int64_t index, int64_t size, int axis) {
 template <class P, class Q, class F>
 void for_indexed(const char* op, const View& plain, const View& indexed, const View& index, int axis, F&& f) {
   const auto nest = make_nest(axis, plain, indexed, index);
-  const Offsets<3> across = nest.inner_stride();
+  const Offsets across = nest.inner_stride();
   const int64_t length = plain.size[axis], size = indexed.size[axis];
   const bool axis_inside = std::abs(plain.stride[axis]) < std::abs(across[0]);
   for_each_row(
       nest,
-      [&](const Offsets<3>& offset, int64_t count) {
+      [&](const Offsets& offset, int64_t count) {
         P* p = plain.as<P>() + offset[0];
         Q* q = indexed.as<Q>() + offset[1];
         const int64_t* at = index.as<const int64_t>() + offset[2];
@@ -40,19 +40,9 @@ void for_indexed(const char* op, const View& plain, const View& indexed, const V
 }  // namespace
 
 void gather(const char* op, const View& out, const View& in, const View& index, int axis) {
-  const auto run = [&]<class Word>() {
+  with_word(out.dtype, [&]<class Word>() {
     for_indexed<Word, Word>(op, out, in, index, axis, [](Word& to, const Word& from) { to = from; });
-  };
-  switch (item_size(out.dtype)) {
-    case 1:
-      return run.template operator()<uint8_t>();
-    case 2:
-      return run.template operator()<uint16_t>();
-    case 4:
-      return run.template operator()<uint32_t>();
-    default:
-      return run.template operator()<uint64_t>();
-  }
+  });
 }
 
 void scatter_add(const char* op, const View& out, const View& in, const View& index, int axis) {

@@ -18,7 +18,7 @@ template <class Out, class In>
 struct Lines {
   Out* out;
   const In* in;
-  Offsets<2> along, across;
+  Offsets along, across;
   int64_t length, count;  // elements of a line of `in`, lines
 
   const In& input(int64_t k, int64_t j) const { return in[k * along[1] + j * across[1]]; }
@@ -34,11 +34,11 @@ struct Lines {
 template <class Out, class In, class F>
 void for_all_lines(const View& out, const View& in, int axis, F&& f) {
   const auto nest = make_nest(axis, in, out);
-  const auto [in_step, out_step] = nest.inner_stride();
-  const Offsets<2> along{out.stride[axis], in.stride[axis]}, across{out_step, in_step};
+  const Offsets step = nest.inner_stride();
+  const Offsets along{out.stride[axis], in.stride[axis]}, across{step[1], step[0]};
   for_each_row(
       nest,
-      [&](const Offsets<2>& offset, int64_t count) {
+      [&](const Offsets& offset, int64_t count) {
         f(Lines<Out, In>{out.as<Out>() + offset[1], in.as<const In>() + offset[0], along, across, in.size[axis],
                          count});
       },
@@ -68,15 +68,23 @@ void find_extremum(const Lines<int64_t, T>& lines) {
   for (int64_t j = 0; j < lines.count; ++j) lines.output(0, j) = place[j];
 }
 
+/// An element's place in the order of its line, and where it stands.
+using Item = std::pair<uint64_t, int64_t>;
+
+/// Puts the first `wanted` in order.
+void order(std::vector<Item>& items, int64_t wanted) {
+  std::nth_element(items.begin(), items.begin() + wanted, items.end());
+  std::sort(items.begin(), items.begin() + wanted);
+}
+
 /// The first `wanted` positions of each line in order.
 template <class T>
 void find_order(const Lines<int64_t, T>& lines, int64_t wanted, bool descending) {
-  std::vector<std::pair<SortKey<T>, int64_t>> items(static_cast<size_t>(lines.length));
+  std::vector<Item> items(static_cast<size_t>(lines.length));
   for (int64_t j = 0; j < lines.count; ++j) {
     for (int64_t k = 0; k < lines.length; ++k)
       items[static_cast<size_t>(k)] = {sort_key(lines.input(k, j), descending), k};
-    std::nth_element(items.begin(), items.begin() + wanted, items.end());
-    std::sort(items.begin(), items.begin() + wanted);
+    order(items, wanted);
     for (int64_t k = 0; k < wanted; ++k) lines.output(k, j) = items[static_cast<size_t>(k)].second;
   }
 }

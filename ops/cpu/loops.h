@@ -8,8 +8,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
-#include <tuple>
-#include <utility>
+#include <functional>
+#include <initializer_list>
 
 #include "core/parallel.h"
 #include "core/view.h"
@@ -31,18 +31,18 @@ inline constexpr int64_t kGrain = 32768;
 /// Units of `work` elements each that make a piece of parallel_for worth while.
 inline int64_t grain_of(int64_t work) { return std::max<int64_t>(1, kGrain / std::max<int64_t>(1, work)); }
 
-template <size_t N>
-using Offsets = std::array<int64_t, N>;
+/// A place, or a step, in each view of a loop; those that a loop has fewer of stay 0.
+inline constexpr size_t kMaxViews = 4;
+using Offsets = std::array<int64_t, kMaxViews>;
 
-/// The axes that N views have in common, outermost first; axis rank - 1 is the inner one. rank is at least 1.
-template <size_t N>
+/// The axes that some views have in common, outermost first; axis rank - 1 is the inner one. rank is at least 1.
 struct Nest {
   int rank = 0;
   std::array<int64_t, kMaxRank> size{};
-  std::array<Offsets<N>, kMaxRank> stride{};  // by axis, then by view
+  std::array<Offsets, kMaxRank> stride{};  // by axis, then by view
 
   int64_t inner_size() const { return size[static_cast<size_t>(rank - 1)]; }
-  const Offsets<N>& inner_stride() const { return stride[static_cast<size_t>(rank - 1)]; }
+  const Offsets& inner_stride() const { return stride[static_cast<size_t>(rank - 1)]; }
   int64_t numel() const {
     int64_t count = 1;
     for (int i = 0; i < rank; ++i) count *= size[static_cast<size_t>(i)];
@@ -51,118 +51,49 @@ struct Nest {
   int64_t rows() const { return numel() / std::max<int64_t>(1, inner_size()); }
 
   /// Adds an axis inside of those there are.
-  void push(int64_t axis_size, const Offsets<N>& axis_stride) {
+  void push(int64_t axis_size, const Offsets& axis_stride) {
     size[static_cast<size_t>(rank)] = axis_size;
     stride[static_cast<size_t>(rank++)] = axis_stride;
   }
 
   /// Drops axes of size 1, orders and merges the others; an empty nest is left with one axis.
-  Nest simplified() const {
-    Nest sorted;
-    if (std::find(size.begin(), size.begin() + rank, 0) != size.begin() + rank) {  // nothing to step through
-      sorted.push(0, stride[0]);
-      return sorted;
-    }
-    for (size_t i = 0; i < static_cast<size_t>(rank); ++i) {
-      if (size[i] == 1) continue;
-      size_t at = static_cast<size_t>(sorted.rank);
-      sorted.push(size[i], stride[i]);
-      for (; at > 0 && farther(stride[i], sorted.stride[at - 1]); --at) {
-        std::swap(sorted.size[at], sorted.size[at - 1]);
-        std::swap(sorted.stride[at], sorted.stride[at - 1]);
-      }
-    }
-    Nest merged;
-    for (size_t i = 0; i < static_cast<size_t>(sorted.rank); ++i) {
-      if (merged.rank > 0 && merged.absorb(sorted.size[i], sorted.stride[i])) continue;
-      merged.push(sorted.size[i], sorted.stride[i]);
-    }
-    if (merged.rank == 0) {
-      Offsets<N> ones;
-      ones.fill(1);
-      merged.push(1, ones);
-    }
-    return merged;
-  }
-
- private:
-  /// Whether an axis of strides `a` belongs outside of one with strides `b`: by the first view that tells.
-  static bool farther(const Offsets<N>& a, const Offsets<N>& b) {
-    for (size_t k = 0; k < N; ++k)
-      if (std::abs(a[k]) != std::abs(b[k]) && a[k] != 0 && b[k] != 0) return std::abs(a[k]) > std::abs(b[k]);
-    return false;
-  }
-  /// Joins an axis to the innermost one if all views step evenly over both.
-  bool absorb(int64_t inner, const Offsets<N>& inner_step) {
-    Offsets<N>& last = stride[static_cast<size_t>(rank - 1)];
-    for (size_t k = 0; k < N; ++k)
-      if (last[k] != inner_step[k] * inner) return false;
-    last = inner_step;
-    size[static_cast<size_t>(rank - 1)] *= inner;
-    return true;
-  }
+  Nest simplified() const;
 };
 
 /// The nest of views of one shape, without axis `without` (-1: with all).
 template <class... Views>
-Nest<1 + sizeof...(Views)> make_nest(int without, const View& first, const Views&... rest) {
-  Nest<1 + sizeof...(Views)> nest;
+Nest make_nest(int without, const View& first, const Views&... rest) {
+  Nest nest;
   for (int i = 0; i < first.rank; ++i)
     if (i != without) nest.push(first.size[i], {first.stride[i], rest.stride[i]...});
   return nest.simplified();
 }
 
 /// Steps through the rows of a nest, from any of them on, keeping each view's offset.
-template <size_t N>
 class RowCursor {
  public:
-  RowCursor(const Nest<N>& nest, int64_t row) : nest_(nest) {
-    for (int i = nest.rank - 2; i >= 0; --i) {
-      const auto axis = static_cast<size_t>(i);
-      index_[axis] = row % nest.size[axis];
-      row /= nest.size[axis];
-      for (size_t k = 0; k < N; ++k) offset_[k] += index_[axis] * nest.stride[axis][k];
-    }
-  }
-  const Offsets<N>& offset() const { return offset_; }
+  RowCursor(const Nest& nest, int64_t row);
+  const Offsets& offset() const { return offset_; }
   void next() {
     for (int i = nest_.rank - 2; i >= 0; --i) {
       const auto axis = static_cast<size_t>(i);
-      for (size_t k = 0; k < N; ++k) offset_[k] += nest_.stride[axis][k];
+      for (size_t k = 0; k < kMaxViews; ++k) offset_[k] += nest_.stride[axis][k];
       if (++index_[axis] < nest_.size[axis]) return;
-      for (size_t k = 0; k < N; ++k) offset_[k] -= nest_.stride[axis][k] * nest_.size[axis];
+      for (size_t k = 0; k < kMaxViews; ++k) offset_[k] -= nest_.stride[axis][k] * nest_.size[axis];
       index_[axis] = 0;
     }
   }
 
  private:
-  const Nest<N>& nest_;
+  const Nest& nest_;
   std::array<int64_t, kMaxRank> index_{};
-  Offsets<N> offset_{};
+  Offsets offset_{};
 };
 
 /// Calls row(offsets, count) for all rows, cut into pieces of at most `piece` elements, in parallel. `work` is what
 /// one element costs, in units of a memory access.
-template <size_t N, class F>
-void for_each_row(const Nest<N>& nest, F&& row, int64_t piece = kRowPiece, int64_t work = 1) {
-  if (nest.numel() == 0) return;
-  const int64_t inner = nest.inner_size();
-  const int64_t pieces = (inner + piece - 1) / piece;
-  const Offsets<N> step = nest.inner_stride();
-  parallel_for(nest.rows() * pieces, grain_of(std::min(inner, piece) * work), [&](int64_t begin, int64_t end) {
-    RowCursor cursor(nest, begin / pieces);
-    int64_t part = begin % pieces;
-    for (int64_t i = begin; i < end; ++i) {
-      Offsets<N> offset = cursor.offset();
-      for (size_t k = 0; k < N; ++k) offset[k] += part * piece * step[k];
-      row(offset, std::min(piece, inner - part * piece));
-      if (++part == pieces) {
-        part = 0;
-        cursor.next();
-      }
-    }
-  });
-}
+using RowBody = std::function<void(const Offsets& offset, int64_t count)>;
+void for_each_row(const Nest& nest, const RowBody& row, int64_t piece = kRowPiece, int64_t work = 1);
 
 /// Calls f(k, j) for k along an axis of `length` and j across it. k ascends for every j; which of the two loops goes
 /// inside follows from the steps of what is written or read in order.
@@ -177,87 +108,105 @@ void for_lines(int64_t length, int64_t count, bool axis_inside, F&& f) {
   }
 }
 
-/// combine(start, f(0), ..., f(count - 1)) in a fixed number of lanes, which the compiler keeps in vectors.
+/// combine(start, x_0, ..., x_(count - 1)) in a fixed number of lanes, which the compiler keeps in vectors. The
+/// elements come in pieces of `piece`, a multiple of kFoldLanes: f(first, n) is a function of their numbers in the
+/// piece.
+inline constexpr int64_t kFoldLanes = 32;
 template <class A, class Combine, class F>
-A fold_lanes(int64_t count, A start, Combine combine, F&& f) {
-  constexpr int64_t kLanes = 32;
-  if (count < kLanes) {
-    for (int64_t i = 0; i < count; ++i) start = combine(start, f(i));
+A fold_pieces(int64_t count, int64_t piece, A start, Combine combine, F&& f) {
+  if (count < kFoldLanes) {
+    const auto element = f(0, count);
+    for (int64_t i = 0; i < count; ++i) start = combine(start, element(i));
     return start;
   }
-  A lanes[kLanes];
-  std::fill_n(lanes, kLanes, start);
-  const int64_t whole = count / kLanes * kLanes;
-  for (int64_t i = 0; i < whole; i += kLanes)
-    for (int64_t l = 0; l < kLanes; ++l) lanes[l] = combine(lanes[l], f(i + l));
-  for (int64_t l = 0; l < count - whole; ++l) lanes[l] = combine(lanes[l], f(whole + l));
-  for (int64_t half = kLanes / 2; half > 0; half /= 2)
+  A lanes[kFoldLanes];
+  std::fill_n(lanes, kFoldLanes, start);
+  for (int64_t first = 0; first < count; first += piece) {
+    const int64_t n = std::min(piece, count - first), whole = n / kFoldLanes * kFoldLanes;
+    const auto element = f(first, n);
+    for (int64_t i = 0; i < whole; i += kFoldLanes)
+      for (int64_t l = 0; l < kFoldLanes; ++l) lanes[l] = combine(lanes[l], element(i + l));
+    for (int64_t l = 0; l < n - whole; ++l) lanes[l] = combine(lanes[l], element(whole + l));
+  }
+  for (int64_t half = kFoldLanes / 2; half > 0; half /= 2)
     for (int64_t l = 0; l < half; ++l) lanes[l] = combine(lanes[l], lanes[l + half]);
   return lanes[0];
 }
 
+/// The same of f(0), ..., f(count - 1).
+template <class A, class Combine, class F>
+A fold_lanes(int64_t count, A start, Combine combine, const F& f) {
+  return fold_pieces(count, count, start, combine, [&f](int64_t, int64_t) { return f; });
+}
+
 /// f(0) + ... + f(count - 1).
 template <class F>
-double sum_lanes(int64_t count, F&& f) {
+double sum_lanes(int64_t count, const F& f) {
   return fold_lanes(
       count, 0.0, [](double a, double b) { return a + b; }, f);
 }
 
-/// Room for one piece of a row. Its elements are left uninitialised, but for a byte that quiets GCC about that.
-template <class T>
-class RowBuffer {
- public:
-  RowBuffer() { bytes_[0] = {}; }
-  T* data() { return reinterpret_cast<T*>(bytes_); }
+/// Computes y from x... over `count` contiguous elements; `state` is what the caller gave with it.
+using RowFunction = void (*)(const void* state, int64_t count, void* y, const void* const* x);
 
- private:
-  alignas(64) std::byte bytes_[kRowPiece * sizeof(T)];
+/// The row function y = convert(x). Between a half and another dtype there is one for f32 only.
+RowFunction conversion(DType to, DType from);
+
+/// Room for one piece of a row of any dtype: as it lies in memory but for its step, and converted.
+struct RowBuffer {
+  alignas(64) std::byte packed[kRowPiece * 8], converted[kRowPiece * 8];
 };
 
-/// The `count` elements at `x`, copied to `buffer` unless they are contiguous as they are.
-template <class T>
-const T* packed(const T* x, int64_t step, int64_t count, T* buffer) {
-  if (step == 1) return x;
-  if (step == 0) {
-    std::fill_n(buffer, count, *x);
-    return buffer;
+/// f32 for halves, as compute_t.
+inline DType computed(DType dtype) { return dtype == bf16 || dtype == f16 ? f32 : dtype; }
+
+/// Calls f.template operator()<Word>() with an unsigned integer of the size of the dtype's elements.
+template <class F>
+void with_word(DType dtype, F&& f) {
+  switch (item_size(dtype)) {
+    case 1:
+      return f.template operator()<uint8_t>();
+    case 2:
+      return f.template operator()<uint16_t>();
+    case 4:
+      return f.template operator()<uint32_t>();
+    default:
+      return f.template operator()<uint64_t>();
   }
-  for (int64_t i = 0; i < count; ++i) buffer[i] = x[i * step];
-  return buffer;
 }
 
-/// Calls f(y, x..., count) on contiguous pieces of out and in; rows of other strides go through buffers on the stack.
-template <class Out, class... In, class F, class... Views>
-void map_rows(F f, const View& out, const Views&... in) {
-  static_assert(sizeof...(In) == sizeof...(Views));
-  const auto nest = make_nest(-1, out, in...);
-  const auto step = nest.inner_stride();
-  [&]<size_t... k>(std::index_sequence<k...>) {
-    for_each_row(nest, [&](const auto& offset, int64_t count) {
-      std::tuple<RowBuffer<In>...> buffers;
-      Out* y = out.template as<Out>() + offset[0];
-      if (step[0] == 1)
-        return f(y,
-                 packed(in.template as<const In>() + offset[k + 1], step[k + 1], count, std::get<k>(buffers).data())...,
-                 count);
-      RowBuffer<Out> result;
-      f(result.data(),
-        packed(in.template as<const In>() + offset[k + 1], step[k + 1], count, std::get<k>(buffers).data())..., count);
-      for (int64_t i = 0; i < count; ++i) y[i * step[0]] = result.data()[i];
-    });
-  }
-  (std::index_sequence_for<In...>{});
-}
+/// A view whose rows row functions take or give as elements of `dtype`: its own dtype or, of a half, f32.
+class RowOperand {
+ public:
+  RowOperand(const View& operand, DType dtype);
+  RowOperand(const View& operand) : RowOperand(operand, computed(operand.dtype)) {}
 
-/// out[i] = f(in[i]...).
-template <class Out, class... In, class F, class... Views>
-void map(F f, const View& out, const Views&... in) {
-  map_rows<Out, In...>(
-      [f](Out* y, const In*... x, int64_t count) {
-        VG_INDEPENDENT
-        for (int64_t i = 0; i < count; ++i) y[i] = f(x[i]...);
-      },
-      out, in...);
-}
+  /// Whether rows of this step are taken and given where they lie, of any length.
+  bool in_place(int64_t step) const { return step == 1 && !load_; }
+  /// `count` elements from `offset` on, at most kRowPiece: where they lie if that serves, else in `buffer`.
+  const void* load(int64_t offset, int64_t step, int64_t count, RowBuffer& buffer) const {
+    return in_place(step) ? at(offset) : gather(offset, step, count, buffer);
+  }
+  /// Where a row function leaves what store() is then given.
+  void* target(int64_t offset, int64_t step, RowBuffer& buffer) const {
+    return in_place(step) ? at(offset) : store_ ? buffer.converted : buffer.packed;
+  }
+  void store(int64_t offset, int64_t step, int64_t count, RowBuffer& buffer) const {
+    if (!in_place(step)) scatter(offset, step, count, buffer);
+  }
+
+  const View& view;
+
+ private:
+  std::byte* at(int64_t offset) const { return view.as<std::byte>() + offset * size_; }
+  const void* gather(int64_t offset, int64_t step, int64_t count, RowBuffer& buffer) const;
+  void scatter(int64_t offset, int64_t step, int64_t count, RowBuffer& buffer) const;
+
+  int64_t size_;
+  RowFunction load_, store_;  // null, both: not converted
+};
+
+/// The first is f of the others, everywhere.
+void map_rows(RowFunction f, const void* state, std::initializer_list<RowOperand> operands);
 
 }  // namespace voxgrad::cpu

@@ -1,5 +1,7 @@
 // Batched matrix products: Eigen's gemm on tiles of c. The tiles follow from the shape alone and each is computed
 // by one thread, so the order of every sum is the same for any number of threads.
+#include <vector>
+
 #include "core/dtype.h"
 #include "ops/cpu/eigen.h"
 #include "ops/cpu/kernels.h"
@@ -12,43 +14,52 @@ constexpr int64_t kTileRows = 256;
 constexpr int64_t kTileColumns = 512;
 
 template <class T, int order>
-using Matrix = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, order>;
-template <class M>
-using MatrixMap = Eigen::Map<M, Eigen::Unaligned, Eigen::OuterStride<>>;
+using Matrix =
+    Eigen::Map<Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, order>, Eigen::Unaligned, Eigen::OuterStride<>>;
+template <class T, int order>
+using ConstMatrix =
+    Eigen::Map<const Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, order>, Eigen::Unaligned, Eigen::OuterStride<>>;
 
-/// Part of a matrix anywhere in memory.
+/// Part of a matrix anywhere in memory, of floats or doubles, whose rows or columns are contiguous.
 template <class T>
 struct Operand {
   const T* data;
   int64_t rows, columns, row_step, column_step;
 
-  /// Calls f with an Eigen matrix of the same elements, copied where no axis is contiguous and where they are halves.
+  /// As it is, or copied to `buffer` where no axis is contiguous, and where elements are of another type: halves.
+  template <class From>
+  Operand(const From* from, int64_t m, int64_t n, int64_t row, int64_t column, std::vector<T>& buffer)
+      : rows(m), columns(n), row_step(row), column_step(column) {
+    if constexpr (std::is_same_v<T, From>) {
+      data = from;
+      if (by_rows() || by_columns()) return;
+    }
+    buffer.resize(static_cast<size_t>(rows * columns));
+    for (int64_t i = 0; i < rows; ++i)
+      for (int64_t j = 0; j < columns; ++j)
+        buffer[static_cast<size_t>(i * columns + j)] = convert<T>(from[i * row_step + j * column_step]);
+    data = buffer.data();
+    row_step = columns;
+    column_step = 1;
+  }
+  bool by_rows() const { return (column_step == 1 || columns == 1) && row_step >= 0; }
+  bool by_columns() const { return (row_step == 1 || rows == 1) && column_step >= 0; }
+
+  /// Calls f with an Eigen matrix of the elements.
   template <class F>
   void visit(F&& f) const {
-    using C = compute_t<T>;
-    if constexpr (std::is_same_v<T, C>) {
-      if ((column_step == 1 || columns == 1) && row_step >= 0)
-        return f(MatrixMap<const Matrix<T, Eigen::RowMajor>>(data, rows, columns, Eigen::OuterStride<>(row_step)));
-      if ((row_step == 1 || rows == 1) && column_step >= 0)
-        return f(MatrixMap<const Matrix<T, Eigen::ColMajor>>(data, rows, columns, Eigen::OuterStride<>(column_step)));
-    }
-    Matrix<C, Eigen::RowMajor> copy(rows, columns);
-    for (int64_t i = 0; i < rows; ++i)
-      for (int64_t j = 0; j < columns; ++j) copy(i, j) = convert<C>(data[i * row_step + j * column_step]);
-    f(copy);
+    if (by_rows())
+      f(ConstMatrix<T, Eigen::RowMajor>(data, rows, columns, Eigen::OuterStride<>(row_step)));
+    else
+      f(ConstMatrix<T, Eigen::ColMajor>(data, rows, columns, Eigen::OuterStride<>(column_step)));
   }
 };
 
-/// out = l * r, a tile of a row-major matrix.
-template <class T, class L, class R>
-void store_product(T* out, int64_t row_step, const L& l, const R& r) {
-  if constexpr (std::is_same_v<T, compute_t<T>>) {
-    MatrixMap<Matrix<T, Eigen::RowMajor>>(out, l.rows(), r.cols(), Eigen::OuterStride<>(row_step)).noalias() = l * r;
-  } else {
-    const Matrix<compute_t<T>, Eigen::RowMajor> product = l * r;
-    for (int64_t i = 0; i < product.rows(); ++i)
-      for (int64_t j = 0; j < product.cols(); ++j) out[i * row_step + j] = T(product(i, j));
-  }
+/// out = a * b, a row-major matrix.
+template <class T>
+void store_product(T* out, int64_t row_step, const Operand<T>& a, const Operand<T>& b) {
+  Matrix<T, Eigen::RowMajor> product(out, a.rows, b.columns, Eigen::OuterStride<>(row_step));
+  a.visit([&](const auto& l) { b.visit([&](const auto& r) { product.noalias() = l * r; }); });
 }
 
 }  // namespace
@@ -60,17 +71,27 @@ void matmul(const View& c, const View& a, const View& b) {
   const int64_t down = (m + kTileRows - 1) / kTileRows, across = (n + kTileColumns - 1) / kTileColumns;
   const int64_t work = std::min(m, kTileRows) * std::min(n, kTileColumns) * depth / 8;
   dispatch(Floats(), c.dtype, "matmul", "CPU", [&]<class T>() {
+    using C = compute_t<T>;
     parallel_for(batches * down * across, grain_of(work), [&](int64_t begin, int64_t end) {
+      std::vector<C> left_buffer, right_buffer, product;
       for (int64_t tile = begin; tile < end; ++tile) {
         const int64_t batch = tile / (down * across);
         const int64_t i = tile / across % down * kTileRows, j = tile % across * kTileColumns;
         const int64_t rows = std::min(kTileRows, m - i), columns = std::min(kTileColumns, n - j);
         T* out = c.as<T>() + batch * c.stride[0] + i * c.stride[1] + j;
-        const Operand<T> left{a.as<const T>() + batch * a.stride[0] + i * a.stride[1], rows, depth, a.stride[1],
-                              a.stride[2]};
-        const Operand<T> right{b.as<const T>() + batch * b.stride[0] + j * b.stride[2], depth, columns, b.stride[1],
-                               b.stride[2]};
-        left.visit([&](const auto& l) { right.visit([&](const auto& r) { store_product(out, c.stride[1], l, r); }); });
+        const Operand<C> left(a.as<const T>() + batch * a.stride[0] + i * a.stride[1], rows, depth, a.stride[1],
+                              a.stride[2], left_buffer);
+        const Operand<C> right(b.as<const T>() + batch * b.stride[0] + j * b.stride[2], depth, columns, b.stride[1],
+                               b.stride[2], right_buffer);
+        if constexpr (std::is_same_v<T, C>) {
+          store_product(out, c.stride[1], left, right);
+        } else {
+          product.resize(static_cast<size_t>(rows * columns));
+          store_product(product.data(), columns, left, right);
+          for (int64_t r = 0; r < rows; ++r)
+            for (int64_t k = 0; k < columns; ++k)
+              out[r * c.stride[1] + k] = T(product[static_cast<size_t>(r * columns + k)]);
+        }
       }
     });
   });

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -62,9 +61,9 @@ struct Slabs {
   /// The number of sums: a set of `channels` for each slab along L of each sample.
   size_t sums() const { return static_cast<size_t>(samples * chunks * channels); }
 
-  template <class T>
-  T* row(const View& v, const Slab& slab, int64_t r) const {
-    return v.as<T>() + slab.sample * v.stride[0] + slab.channel * v.stride[1] + slab.position * v.stride[2] +
+  /// Where row r of a slab begins.
+  int64_t row(const View& v, const Slab& slab, int64_t r) const {
+    return slab.sample * v.stride[0] + slab.channel * v.stride[1] + slab.position * v.stride[2] +
            (channels_inner ? r * v.stride[2] : 0);
   }
   int64_t step(const View& v) const { return v.stride[channels_inner ? 1 : 2]; }
@@ -89,20 +88,39 @@ struct Group {
   }
 };
 
-/// Entry c of a vector of dtype T or compute_t<T>, which may be missing.
-template <class T>
+/// Entry c of a vector, which may be missing.
 double entry(const View* v, int64_t c, double otherwise) {
-  if (!v) return otherwise;
-  if (v->dtype == dtype_of<T>) return convert<double>(v->as<T>()[c * v->stride[0]]);
-  return static_cast<double>(v->as<compute_t<T>>()[c * v->stride[0]]);
+  if (v)
+    dispatch(Floats(), v->dtype, "norm", "CPU",
+             [&]<class T>() { otherwise = convert<double>(v->as<T>()[c * v->stride[0]]); });
+  return otherwise;
 }
-template <class T>
 void set_entry(const View* v, int64_t c, double value) {
-  if (!v) return;
-  if (v->dtype == dtype_of<T>)
-    v->as<T>()[c * v->stride[0]] = convert<T>(value);
-  else
-    v->as<compute_t<T>>()[c * v->stride[0]] = static_cast<compute_t<T>>(value);
+  if (v)
+    dispatch(Floats(), v->dtype, "norm", "CPU", [&]<class T>() { v->as<T>()[c * v->stride[0]] = convert<T>(value); });
+}
+
+/// `count` elements of a slab from column `first` of row r on, as T; they may be those of several rows, dense ones.
+template <class T>
+const T* load(const Slabs& slabs, const RowOperand& in, const Slab& slab, int64_t r, int64_t first, int64_t count,
+              RowBuffer& buffer) {
+  const int64_t step = slabs.step(in.view);
+  return static_cast<const T*>(in.load(slabs.row(in.view, slab, r) + first * step, step, count, buffer));
+}
+
+/// Calls f(r, rows, c, columns) for blocks that cover the rows [begin, end) of a slab and that load() takes at once:
+/// whole rows where they are dense in all operands, else parts of one.
+template <class F>
+void for_blocks(const Slabs& slabs, const Slab& slab, int64_t begin, int64_t end,
+                std::initializer_list<const RowOperand*> operands, F&& f) {
+  const int64_t columns = std::min(kRowPiece, slab.columns);
+  const bool dense = std::all_of(operands.begin(), operands.end(), [&](const RowOperand* operand) {
+    return slabs.step(operand->view) == 1 && operand->view.stride[2] == columns;
+  });
+  const int64_t rows = dense && slabs.channels_inner ? kRowPiece / columns : 1;
+  for (int64_t r = begin; r < end; r += rows)
+    for (int64_t c = 0; c < slab.columns; c += columns)
+      f(r, std::min(rows, end - r), c, std::min(columns, slab.columns - c));
 }
 
 struct Moments {
@@ -120,17 +138,17 @@ struct Moments {
 /// before(v), as the statistics take it.
 template <class T, class Activations>
 double before(const Activations& activations, T v) {
-  if constexpr (std::is_same_v<Activations, NoActivations>) return convert<double>(v);
-  return convert<double>(activations.before.value(convert<compute_t<T>>(v)));
+  return static_cast<double>(activations.before.value(v));
 }
 
-/// Adds the positions of one channel.
+/// Adds a slab of one channel.
 template <class T, class Activations>
-void add_row(Moments& moments, const T* x, int64_t step, int64_t count, const Activations& activations) {
-  RowBuffer<T> buffer;
-  for (int64_t i = 0; i < count; i += kRowPiece) {
-    const int64_t n = std::min(kRowPiece, count - i);
-    const T* v = packed(x + i * step, step, n, buffer.data());
+void add_row(Moments& moments, const Slabs& slabs, const RowOperand& x, const Slab& slab,
+             const Activations& activations) {
+  RowBuffer buffer;
+  for (int64_t i = 0; i < slab.columns; i += kRowPiece) {
+    const int64_t n = std::min(kRowPiece, slab.columns - i);
+    const T* v = load<T>(slabs, x, slab, 0, i, n, buffer);
     Moments block{static_cast<double>(n)};
     block.mean = sum_lanes(n, [v, &activations](int64_t j) { return before(activations, v[j]); }) / block.count;
     block.squares = sum_lanes(n, [v, mean = block.mean, &activations](int64_t j) {
@@ -141,24 +159,24 @@ void add_row(Moments& moments, const T* x, int64_t step, int64_t count, const Ac
   }
 }
 
-/// Adds `rows` positions of all channels, side by side.
+/// Adds a slab of all channels, side by side.
 template <class T, class Activations>
-void add_columns(Moments* moments, const T* x, int64_t row_step, int64_t step, int64_t rows, int64_t columns,
+void add_columns(Moments* moments, const Slabs& slabs, const RowOperand& x, const Slab& slab,
                  const Activations& activations) {
+  const int64_t columns = slab.columns;
   std::vector<double> means(static_cast<size_t>(columns)), squares(means.size());
+  RowBuffer buffer;
   const int64_t block_rows = std::max<int64_t>(1, kBlock / columns);
-  for (int64_t first = 0; first < rows; first += block_rows) {
-    const int64_t n = std::min(block_rows, rows - first);
+  for (int64_t first = 0; first < slab.rows; first += block_rows) {
+    const int64_t n = std::min(block_rows, slab.rows - first);
     double *mean = means.data(), *square = squares.data();
     const auto sweep = [&](double* sums, auto f) {
       std::fill_n(sums, columns, 0.0);
-      for (int64_t r = first; r < first + n; ++r) {
-        const T* v = x + r * row_step;
-        if (step == 1)
-          for (int64_t c = 0; c < columns; ++c) sums[c] += f(before(activations, v[c]), c);
-        else
-          for (int64_t c = 0; c < columns; ++c) sums[c] += f(before(activations, v[c * step]), c);
-      }
+      for_blocks(slabs, slab, first, first + n, {&x}, [&](int64_t r, int64_t rows, int64_t c, int64_t count) {
+        const T* v = load<T>(slabs, x, slab, r, c, rows * count, buffer);
+        for (int64_t i = 0; i < rows; ++i, v += count)
+          for (int64_t j = 0; j < count; ++j) sums[c + j] += f(before(activations, v[j]), c + j);
+      });
     };
     const double count = static_cast<double>(n);
     sweep(mean, [](double v, int64_t) { return v; });
@@ -168,63 +186,74 @@ void add_columns(Moments* moments, const T* x, int64_t row_step, int64_t step, i
   }
 }
 
-/// out = f(coefficients of the channel, in...) everywhere, in compute_t<T>; coefficients by sample and channel.
-template <class T, class K, class F, class... Views>
-void map_channels(const Slabs& slabs, const std::vector<K>& coefficients, F&& f, const View& out, const Views&... in) {
-  const auto value = [&f](const K& k, auto... x) { return convert<T>(f(k, convert<compute_t<T>>(x)...)); };
+/// out = f(coefficients of the channel, first, second) everywhere, computed in T; coefficients by sample and channel.
+template <class T, class K, class F>
+void map_channels(const Slabs& slabs, const std::vector<K>& coefficients, F&& f, const View& result, const View& first,
+                  const View& second) {
+  const RowOperand out(result, dtype_of<T>), in[2]{{first, dtype_of<T>}, {second, dtype_of<T>}};
+  const int64_t step = slabs.step(result);
   slabs.for_each([&](const Slab& slab) {
-    const int64_t out_step = slabs.step(out);
-    const bool contiguous = out_step == 1 && ((slabs.step(in) == 1) && ...);
     const K* k = coefficients.data() + slab.sample * slabs.channels + slab.channel;
-    for (int64_t r = 0; r < slab.rows; ++r) {
-      T* y = slabs.template row<T>(out, slab, r);
-      const auto contiguous_row = [&](const auto*... x) {
-        if (slabs.channels_inner) {
-          VG_INDEPENDENT
-          for (int64_t j = 0; j < slab.columns; ++j) y[j] = value(k[j], x[j]...);
-        } else {
-          const K same = *k;
-          VG_INDEPENDENT
-          for (int64_t j = 0; j < slab.columns; ++j) y[j] = value(same, x[j]...);
-        }
-      };
-      if (contiguous) {
-        contiguous_row(slabs.template row<const T>(in, slab, r)...);
-      } else {
-        for (int64_t j = 0; j < slab.columns; ++j)
-          y[j * out_step] =
-              value(slabs.channels_inner ? k[j] : *k, slabs.template row<const T>(in, slab, r)[j * slabs.step(in)]...);
-      }
-    }
+    RowBuffer buffers[3];
+    for_blocks(slabs, slab, 0, slab.rows, {&out, &in[0], &in[1]},
+               [&](int64_t r, int64_t rows, int64_t c, int64_t count) {
+                 const int64_t at = slabs.row(result, slab, r) + c * step;
+                 const T* x = load<T>(slabs, in[0], slab, r, c, rows * count, buffers[1]);
+                 const T* v = &first == &second ? x : load<T>(slabs, in[1], slab, r, c, rows * count, buffers[2]);
+                 T* y = static_cast<T*>(out.target(at, step, buffers[0]));
+                 if (slabs.channels_inner) {
+                   const K* own = k + c;
+                   for (int64_t i = 0; i < rows * count; i += count) {
+                     VG_INDEPENDENT
+                     for (int64_t j = 0; j < count; ++j) y[i + j] = f(own[j], x[i + j], v[i + j]);
+                   }
+                 } else {
+                   const K same = *k;
+                   VG_INDEPENDENT
+                   for (int64_t j = 0; j < count; ++j) y[j] = f(same, x[j], v[j]);
+                 }
+                 out.store(at, step, rows * count, buffers[0]);
+               });
   });
 }
 
-/// sums (C) of f(in...), in double.
-template <class T, class F, class... Views>
-void sum_channels(const Slabs& slabs, const View& sums, F&& f, const Views&... in) {
+/// sums (C) of f(first, second), in double.
+template <class T, class F>
+void sum_channels(const Slabs& slabs, const View& sums, F&& f, const View& first, const View& second) {
+  const RowOperand in[2]{{first, dtype_of<T>}, {second, dtype_of<T>}};
   std::vector<double> parts(slabs.sums());
   slabs.for_each([&](const Slab& slab) {
     double* into = parts.data() + slab.sums;
-    for (int64_t r = 0; r < slab.rows; ++r) {
-      const auto element = [&f, rows = std::tuple(slabs.template row<const T>(in, slab, r)...),
-                            steps = std::tuple(slabs.step(in)...)](int64_t j) {
-        return [&]<size_t... k>(std::index_sequence<k...>) {
-          return f(convert<double>(std::get<k>(rows)[j * std::get<k>(steps)])...);
-        }
-        (std::index_sequence_for<Views...>());
-      };
-      if (slabs.channels_inner)
-        for (int64_t c = 0; c < slab.columns; ++c) into[c] += element(c);
-      else
-        *into += sum_lanes(slab.columns, element);
+    RowBuffer buffers[2];
+    if (!slabs.channels_inner) {
+      *into += fold_pieces(slab.columns, kRowPiece, 0.0, std::plus<double>(), [&](int64_t c, int64_t count) {
+        const T* x = load<T>(slabs, in[0], slab, 0, c, count, buffers[0]);
+        const T* v = &first == &second ? x : load<T>(slabs, in[1], slab, 0, c, count, buffers[1]);
+        return [&f, x, v](int64_t j) { return f(static_cast<double>(x[j]), static_cast<double>(v[j])); };
+      });
+      return;
     }
+    for_blocks(slabs, slab, 0, slab.rows, {&in[0], &in[1]}, [&](int64_t r, int64_t rows, int64_t c, int64_t count) {
+      const T* x = load<T>(slabs, in[0], slab, r, c, rows * count, buffers[0]);
+      const T* v = &first == &second ? x : load<T>(slabs, in[1], slab, r, c, rows * count, buffers[1]);
+      for (int64_t i = 0; i < rows; ++i, x += count, v += count)
+        for (int64_t j = 0; j < count; ++j) into[c + j] += f(static_cast<double>(x[j]), static_cast<double>(v[j]));
+    });
   });
   for (int64_t c = 0; c < slabs.channels; ++c) {
     double total = 0;
     for (int64_t row = 0; row < slabs.samples * slabs.chunks; ++row)
       total += parts[static_cast<size_t>(row * slabs.channels + c)];
-    set_entry<T>(&sums, c, total);
+    set_entry(&sums, c, total);
   }
+}
+
+/// sums (C) of x.
+void sum_channels(const Slabs& slabs, const View& sums, const View& x) {
+  dispatch(Floats(), x.dtype, "sum_channels", "CPU", [&]<class T>() {
+    sum_channels<compute_t<T>>(
+        slabs, sums, [](double v, double) { return v; }, x, x);
+  });
 }
 
 /// Calls f(Group) for every group, in parallel. `shape` (N, groups), or (1, groups): over all samples.
@@ -241,16 +270,15 @@ void for_each_group(const Slabs& slabs, const View& shape, F&& f) {
 /// beside the deviations.
 template <class T>
 struct Affine {
-  using Wide = compute_t<T>;
-  Wide high, low, factor, term;
+  T high, low, factor, term;
 
   Affine() = default;
   Affine(double mean, double rstd, double gamma, double beta)
-      : high(static_cast<Wide>(mean)),
-        low(static_cast<Wide>(mean - static_cast<double>(high))),
-        factor(static_cast<Wide>(rstd * gamma)),
-        term(static_cast<Wide>(beta)) {}
-  Wide operator()(Wide x) const { return ((x - high) - low) * factor + term; }
+      : high(static_cast<T>(mean)),
+        low(static_cast<T>(mean - static_cast<double>(high))),
+        factor(static_cast<T>(rstd * gamma)),
+        term(static_cast<T>(beta)) {}
+  T operator()(T x) const { return ((x - high) - low) * factor + term; }
 };
 
 /// y = after((before(x) - mean) * rstd * gamma + beta), with {mean, rstd} = statistics(group); `groups` has their
@@ -262,27 +290,26 @@ void normalise(const Slabs& slabs, const View& y, const View& x, const View& gro
   for_each_group(slabs, groups, [&](const Group& group) {
     const std::pair<double, double> own = statistics(group);
     group.for_each([&](int64_t n, int64_t c) {
-      affine[static_cast<size_t>(n * slabs.channels + c)] = {own.first, own.second, entry<T>(gamma, c, 1),
-                                                             entry<T>(beta, c, 0)};
+      affine[static_cast<size_t>(n * slabs.channels + c)] = {own.first, own.second, entry(gamma, c, 1),
+                                                             entry(beta, c, 0)};
     });
   });
   map_channels<T>(
-      slabs, affine, [a](const Affine<T>& f, compute_t<T> v) { return a.after.value(f(a.before.value(v))); }, y, x);
+      slabs, affine, [a](const Affine<T>& f, T v, T) { return a.after.value(f(a.before.value(v))); }, y, x, x);
 }
 
 template <class T, class Activations>
 void forward(const View& y, const View& mean, const View& rstd, const View& x, const View* gamma, const View* beta,
              double eps, const Activations& activations) {
-  using Wide = compute_t<T>;
   const Slabs slabs(x);
+  const RowOperand in(x, dtype_of<T>);
   std::vector<Moments> moments(slabs.sums());
   slabs.for_each([&](const Slab& slab) {
     Moments* into = moments.data() + slab.sums;
-    const T* first = slabs.template row<const T>(x, slab, 0);
     if (slabs.channels_inner)
-      add_columns(into, first, x.stride[2], slabs.step(x), slab.rows, slab.columns, activations);
+      add_columns<T>(into, slabs, in, slab, activations);
     else
-      add_row(*into, first, slabs.step(x), slab.columns, activations);
+      add_row<T>(*into, slabs, in, slab, activations);
   });
   normalise<T>(slabs, y, x, mean, gamma, beta, activations, [&](const Group& group) {
     Moments total;
@@ -291,8 +318,8 @@ void forward(const View& y, const View& mean, const View& rstd, const View& x, c
         total.join(moments[static_cast<size_t>((n * slabs.chunks + chunk) * slabs.channels + c)]);
       });
     const double scale = 1 / std::sqrt(total.squares / std::max(total.count, 1.0) + eps);
-    at<Wide>(mean, group.number) = static_cast<Wide>(total.mean);
-    at<Wide>(rstd, group.number) = static_cast<Wide>(scale);
+    at<T>(mean, group.number) = static_cast<T>(total.mean);
+    at<T>(rstd, group.number) = static_cast<T>(scale);
     return std::pair(total.mean, scale);
   });
 }
@@ -312,68 +339,64 @@ struct GradientSums {
 /// The normalisation of a channel as the forward pass computed it, (v - mean) * factor + term, and its gradient.
 template <class T, class Activations>
 struct ChannelNorm {
-  using Wide = compute_t<T>;
-  Wide mean, factor, term;
+  T mean, factor, term;
 
-  Wide centred(const Activations& a, T x) const { return a.before.value(convert<Wide>(x)) - mean; }
-  Wide gradient(const Activations& a, T dy, Wide centred) const {
-    return a.after.gradient(convert<Wide>(dy), centred * factor + term);
-  }
+  T centred(const Activations& a, T x) const { return a.before.value(x) - mean; }
+  T gradient(const Activations& a, T dy, T centred) const { return a.after.gradient(dy, centred * factor + term); }
 };
 
-/// Adds one row of a slab: to sums[0] if it belongs to one channel, norm[0], else to each channel's.
+/// Adds a slab: to sums[0] if it belongs to one channel, norm[0], else to each channel's.
 template <class T, class Activations>
-void add_gradient_row(const Slabs& slabs, const Slab& slab, int64_t r, const View& dy, const View& x,
-                      const ChannelNorm<T, Activations>* norm, const Activations& a, GradientSums* sums) {
-  RowBuffer<T> dy_buffer, x_buffer;
-  for (int64_t j = 0; j < slab.columns; j += kRowPiece) {
-    const int64_t n = std::min(kRowPiece, slab.columns - j), dy_step = slabs.step(dy), x_step = slabs.step(x);
-    const T* d = packed(slabs.template row<const T>(dy, slab, r) + j * dy_step, dy_step, n, dy_buffer.data());
-    const T* v = packed(slabs.template row<const T>(x, slab, r) + j * x_step, x_step, n, x_buffer.data());
+void add_gradients(const Slabs& slabs, const Slab& slab, const RowOperand& dy, const RowOperand& x,
+                   const ChannelNorm<T, Activations>* norm, const Activations& a, GradientSums* sums) {
+  RowBuffer dy_buffer, x_buffer;
+  for_blocks(slabs, slab, 0, slab.rows, {&dy, &x}, [&](int64_t r, int64_t rows, int64_t c, int64_t count) {
+    const T* d = load<T>(slabs, dy, slab, r, c, rows * count, dy_buffer);
+    const T* v = load<T>(slabs, x, slab, r, c, rows * count, x_buffer);
     if (slabs.channels_inner) {
-      for (int64_t i = 0; i < n; ++i) {
-        const auto centred = norm[j + i].centred(a, v[i]), g = norm[j + i].gradient(a, d[i], centred);
-        sums[j + i].join({double{g}, double{g} * double{centred}, double{centred}});
-      }
+      for (int64_t i = 0; i < rows; ++i, d += count, v += count)
+        for (int64_t j = 0; j < count; ++j) {
+          const auto centred = norm[c + j].centred(a, v[j]), g = norm[c + j].gradient(a, d[j], centred);
+          sums[c + j].join({double{g}, double{g} * double{centred}, double{centred}});
+        }
     } else {  // once from memory, three times from the cache
       const auto centred = [v, &a, m = *norm](int64_t i) { return m.centred(a, v[i]); };
       const auto g = [d, &a, m = *norm, centred](int64_t i) { return double{m.gradient(a, d[i], centred(i))}; };
-      sums->join({sum_lanes(n, g), sum_lanes(n, [=](int64_t i) { return g(i) * double{centred(i)}; }),
-                  sum_lanes(n, [=](int64_t i) { return double{centred(i)}; })});
+      sums->join({sum_lanes(count, g), sum_lanes(count, [=](int64_t i) { return g(i) * double{centred(i)}; }),
+                  sum_lanes(count, [=](int64_t i) { return double{centred(i)}; })});
     }
-  }
+  });
 }
 
 template <class T, class Activations>
 void backward(const GroupNormGradients& out, const View& dy, const View& x, const View& mean, const View& rstd,
               const View* gamma, const View* beta, const Activations& activations) {
-  using Wide = compute_t<T>;
   using Norm = ChannelNorm<T, Activations>;
   const Slabs slabs(x);
+  const RowOperand dy_rows(dy, dtype_of<T>), x_rows(x, dtype_of<T>);
   const int64_t lines = slabs.samples * slabs.channels;
   std::vector<Norm> norms(static_cast<size_t>(lines));
   const auto line = [&](int64_t n, int64_t c) { return static_cast<size_t>(n * slabs.channels + c); };
   for_each_group(slabs, mean, [&](const Group& group) {
     group.for_each([&](int64_t n, int64_t c) {
-      norms[line(n, c)] = {at<Wide>(mean, group.number),
-                           static_cast<Wide>(double{at<Wide>(rstd, group.number)} * entry<T>(gamma, c, 1)),
-                           static_cast<Wide>(entry<T>(beta, c, 0))};
+      norms[line(n, c)] = {at<T>(mean, group.number),
+                           static_cast<T>(double{at<T>(rstd, group.number)} * entry(gamma, c, 1)),
+                           static_cast<T>(entry(beta, c, 0))};
     });
   });
   std::vector<GradientSums> parts(slabs.sums()), sums(static_cast<size_t>(lines));
   slabs.for_each([&](const Slab& slab) {
-    for (int64_t r = 0; r < slab.rows; ++r)
-      add_gradient_row<T>(slabs, slab, r, dy, x, norms.data() + slab.sample * slabs.channels + slab.channel,
-                          activations, parts.data() + slab.sums);
+    add_gradients<T>(slabs, slab, dy_rows, x_rows, norms.data() + slab.sample * slabs.channels + slab.channel,
+                     activations, parts.data() + slab.sums);
   });
 
   struct Coefficients {
     Norm norm;
-    Wide low, slope, offset;
+    T low, slope, offset;
   };
   std::vector<Coefficients> coefficients(static_cast<size_t>(lines));
   for_each_group(slabs, mean, [&](const Group& group) {
-    const double scale = double{at<Wide>(rstd, group.number)};
+    const double scale = double{at<T>(rstd, group.number)};
     const double count = static_cast<double>(std::max<int64_t>(1, group.lines() * slabs.length));
     double low = 0;
     group.for_each([&](int64_t n, int64_t c) {
@@ -386,21 +409,21 @@ void backward(const GroupNormGradients& out, const View& dy, const View& x, cons
     double mean_h = 0, mean_hn = 0;
     group.for_each([&](int64_t n, int64_t c) {
       GradientSums& own = sums[line(n, c)];
-      const double weight = entry<T>(gamma, c, 1);
+      const double weight = entry(gamma, c, 1);
       own.g_centred = (own.g_centred - low * own.g) * scale;
       mean_h += weight * own.g / count;
       mean_hn += weight * own.g_centred / count;
     });
     group.for_each([&](int64_t n, int64_t c) {
-      coefficients[line(n, c)] = {norms[line(n, c)], static_cast<Wide>(low),
-                                  static_cast<Wide>(-scale * scale * mean_hn), static_cast<Wide>(-scale * mean_h)};
+      coefficients[line(n, c)] = {norms[line(n, c)], static_cast<T>(low), static_cast<T>(-scale * scale * mean_hn),
+                                  static_cast<T>(-scale * mean_h)};
     });
   });
   map_channels<T>(
       slabs, coefficients,
-      [a = activations](const Coefficients& k, Wide d, Wide v) {
-        const Wide centred = a.before.value(v) - k.norm.mean;
-        const Wide g = a.after.gradient(d, centred * k.norm.factor + k.norm.term);
+      [a = activations](const Coefficients& k, T d, T v) {
+        const T centred = a.before.value(v) - k.norm.mean;
+        const T g = a.after.gradient(d, centred * k.norm.factor + k.norm.term);
         return a.before.gradient(g * k.norm.factor + ((centred - k.low) * k.slope + k.offset), v);
       },
       out.dx, dy, x);
@@ -408,10 +431,10 @@ void backward(const GroupNormGradients& out, const View& dy, const View& x, cons
   for (int64_t c = 0; c < slabs.channels; ++c) {
     GradientSums total;
     for (int64_t n = 0; n < slabs.samples; ++n) total.join(sums[static_cast<size_t>(n * slabs.channels + c)]);
-    set_entry<T>(out.dbeta, c, total.g);
-    set_entry<T>(out.dgamma, c, total.g_centred);
+    set_entry(out.dbeta, c, total.g);
+    set_entry(out.dgamma, c, total.g_centred);
   }
-  if (out.sums) sum_channels<T>(slabs, *out.sums, std::identity(), out.dx);
+  if (out.sums) sum_channels(slabs, *out.sums, out.dx);
 }
 
 }  // namespace
@@ -419,13 +442,14 @@ void backward(const GroupNormGradients& out, const View& dy, const View& x, cons
 void group_norm(const View& y, const View& mean, const View& rstd, const View& x, const View* gamma, const View* beta,
                 double eps, const NormActivations& activations) {
   dispatch(Floats(), x.dtype, "group_norm", "CPU", [&]<class T>() {
-    with_activations<T>(activations, [&](const auto& a) { forward<T>(y, mean, rstd, x, gamma, beta, eps, a); });
+    with_activations<compute_t<T>>(
+        activations, [&](const auto& a) { forward<compute_t<T>>(y, mean, rstd, x, gamma, beta, eps, a); });
   });
 }
 
 void normalize(const View& y, const View& x, const View& mean, const View& rstd, const View* gamma, const View* beta) {
   dispatch(Floats(), x.dtype, "normalize", "CPU", [&]<class T>() {
-    normalise<T>(Slabs(x), y, x, mean, gamma, beta, NoActivations({}), [&](const Group& group) {
+    normalise<compute_t<T>>(Slabs(x), y, x, mean, gamma, beta, NoActivations({}), [&](const Group& group) {
       const auto given = [&](const View& v) { return static_cast<double>(at<compute_t<T>>(v, group.number)); };
       return std::pair(given(mean), given(rstd));
     });
@@ -435,63 +459,66 @@ void normalize(const View& y, const View& x, const View& mean, const View& rstd,
 void group_norm_backward(const GroupNormGradients& out, const View& dy, const View& x, const View& mean,
                          const View& rstd, const View* gamma, const View* beta, const NormActivations& activations) {
   dispatch(Floats(), x.dtype, "group_norm_backward", "CPU", [&]<class T>() {
-    with_activations<T>(activations, [&](const auto& a) { backward<T>(out, dy, x, mean, rstd, gamma, beta, a); });
+    with_activations<compute_t<T>>(
+        activations, [&](const auto& a) { backward<compute_t<T>>(out, dy, x, mean, rstd, gamma, beta, a); });
   });
 }
 
 void relu_bias_backward(const View& dz, const View& dbias, const View& dy, const View& y) {
   binary(BinaryOp::relu_grad, dz, dy, y, 0, 0);
-  dispatch(Floats(), y.dtype, "relu_bias_backward", "CPU",
-           [&]<class T>() { sum_channels<T>(Slabs(y), dbias, std::identity(), dz); });
+  sum_channels(Slabs(y), dbias, dz);
 }
 
 namespace {
 
 /// The weight's entry for each channel of each sample.
 template <class T>
-std::vector<compute_t<T>> slopes(const Slabs& slabs, const View& weight) {
-  std::vector<compute_t<T>> result(static_cast<size_t>(slabs.samples * slabs.channels));
+std::vector<T> slopes(const Slabs& slabs, const View& weight) {
+  std::vector<T> result(static_cast<size_t>(slabs.samples * slabs.channels));
   for (size_t i = 0; i < result.size(); ++i)
-    result[i] = static_cast<compute_t<T>>(entry<T>(&weight, static_cast<int64_t>(i) % slabs.channels, 0));
+    result[i] = static_cast<T>(entry(&weight, static_cast<int64_t>(i) % slabs.channels, 0));
   return result;
+}
+
+template <class T>
+void prelu_forward(const Slabs& slabs, const View& y, const View& x, const View& weight) {
+  map_channels<T>(
+      slabs, slopes<T>(slabs, weight), [](T slope, T v, T) { return v > 0 ? v : slope * v; }, y, x, x);
+}
+
+template <class T>
+void prelu_gradients(const Slabs& slabs, const View& dx, const View& dweight, const View& dy, const View& x,
+                     const View& weight) {
+  map_channels<T>(
+      slabs, slopes<T>(slabs, weight), [](T slope, T d, T v) { return v > 0 ? d : slope * d; }, dx, dy, x);
+  sum_channels<T>(
+      slabs, dweight, [](double d, double v) { return v > 0 ? 0 : d * v; }, dy, x);
 }
 
 }  // namespace
 
 void prelu(const View& y, const View& x, const View& weight) {
-  dispatch(Floats(), x.dtype, "prelu", "CPU", [&]<class T>() {
-    using Wide = compute_t<T>;
-    const Slabs slabs(x);
-    map_channels<T>(
-        slabs, slopes<T>(slabs, weight), [](Wide slope, Wide v) { return v > 0 ? v : slope * v; }, y, x);
-  });
+  const Slabs slabs(x);
+  dispatch(Floats(), x.dtype, "prelu", "CPU", [&]<class T>() { prelu_forward<compute_t<T>>(slabs, y, x, weight); });
 }
 
 void prelu_backward(const View& dx, const View& dweight, const View& dy, const View& x, const View& weight) {
-  dispatch(Floats(), x.dtype, "prelu_backward", "CPU", [&]<class T>() {
-    using Wide = compute_t<T>;
-    const Slabs slabs(x);
-    map_channels<T>(
-        slabs, slopes<T>(slabs, weight), [](Wide slope, Wide d, Wide v) { return v > 0 ? d : slope * d; }, dx, dy, x);
-    sum_channels<T>(
-        slabs, dweight, [](double d, double v) { return v > 0 ? 0 : d * v; }, dy, x);
-  });
+  const Slabs slabs(x);
+  dispatch(Floats(), x.dtype, "prelu_backward", "CPU",
+           [&]<class T>() { prelu_gradients<compute_t<T>>(slabs, dx, dweight, dy, x, weight); });
 }
 
 void track_statistics(const View* running_mean, const View* running_var, const View& mean, const View& rstd, double eps,
                       double unbiased, double momentum) {
+  const auto move = [&](const View* running, int64_t c, double value) {
+    const double own = entry(running, c, 0);
+    set_entry(running, c, own + momentum * (value - own));
+  };
   dispatch(Types<float, double>(), mean.dtype, "track_statistics", "CPU", [&]<class T>() {
     for (int64_t c = 0; c < mean.size[1]; ++c) {
-      const double scale = double{at<T>(rstd, c)}, variance = std::max(1 / (scale * scale) - eps, 0.0) * unbiased;
-      const auto move = [&](const View* running, double value) {
-        if (!running) return;
-        dispatch(Floats(), running->dtype, "track_statistics", "CPU", [&]<class R>() {
-          const double own = entry<R>(running, c, 0);
-          set_entry<R>(running, c, own + momentum * (value - own));
-        });
-      };
-      move(running_mean, double{at<T>(mean, c)});
-      move(running_var, variance);
+      const double scale = double{at<T>(rstd, c)};
+      move(running_mean, c, double{at<T>(mean, c)});
+      move(running_var, c, std::max(1 / (scale * scale) - eps, 0.0) * unbiased);
     }
   });
 }

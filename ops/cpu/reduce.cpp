@@ -16,7 +16,7 @@ namespace {
 
 struct Sum {
   template <class T>
-  using Accumulator = std::conditional_t<std::is_floating_point_v<compute_t<T>>, double, int64_t>;
+  using Accumulator = std::conditional_t<std::is_floating_point_v<T>, double, int64_t>;
   template <class A>
   static constexpr A start() {
     return A(0);
@@ -30,7 +30,7 @@ struct Sum {
 // Once NaN, an extremum stays NaN: nothing compares with it.
 struct Max {
   template <class T>
-  using Accumulator = compute_t<T>;
+  using Accumulator = T;
   template <class A>
   static constexpr A start() {
     return std::is_integral_v<A> ? std::numeric_limits<A>::lowest() : -std::numeric_limits<A>::infinity();
@@ -42,7 +42,7 @@ struct Max {
 };
 struct Min {
   template <class T>
-  using Accumulator = compute_t<T>;
+  using Accumulator = T;
   template <class A>
   static constexpr A start() {
     return std::is_integral_v<A> ? std::numeric_limits<A>::max() : std::numeric_limits<A>::infinity();
@@ -60,7 +60,7 @@ constexpr int64_t kManyGroups = 64;
 
 /// Calls f(offset, count, step) for the rows, or parts of them, that hold the elements [begin, end) of a nest.
 template <class F>
-void for_range(const Nest<1>& nest, int64_t begin, int64_t end, F&& f) {
+void for_range(const Nest& nest, int64_t begin, int64_t end, F&& f) {
   if (begin == end) return;
   const int64_t inner = nest.inner_size(), step = nest.inner_stride()[0];
   RowCursor cursor(nest, begin / inner);
@@ -71,24 +71,25 @@ void for_range(const Nest<1>& nest, int64_t begin, int64_t end, F&& f) {
   }
 }
 
+/// Elements are taken, and results given, as T: float, double or, of all integers, int64_t.
 template <class Op, class T>
 struct Reduction {
   using A = typename Op::template Accumulator<T>;
 
-  const T* in;
-  Nest<3> kept;     // in, out, slot in a dense array of the outputs
-  Nest<1> reduced;  // in
-  int64_t length;   // elements that make one output
+  RowOperand in, out;
+  Nest kept;       // in, out, slot in a dense array of the outputs
+  Nest reduced;    // in
+  int64_t length;  // elements that make one output
   int64_t chunks = 1;
   double scale = 1;  // of sums
   bool columns;      // neighbouring outputs lie closer in memory than neighbouring terms: fold many outputs at once
 
-  Reduction(const View& out, const View& input) : in(input.as<const T>()) {
-    int64_t slot = out.numel();
-    for (int i = 0; i < out.rank; ++i) {
-      if (out.size[i] == input.size[i]) {
-        slot /= std::max<int64_t>(1, out.size[i]);
-        kept.push(out.size[i], {input.stride[i], out.stride[i], slot});
+  Reduction(const View& result, const View& input) : in(input, dtype_of<T>), out(result, dtype_of<T>) {
+    int64_t slot = result.numel();
+    for (int i = 0; i < result.rank; ++i) {
+      if (result.size[i] == input.size[i]) {
+        slot /= std::max<int64_t>(1, result.size[i]);
+        kept.push(result.size[i], {input.stride[i], result.stride[i], slot});
       } else {
         reduced.push(input.size[i], {input.stride[i]});
       }
@@ -102,97 +103,99 @@ struct Reduction {
     if (kept.numel() / width < kManyGroups) chunks = std::max<int64_t>(1, length / (kChunk / width));
   }
 
+  const T* load(int64_t offset, int64_t step, int64_t count, RowBuffer& buffer) const {
+    return static_cast<const T*>(in.load(offset, step, count, buffer));
+  }
+
   /// One output: elements `begin` to `end` of its reduction.
-  A fold_row(const T* x, int64_t begin, int64_t end) const {
+  A fold_row(int64_t x, int64_t begin, int64_t end, RowBuffer& buffer) const {
     A total = Op::template start<A>();
     for_range(reduced, begin, end, [&](int64_t offset, int64_t count, int64_t step) {
-      const T* row = x + offset;
-      const A part = step == 1 ? fold_lanes(count, Op::template start<A>(), Op::template combine<A>,
-                                            [row](int64_t i) { return convert<A>(row[i]); })
-                               : fold_lanes(count, Op::template start<A>(), Op::template combine<A>,
-                                            [row, step](int64_t i) { return convert<A>(row[i * step]); });
-      total = Op::combine(total, part);
+      const auto piece = [&](int64_t first, int64_t n) {
+        return [row = load(x + offset + first * step, step, n, buffer)](int64_t i) { return static_cast<A>(row[i]); };
+      };
+      total = Op::combine(total, fold_pieces(count, in.in_place(step) ? count : kRowPiece, Op::template start<A>(),
+                                             Op::template combine<A>, piece));
     });
     return total;
   }
 
   /// `count` outputs whose terms lie `column_step` apart.
-  void fold_columns(A* result, const T* x, int64_t count, int64_t column_step, int64_t begin, int64_t end) const {
+  void fold_columns(A* result, int64_t x, int64_t count, int64_t column_step, int64_t begin, int64_t end,
+                    RowBuffer& buffer) const {
     std::fill_n(result, count, Op::template start<A>());
     for_range(reduced, begin, end, [&](int64_t offset, int64_t terms, int64_t step) {
-      for (int64_t r = 0; r < terms; ++r) {
-        const T* row = x + offset + r * step;
-        if (column_step == 1)
-          for (int64_t j = 0; j < count; ++j) result[j] = Op::combine(result[j], convert<A>(row[j]));
-        else
-          for (int64_t j = 0; j < count; ++j) result[j] = Op::combine(result[j], convert<A>(row[j * column_step]));
+      const int64_t at_once = step == count && column_step == 1 ? kRowPiece / count : 1;  // dense rows
+      for (int64_t r = 0; r < terms; r += at_once) {
+        const int64_t rows = std::min(at_once, terms - r);
+        const T* row = load(x + offset + r * step, column_step, rows * count, buffer);
+        for (int64_t i = 0; i < rows; ++i, row += count)
+          for (int64_t j = 0; j < count; ++j) result[j] = Op::combine(result[j], static_cast<A>(row[j]));
       }
     });
   }
 
-  template <class Out>
-  Out rounded(A total) const {
-    if constexpr (std::is_floating_point_v<A>) return convert<Out>(total * static_cast<A>(scale));
-    return convert<Out>(total);
+  void store(const A* totals, int64_t offset, int64_t step, int64_t count, RowBuffer& buffer) const {
+    T* y = static_cast<T*>(out.target(offset, step, buffer));
+    for (int64_t j = 0; j < count; ++j)
+      y[j] = static_cast<T>(std::is_floating_point_v<A> ? totals[j] * static_cast<A>(scale) : totals[j]);
+    out.store(offset, step, count, buffer);
   }
 
-  template <class Out>
-  void run(const View& out) const {
-    const Offsets<3> step = kept.inner_stride();
+  void run() const {
+    const Offsets step = kept.inner_stride();
     const int64_t outputs = kept.numel();
     std::vector<A> partial(chunks > 1 ? static_cast<size_t>(chunks * outputs) : 0);
-    Nest<3> nest;
+    Nest nest;
     if (chunks > 1) nest.push(chunks, {0, 0, outputs});
     for (size_t i = 0; i < static_cast<size_t>(kept.rank); ++i) nest.push(kept.size[i], kept.stride[i]);
 
-    const auto fold = [&](const Offsets<3>& offset, int64_t count) {
+    const auto fold = [&](const Offsets& offset, int64_t count) {
       const int64_t chunk = chunks > 1 ? offset[2] / outputs : 0;
       const int64_t begin = length * chunk / chunks, end = length * (chunk + 1) / chunks;
       A result[kColumns];
+      RowBuffer buffer;
       if (columns)
-        fold_columns(result, in + offset[0], count, step[0], begin, end);
+        fold_columns(result, offset[0], count, step[0], begin, end, buffer);
       else
-        for (int64_t j = 0; j < count; ++j) result[j] = fold_row(in + offset[0] + j * step[0], begin, end);
-      for (int64_t j = 0; j < count; ++j) {
-        if (chunks > 1)
-          partial[static_cast<size_t>(offset[2] + j * step[2])] = result[j];
-        else
-          out.as<Out>()[offset[1] + j * step[1]] = rounded<Out>(result[j]);
-      }
+        for (int64_t j = 0; j < count; ++j) result[j] = fold_row(offset[0] + j * step[0], begin, end, buffer);
+      if (chunks == 1) return store(result, offset[1], step[1], count, buffer);
+      for (int64_t j = 0; j < count; ++j) partial[static_cast<size_t>(offset[2] + j * step[2])] = result[j];
     };
     const int64_t terms = std::max<int64_t>(1, length / chunks);
     for_each_row(nest, fold, columns ? kColumns : std::clamp<int64_t>(kGrain / terms, 1, kColumns), terms);
     if (chunks == 1) return;
-    for_each_row(kept, [&](const Offsets<3>& offset, int64_t count) {
+    for_each_row(kept, [&](const Offsets& offset, int64_t count) {
+      A totals[kColumns];
+      RowBuffer buffer;
       for (int64_t j = 0; j < count; ++j) {
-        A total = Op::template start<A>();
+        totals[j] = Op::template start<A>();
         for (int64_t c = 0; c < chunks; ++c)
-          total = Op::combine(total, partial[static_cast<size_t>(c * outputs + offset[2] + j * step[2])]);
-        out.as<Out>()[offset[1] + j * step[1]] = rounded<Out>(total);
+          totals[j] = Op::combine(totals[j], partial[static_cast<size_t>(c * outputs + offset[2] + j * step[2])]);
       }
+      store(totals, offset[1], step[1], count, buffer);
     });
   }
 };
+static_assert(kColumns <= kRowPiece);
+
+/// Reduces elements of type T.
+template <class Op, class T>
+void run(const View& out, const View& in, bool mean) {
+  using C = compute_t<T>;
+  Reduction<Op, std::conditional_t<std::is_integral_v<C>, int64_t, C>> reduction(out, in);
+  if (mean) reduction.scale = 1 / static_cast<double>(reduction.length);
+  reduction.run();
+}
 
 }  // namespace
 
 void reduce(ReduceOp op, const View& out, const View& in) {
   if (out.numel() == 0) return;
-  const auto run = [&]<class Op, class T, class Out>() {
-    Reduction<Op, T> reduction(out, in);
-    if (op == ReduceOp::mean) reduction.scale = 1 / static_cast<double>(reduction.length);
-    reduction.template run<Out>(out);
-  };
   if (op == ReduceOp::sum || op == ReduceOp::mean)
-    return dispatch(Anything(), in.dtype, "sum", "CPU", [&]<class T>() {
-      run.template operator()<Sum, T, std::conditional_t<std::is_floating_point_v<compute_t<T>>, T, int64_t>>();
-    });
-  dispatch(Numbers(), in.dtype, op == ReduceOp::amax ? "amax" : "amin", "CPU", [&]<class T>() {
-    if (op == ReduceOp::amax)
-      run.template operator()<Max, T, T>();
-    else
-      run.template operator()<Min, T, T>();
-  });
+    return dispatch(Anything(), in.dtype, "sum", "CPU", [&]<class T>() { run<Sum, T>(out, in, op == ReduceOp::mean); });
+  dispatch(Numbers(), in.dtype, op == ReduceOp::amax ? "amax" : "amin", "CPU",
+           [&]<class T>() { op == ReduceOp::amax ? run<Max, T>(out, in, false) : run<Min, T>(out, in, false); });
 }
 
 }  // namespace voxgrad::cpu

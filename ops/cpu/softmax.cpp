@@ -17,7 +17,7 @@ T larger(T a, T b) {
 /// `count` softmaxes of `length` elements at once; y and x step by `axis` along them and by `across` to the next.
 template <class T>
 struct Columns {
-  Offsets<2> axis, across;  // y, x
+  Offsets axis, across;  // y, x
   int64_t length;
   bool logarithm;
 
@@ -69,7 +69,7 @@ void softmax_row(T* y, const T* x, int64_t length, bool logarithm) {
 
 /// The same of `count` rows of any steps.
 template <class T>
-void softmax_rows(T* y, const T* x, const Offsets<2>& along, const Offsets<2>& across, int64_t length, int64_t count,
+void softmax_rows(T* y, const T* x, const Offsets& along, const Offsets& across, int64_t length, int64_t count,
                   bool logarithm) {
   using C = compute_t<T>;
   if constexpr (!std::is_same_v<T, C>) {
@@ -77,7 +77,7 @@ void softmax_rows(T* y, const T* x, const Offsets<2>& along, const Offsets<2>& a
     std::vector<C> wide(static_cast<size_t>(2 * elements));
     C *wide_x = wide.data(), *wide_y = wide.data() + elements;
     const bool rows = along[1] == 1;
-    const Offsets<2> step = rows ? Offsets<2>{1, length} : Offsets<2>{count, 1};  // along and across
+    const Offsets step = rows ? Offsets{1, length} : Offsets{count, 1};  // along and across
     const auto each = [&](auto f) {
       for (int64_t k = 0; k < length; ++k)
         for (int64_t j = 0; j < count; ++j) f(k * step[0] + j * step[1], k, j);
@@ -98,11 +98,11 @@ void softmax(const View& y, const View& x, int axis, bool logarithm) {
   const int64_t length = x.size[axis];
   if (length == 0) return;
   const auto nest = make_nest(axis, y, x);
-  const Offsets<2> across = nest.inner_stride(), along{y.stride[axis], x.stride[axis]};
+  const Offsets across = nest.inner_stride(), along{y.stride[axis], x.stride[axis]};
   dispatch(Floats(), x.dtype, logarithm ? "log_softmax" : "softmax", "CPU", [&]<class T>() {
     for_each_row(
         nest,
-        [&](const Offsets<2>& offset, int64_t count) {
+        [&](const Offsets& offset, int64_t count) {
           softmax_rows(y.as<T>() + offset[0], x.as<const T>() + offset[1], along, across, length, count, logarithm);
         },
         kBlock, length);
