@@ -43,11 +43,11 @@ bool is_dense_channels_last(const View& view) {
 
 /// Few columns are no work for wgmma: 64 rows of A are read for each 8 words, however few, and three times for three
 /// products. And to copy the inputs costs more than it saves where they fill no more than a quarter of 32 bytes of
-/// channels, or are used little (by three products more is little; of few columns, more yet).
+/// channels, or are used little (by three products of contiguous inputs more is little; of few columns, more yet).
 bool pays_to_copy(const ConvProblem& p) {
   const bool three = three_products(p);
   const int64_t few = three ? 16 : 8;
-  const double little = !three ? 200 : p.out_channels <= 32 ? 600 : 300;
+  const double little = !three ? 200 : p.in_channels_last ? 60 : p.out_channels <= 32 ? 600 : 300;
   return p.out_channels > few && p.in_channels > 2 * elements_of(p) && !is_used_little(p, little);
 }
 

@@ -97,7 +97,7 @@ const Problem kProblems[] = {
 TEST_P(CudaConvChannelsLast, IsExactWithEveryTile) {
   const Mode& mode = GetParam();
   std::vector<cuda::ConvChoice> choices{{}, {.unsplit = true}};
-  for (const cuda::FpropDgradTile& tile : cuda::fprop_dgrad_tiles())
+  for (const auto& [tile, halves, tf32, tf32x3] : cuda::kFpropDgradTiles)
     for (const int8_t row : {1, 2, 4})
       for (const int8_t warpgroups : {1, 2})  // that share a tile
         choices.push_back({.slide = static_cast<uint8_t>(tile.slide > 1 ? 2 : 1),

@@ -172,12 +172,11 @@ TEST(ConvPlan, KnowsEveryCompiledTile) {
             known.insert({ConvPass::fprop, ConvKernel::small_channel, arithmetic, columns, 128 * row_tiles, blocks});
     for (const int columns : {8, 16})
       known.insert({ConvPass::wgrad, ConvKernel::small_channel, arithmetic, columns, 0, 0});
-    for (const FpropDgradTile& tile : fprop_dgrad_tiles())
+    for (const CompiledFpropDgradTile& compiled : kFpropDgradTiles)
       for (const int row_bytes : {32, 64, 128})
-        if (is_compiled(tile.columns, tile.row_tiles, tile.slide, row_bytes,
-                        arithmetic == ConvArithmetic::tf32 || three ? 4 : 2, three))
-          known.insert({ConvPass::fprop, ConvKernel::fprop_dgrad, arithmetic, tile.product_columns(), tile.row_tiles,
-                        row_bytes});
+        if (compiled.has(row_bytes, arithmetic == ConvArithmetic::tf32 || three ? 4 : 2, three))
+          known.insert({ConvPass::fprop, ConvKernel::fprop_dgrad, arithmetic, compiled.tile.product_columns(),
+                        compiled.tile.row_tiles, row_bytes});
     for (const WgradTile& tile : wgrad_tiles(arithmetic))
       if (arithmetic != ConvArithmetic::tf32)  // which goes as f16
         known.insert({ConvPass::wgrad, ConvKernel::wgrad, arithmetic, tile.product_columns(), tile.slots, tile.chunk});

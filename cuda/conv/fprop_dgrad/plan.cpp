@@ -16,10 +16,6 @@ constexpr int kStatic = 8 * 1024;  // bytes: barriers, list of rows, alignment
 constexpr double kFromL2 = 32, kToMemory = 32, kUnit = 1000, kReduction = 4000, kMemory = 2500, kWait = 1500,
                  kAlone = 1.3;
 
-constexpr FpropDgradTile kTiles[] = {{16, 4},    {24, 4},    {32, 4},    {48, 4},    {48, 2},
-                                     {64, 4},    {64, 2},    {64, 1},    {128, 2},   {128, 1},
-                                     {16, 4, 3}, {24, 2, 3}, {32, 2, 3}, {32, 4, 3}, {48, 2, 3}};
-
 using Bases = std::array<int, 8>;
 
 /// m64 tiles that cover the tile's results in its box, `pitch` rows from 8 of them to the next 8.
@@ -86,7 +82,8 @@ class Search {
   }
 
   std::optional<FpropDgradPlan> best() {
-    for (const FpropDgradTile& cta : kTiles) {
+    for (const CompiledFpropDgradTile& compiled : kFpropDgradTiles) {
+      const FpropDgradTile& cta = compiled.tile;
       if (p_.choice.width > 0 && p_.choice.width != cta.columns) continue;
       if (p_.choice.m_tiles > 0 && p_.choice.m_tiles != cta.row_tiles) continue;
       if (p_.choice.slide > 0 && (p_.choice.slide == 2) != (cta.slide > 1)) continue;
@@ -100,9 +97,7 @@ class Search {
             plan.halo[0] = depth;
             plan.halo[1] = plan.halo[2] = plane;
             if (depth && (!plane || cta.slide > 1)) continue;
-            if (!is_compiled(cta.columns, cta.row_tiles, cta.slide, row_bytes, static_cast<int>(item_size(p_.dtype)),
-                             three_products(p_)))
-              continue;
+            if (!compiled.has(row_bytes, static_cast<int>(item_size(p_.dtype)), three_products(p_))) continue;
             plan.row_bytes = row_bytes;
             plan.chunk_channels = row_bytes / static_cast<int>(item_size(p_.dtype));
             if (row_bytes > 32 && plan.chunk_channels > 2 * p_.in_channels) continue;
@@ -313,8 +308,6 @@ bool are_near(const ConvProblem& p, const FpropDgradPlan& plan) {
 }
 
 }  // namespace
-
-std::span<const FpropDgradTile> fprop_dgrad_tiles() { return kTiles; }
 
 std::optional<FpropDgradPlan> plan_fprop_dgrad(const ConvProblem& p) {
   if (is_narrow(p) || !may_use_wgmma(p) || p.choice.plain || p.choice.small_channel || p.dtype == DType::f64)

@@ -26,32 +26,20 @@ void launch_tile(const Params& p, int ctas, int shared_bytes, cudaStream_t strea
 
 template <class Element, bool kThree, bool kNMajor>
 void launch_major(const Params& p, const FpropDgradTile& tile, int ctas, int shared_bytes, cudaStream_t stream) {
-  const auto run = [&]<int kN, int kTiles, int kSlide, int kRowBytes>() {
-    if constexpr (is_compiled(kN, kTiles, kSlide, kRowBytes, sizeof(Element), kThree) &&
-                  (!kNMajor || may_be_n_major(kN)))
-      if (tile == FpropDgradTile{kN, kTiles, kSlide} && p.row_bytes == kRowBytes)
-        launch_tile<CtaTile<Element, kN, kTiles, kSlide, kRowBytes, kNMajor, kThree>>(p, ctas, shared_bytes, stream);
+  const auto run = [&]<int i, int kRowBytes>() {
+    constexpr CompiledFpropDgradTile compiled = kFpropDgradTiles[i];
+    constexpr FpropDgradTile own = compiled.tile;
+    if constexpr (compiled.has(kRowBytes, sizeof(Element), kThree) && (!kNMajor || may_be_n_major(own.columns)))
+      if (tile == own && p.row_bytes == kRowBytes)
+        launch_tile<CtaTile<Element, own.columns, own.row_tiles, own.slide, kRowBytes, kNMajor, kThree>>(
+            p, ctas, shared_bytes, stream);
   };
-  const auto run_rows = [&]<int kN, int kTiles, int kSlide = 1>() {
-    run.template operator()<kN, kTiles, kSlide, 128>();
-    run.template operator()<kN, kTiles, kSlide, 64>();
-    run.template operator()<kN, kTiles, kSlide, 32>();
-  };
-  run_rows.template operator()<16, 4>();
-  run_rows.template operator()<24, 4>();
-  run_rows.template operator()<32, 4>();
-  run_rows.template operator()<48, 4>();
-  run_rows.template operator()<48, 2>();
-  run_rows.template operator()<64, 4>();
-  run_rows.template operator()<64, 2>();
-  run_rows.template operator()<64, 1>();
-  run_rows.template operator()<128, 2>();
-  run_rows.template operator()<128, 1>();
-  run_rows.template operator()<16, 4, 3>();
-  run_rows.template operator()<24, 2, 3>();
-  run_rows.template operator()<32, 2, 3>();
-  run_rows.template operator()<32, 4, 3>();
-  run_rows.template operator()<48, 2, 3>();
+  [&]<int... i>(std::integer_sequence<int, i...>) {
+    (run.template operator()<i, 32>(), ...);
+    (run.template operator()<i, 64>(), ...);
+    (run.template operator()<i, 128>(), ...);
+  }
+  (std::make_integer_sequence<int, std::size(kFpropDgradTiles)>());
 }
 
 template <class Element, bool kThree>
