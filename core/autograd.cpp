@@ -71,7 +71,6 @@ Edge autograd::edge_to(const Tensor& tensor) {
   std::shared_ptr<Node> node = data.accumulator.lock();
   if (!node) {
     node = Node::make("accumulate_grad");
-    node->sequence = 0;
     node->outputs.push_back({tensor.shape(), tensor.dtype(), tensor.device()});
     node->leaf = tensor.body();
     data.accumulator = node;
@@ -278,9 +277,11 @@ Tensor autograd::SavedOutput::operator()() const {
 
 void autograd::record(const char* name, const Tensors& outputs, const Tensors& inputs, Backward backward) {
   if (!needs_grad(inputs)) return;
-  auto node = Node::make(name);
+  std::vector<Edge> edges;
+  for (const Tensor& input : inputs) edges.push_back(edge_to(input));
+  auto node = Node::make(name);  // after the accumulators of its inputs
   if (profiler::active()) node->module = profiler::place().module;
-  for (const Tensor& input : inputs) node->edges.push_back(edge_to(input));
+  node->edges = std::move(edges);
   for (const Tensor& output : outputs) {
     for (const Tensor& input : inputs)
       check(!output.is_same(input), name, "an output is one of the inputs; return a view or a copy");
@@ -355,14 +356,27 @@ std::shared_ptr<Node> Tensor::grad_fn() const {
 
 Tensor Tensor::detach() const { return as_strided(*this, shape(), strides(), storage_offset()); }
 
+namespace {
+HookHandle add_hook(Hooks& hooks, Hook hook) {
+  std::erase_if(hooks, [](const auto& registered) { return !*registered; });
+  hooks.push_back(std::make_shared<Hook>(std::move(hook)));
+  return HookHandle(hooks.back());
+}
+}  // namespace
+
 HookHandle Tensor::register_hook(Hook hook) const {
   check(requires_grad(), "register_hook", "the tensor does not require grad");
   check(static_cast<bool>(hook), "register_hook", "the hook is empty");
   AutogradData& data = data_of(*this);
-  auto& hooks = data.grad_fn ? data.grad_fn->outputs[data.output].hooks : data.hooks;
-  std::erase_if(hooks, [](const auto& registered) { return !*registered; });
-  hooks.push_back(std::make_shared<Hook>(std::move(hook)));
-  return HookHandle(hooks.back());
+  return add_hook(data.grad_fn ? data.grad_fn->outputs[data.output].hooks : data.hooks, std::move(hook));
+}
+
+HookHandle Tensor::register_post_accumulate_grad_hook(std::function<void(const Tensor&)> hook) const {
+  constexpr const char* kOp = "register_post_accumulate_grad_hook";
+  check(requires_grad() && is_leaf(), kOp, "the tensor is no leaf that requires grad");
+  check(static_cast<bool>(hook), kOp, "the hook is empty");
+  return add_hook(data_of(*this).post_hooks,
+                  [hook = std::move(hook)](const Tensor& leaf) { return hook(leaf), Tensor(); });
 }
 
 void Tensor::retain_grad() const {

@@ -45,7 +45,7 @@ class Node {
   static std::shared_ptr<Node> make(std::string name);
 
   std::string name;
-  uint64_t sequence = 0;    ///< every node comes after those that made its inputs; 0 for a leaf
+  uint64_t sequence = 0;    ///< every node comes after those that made its inputs, leaves' accumulators among them
   std::vector<Edge> edges;  ///< one for each input; an empty one needs no gradient
   std::vector<Output> outputs;
   Backward backward;                 ///< empty once the graph was freed, and for a leaf
@@ -65,6 +65,7 @@ struct AutogradData {
   std::shared_ptr<Node> grad_fn;
   size_t output = 0;  ///< which output of grad_fn
   Hooks hooks;        ///< leaves: a non-leaf's hooks live in its grad_fn
+  Hooks post_hooks;   ///< leaves: called with the tensor, once its gradient was added to; what they return is not used
 
   std::mutex mutex;  ///< of what backward passes of several threads change:
   Tensor grad;
@@ -179,6 +180,10 @@ std::string running_node();
 /// `allow_unused`, else an error.
 Tensors grad(const Tensors& outputs, const Tensors& inputs, const Tensors& grad_outputs = {}, bool retain_graph = false,
              bool create_graph = false, bool allow_unused = false);
+
+/// For hooks: calls `callback` at the end of the backward pass that is running on this thread, when all gradients have
+/// arrived, in the order of the calls. None is called if the pass throws. Throws if no backward pass is running.
+void queue_callback(std::function<void()> callback);
 
 /// backward() from several tensors at once.
 void backward(const Tensors& outputs, const Tensors& grad_outputs = {}, bool retain_graph = false,

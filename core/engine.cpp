@@ -1,8 +1,9 @@
 // Runs the recorded graph backward.
 //
-// Every node carries a sequence number larger than those of the nodes that made its inputs, and leaves have
-// 0. So the reachable nodes, taken by falling number, are in an order in which each node comes after all
-// that send it gradients: a heap replaces counting dependencies, and nothing recurses.
+// Every node carries a sequence number larger than those of the nodes that made its inputs; a leaf has one from before
+// its first use. So the reachable nodes, taken by falling number, are in an order in which each node comes after all
+// that send it gradients, and a leaf's gradient is whole before what was computed ahead of its first use is visited: a
+// heap replaces counting dependencies, and nothing recurses.
 #include <algorithm>
 #include <queue>
 #include <unordered_map>
@@ -15,6 +16,7 @@ namespace voxgrad {
 namespace {
 
 thread_local const Node* running = nullptr;
+thread_local std::vector<std::function<void()>>* run_callbacks = nullptr;  // of the innermost run
 
 bool later(const std::shared_ptr<Node>& a, const std::shared_ptr<Node>& b) { return a->sequence > b->sequence; }
 
@@ -23,6 +25,26 @@ Edge root_of(const Tensor& tensor, const char* op) {
   check(tensor.requires_grad(), op, "the tensor does not require grad and has no graph: ", describe(tensor));
   return autograd::edge_to(tensor);
 }
+
+/// What queue_callback() collects while a run lasts.
+class Callbacks {
+ public:
+  Callbacks() : outer_(std::exchange(run_callbacks, &queued_)) {}
+  ~Callbacks() { run_callbacks = outer_; }
+  Callbacks(const Callbacks&) = delete;
+  Callbacks& operator=(const Callbacks&) = delete;
+
+  void call() const {
+    for (size_t i = 0; i < queued_.size(); ++i) {  // one may queue others
+      const std::function<void()> callback = queued_[i];
+      callback();
+    }
+  }
+
+ private:
+  std::vector<std::function<void()>> queued_;
+  std::vector<std::function<void()>>* outer_;
+};
 
 class Engine {
  public:
@@ -44,6 +66,7 @@ class Engine {
   void accumulate(TensorBody& tensor, const Tensor& grad);
   void accumulate_recorded(AutogradData& data, const Tensor& grad);
   static void run_hooks(const Hooks& hooks, Tensor& grad);
+  static void run_post_hooks(const Hooks& hooks, const Tensor& leaf);
   bool is_needed(const Node* node) const { return wanted_.empty() || needed_.contains(node); }
 
   bool retain_, create_;
@@ -80,6 +103,7 @@ void Engine::capture(std::vector<Edge> wanted, const std::vector<Edge>& roots) {
 void Engine::run(const std::vector<Edge>& roots, const Tensors& gradients) {
   GradModeGuard mode(create_);
   const autocast off(f32, false);  // gradients have the dtypes that the forward pass chose
+  const Callbacks callbacks;
   for (size_t i = 0; i < roots.size(); ++i) send(roots[i], gradients[i], "the root");
   while (!ready_.empty()) {
     std::shared_ptr<Node> node = ready_.top();
@@ -87,6 +111,7 @@ void Engine::run(const std::vector<Edge>& roots, const Tensors& gradients) {
     auto entry = pending_.extract(node.get());
     visit(node, std::move(entry.mapped()));
   }
+  callbacks.call();
 }
 
 void Engine::send(const Edge& edge, const Tensor& grad, const std::string& from) {
@@ -123,7 +148,10 @@ void Engine::visit(const std::shared_ptr<Node>& node, Pending pending) {
   for (size_t i = 0; i < wanted_.size(); ++i)
     if (wanted_[i].node == node) captured[i] = pending.grads[wanted_[i].output];
   if (node->leaf) {
-    if (wanted_.empty()) accumulate(*node->leaf, pending.grads[0]);
+    if (!wanted_.empty() || !pending.grads[0].defined()) return;
+    accumulate(*node->leaf, pending.grads[0]);
+    if (node->leaf->autograd && node->leaf->autograd->requires_grad)
+      run_post_hooks(node->leaf->autograd->post_hooks, Tensor(node->leaf));
     return;
   }
   const auto leads_on = [&](const Edge& edge) { return edge.node && is_needed(edge.node.get()); };
@@ -160,6 +188,13 @@ void Engine::run_hooks(const Hooks& hooks, Tensor& grad) {
           "hook", "returned ", describe(changed), " for a gradient ", describe(grad));
     grad = std::move(changed);
   }
+}
+
+void Engine::run_post_hooks(const Hooks& hooks, const Tensor& leaf) {
+  if (hooks.empty()) return;
+  const Hooks now = hooks;
+  for (const auto& hook : now)
+    if (const Hook call = *hook) call(leaf);
 }
 
 void Engine::accumulate(TensorBody& tensor, const Tensor& grad) {
@@ -223,6 +258,12 @@ Tensors seeds(const Tensors& outputs, const Tensors& given, const char* op) {
 }
 
 }  // namespace
+
+void autograd::queue_callback(std::function<void()> callback) {
+  check(static_cast<bool>(callback), "queue_callback", "the callback is empty");
+  check(run_callbacks != nullptr, "queue_callback", "no backward pass is running on this thread");
+  run_callbacks->push_back(std::move(callback));
+}
 
 std::string autograd::running_node() { return running ? running->name : ""; }
 

@@ -136,6 +136,9 @@ class Tensor {
   Tensor detach() const;
   /// Calls `hook` with each gradient that arrives here; a defined result replaces it.
   HookHandle register_hook(Hook hook) const;
+  /// Calls `hook` with this leaf each time a backward pass has added to its grad(): within the pass, as soon as nothing
+  /// more can arrive here. Throws unless this is a leaf that requires grad.
+  HookHandle register_post_accumulate_grad_hook(std::function<void(const Tensor& leaf)> hook) const;
   /// Adds the gradients that arrive at a non-leaf, as its hooks leave them, to grad(). Leaves do so anyway.
   void retain_grad() const;
 

@@ -179,7 +179,10 @@ Loader::Loader(const Dataset& dataset, const LoaderOptions& options)
         options.num_workers, " workers");
   if (options.device) runtime(*options.device).require(options.device->index);
   check(!(options.shuffle && options.sampler), kOp, "shuffle and sampler exclude each other");
-  if (sampler_) return;
+  if (sampler_) {
+    sampler_->check_batch_size(options.batch_size);
+    return;
+  }
   if (options.shuffle)
     sampler_ = std::make_shared<RandomSampler>(dataset.size(), options.seed);
   else
@@ -229,7 +232,7 @@ TensorMap Loader::state_dict() const {
   Position next = position_;
   if (running_ && next.batch >= size()) next = {next.epoch + 1, 0};
   uint64_t seed = options_.seed;
-  int64_t batch_size = options_.batch_size, samples = sampler_->size();
+  int64_t batch_size = global_batch_size(), samples = global_samples();
   bool drop_last = options_.drop_last;
   const std::string name = sampler_->name();
   const std::vector<uint8_t> bytes(name.begin(), name.end());
@@ -266,9 +269,9 @@ void Loader::read_state(const TensorMap& state, bool keep) {
                   nn::named_fields("epoch, batch, seed, batch_size, samples",  //
                                    position.epoch, position.batch, seed, batch_size, samples),
                   kOp);
-  check(seed == options_.seed && batch_size == options_.batch_size && samples == sampler_->size(), kOp,
+  check(seed == options_.seed && batch_size == global_batch_size() && samples == global_samples(), kOp,
         "the state has seed ", seed, ", batch size ", batch_size, " and ", samples, " samples; this loader has seed ",
-        options_.seed, ", batch size ", options_.batch_size, " and ", sampler_->size(), " samples");
+        options_.seed, ", batch size ", global_batch_size(), " and ", global_samples(), " samples");
   check_order(state);
   check(position.epoch >= 0 && position.epoch <= kLastEpoch && position.batch >= 0 && position.batch <= size(), kOp,
         "the state is at batch ", position.batch, " of epoch ", position.epoch, "; an epoch has ", size(), " batches");

@@ -87,6 +87,9 @@ class Loader : public nn::Stateful {
     int64_t batch = 0;
   };
   void read_state(const TensorMap& state, bool keep) override;
+  /// Of all processes that share the sampler's epochs.
+  int64_t global_batch_size() const { return options_.batch_size * sampler_->num_replicas(); }
+  int64_t global_samples() const { return sampler_->size() * sampler_->num_replicas(); }
   /// Throws if the state was saved in another order.
   void check_order(const TensorMap& state) const;
 

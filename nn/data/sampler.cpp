@@ -25,4 +25,36 @@ Sampler::Order RandomSampler::order(int64_t epoch) const {
 
 std::string RandomSampler::name() const { return concat("RandomSampler(seed ", seed_, ")"); }
 
+DistributedSampler::DistributedSampler(std::shared_ptr<const Sampler> sampler, const DistributedSamplerOptions& options)
+    : sampler_(std::move(sampler)), options_(options) {
+  constexpr const char* kOp = "DistributedSampler";
+  check(sampler_ && sampler_->num_replicas() == 1, kOp, "needs the order of all samples, got ",
+        sampler_ ? sampler_->name() : "nullptr");
+  check(options.num_replicas > 0 && options.rank >= 0 && options.rank < options.num_replicas, kOp, "rank ",
+        options.rank, " does not lie in [0, ", options.num_replicas, ")");
+  check(options.batch_size > 0 && options.batch_size % options.num_replicas == 0, kOp, "the batch of ",
+        options.batch_size, " samples cannot be shared by ", options.num_replicas, " ranks in equal parts");
+}
+
+int64_t DistributedSampler::size() const {
+  const int64_t all = sampler_->size(), batch = options_.batch_size;
+  return (all / batch + (!options_.drop_last && all % batch != 0)) * local_batch();
+}
+
+Sampler::Order DistributedSampler::order(int64_t epoch) const {
+  const int64_t local = local_batch(), batch = options_.batch_size, start = options_.rank * local;
+  return [=, all = sampler_->order(epoch), count = sampler_->size()](int64_t position) {
+    return all((position / local * batch + start + position % local) % count);
+  };
+}
+
+std::string DistributedSampler::name() const {
+  return concat("DistributedSampler(", sampler_->name(), ", batch ", options_.batch_size, ")");
+}
+
+void DistributedSampler::check_batch_size(int64_t batch_size) const {
+  check(batch_size == local_batch(), "DistributedSampler", "a batch of ", options_.batch_size, " samples on ",
+        options_.num_replicas, " ranks is ", local_batch(), " for each, the loader's batch_size is ", batch_size);
+}
+
 }  // namespace voxgrad::data

@@ -152,6 +152,65 @@ TEST(Autograd, HooksRegisterAndRemoveHooks) {
   late.remove();  // after its tensor has gone
 }
 
+TEST(Autograd, PostAccumulateHooksSeeTheSumBeforeEarlierNodesRun) {
+  const Tensor first = leaf(2.0), last = leaf(3.0);
+  std::vector<std::string> order;
+  const auto note = [&](const char* name) {
+    return [&order, name](const Tensor& leaf) { order.push_back(concat(name, ' ', leaf.grad().item())); };
+  };
+  first.register_post_accumulate_grad_hook(note("first"));
+  const HookHandle handle = last.register_post_accumulate_grad_hook(note("last"));
+  const auto step = [&] {
+    order.clear();
+    const Tensor early = exp(first * 0);  // 1
+    early.register_hook([&](const Tensor&) { return order.push_back("early"), Tensor(); });
+    (early * last + last * last).backward();  // the sum of both uses is one call
+  };
+  step();
+  EXPECT_EQ(order, (std::vector<std::string>{"last 7", "early", "first 0"}));
+  step();
+  EXPECT_EQ(order, (std::vector<std::string>{"last 14", "early", "first 0"}));
+  handle.remove();
+  step();
+  EXPECT_EQ(order, (std::vector<std::string>{"early", "first 0"}));
+
+  grad({first * 2}, {first});  // accumulates nothing
+  EXPECT_EQ(order.size(), 2u);
+  const Tensor frozen = leaf(1.0), product = first * frozen;
+  frozen.register_post_accumulate_grad_hook(note("frozen"));
+  frozen.requires_grad_(false);
+  order.clear();
+  product.backward();
+  EXPECT_EQ(order, (std::vector<std::string>{"first 1"}));
+  EXPECT_ERROR(tensor({1.0}).register_post_accumulate_grad_hook(note("none")), "no leaf that requires grad");
+  EXPECT_ERROR((last * 2).register_post_accumulate_grad_hook(note("none")), "no leaf that requires grad");
+  EXPECT_ERROR(last.register_post_accumulate_grad_hook(nullptr), "the hook is empty");
+}
+
+TEST(Autograd, CallbacksRunAtTheEndOfTheirPass) {
+  const Tensor x = leaf(2.0), y = leaf(3.0);
+  std::vector<std::string> order;
+  bool refuse = false;
+  y.register_hook([&](const Tensor&) {
+    autograd::queue_callback([&] {
+      order.push_back(concat("end, ", x.grad().item()));
+      autograd::queue_callback([&] { order.push_back("after it"); });
+    });
+    const GradModeGuard mode(true);
+    exp(leaf(0.0)).backward();  // a pass of its own
+    order.push_back("hook");
+    return Tensor();
+  });
+  x.register_hook([&](const Tensor&) { return check(!refuse, "hook", "refused"), Tensor(); });
+  (exp(x * 0) * y + 4 * x).backward();
+  EXPECT_EQ(order, (std::vector<std::string>{"hook", "end, 4", "after it"}));
+  order.clear();
+  refuse = true;
+  EXPECT_ERROR((x * y).backward(), "refused");
+  EXPECT_EQ(order, (std::vector<std::string>{"hook"}));
+  EXPECT_ERROR(autograd::queue_callback([] {}), "no backward pass is running");
+}
+
 TEST(Autograd, RetainedGradientsAddUpAsTheHooksLeaveThem) {
   const Tensor x = leaf(1);
   const Tensor y = x * 2.0;

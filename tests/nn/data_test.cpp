@@ -58,6 +58,74 @@ std::vector<int64_t> visited(const data::Sampler& sampler, int64_t epoch) {
   return indices;
 }
 
+/// The samples of step `step` of all ranks, in the order of the ranks.
+std::vector<int64_t> samples_of_step(std::shared_ptr<const data::Sampler> all, int ranks, int64_t step, bool drop) {
+  std::vector<int64_t> samples;
+  for (int rank = 0; rank < ranks; ++rank) {
+    const data::DistributedSampler part(all, {.num_replicas = ranks, .rank = rank, .batch_size = 8, .drop_last = drop});
+    EXPECT_EQ(part.size() * ranks, drop ? 16 : 24);
+    const data::Sampler::Order order = part.order(2);
+    for (int64_t i = 0; i < 8 / ranks; ++i) samples.push_back(order(step * 8 / ranks + i));
+  }
+  return samples;
+}
+
+TEST(Sampler, RanksShareTheSamplesOfEachStep) {
+  const auto all = std::make_shared<data::RandomSampler>(19, 5);
+  const std::vector<int64_t> order = visited(*all, 2);
+  for (const bool drop : {false, true})
+    for (const int ranks : {1, 2, 4, 8})
+      for (int64_t step = 0; step < (drop ? 2 : 3); ++step) {
+        std::vector<int64_t> expected;
+        for (int64_t i = 0; i < 8; ++i) expected.push_back(order[static_cast<size_t>((step * 8 + i) % 19)]);
+        EXPECT_EQ(samples_of_step(all, ranks, step, drop), expected) << ranks << " ranks, step " << step;
+      }
+  EXPECT_ERROR(data::DistributedSampler(all, {.num_replicas = 2, .rank = 2, .batch_size = 8}),
+               "rank 2 does not lie in");
+  EXPECT_ERROR(data::DistributedSampler(all, {.num_replicas = 3, .batch_size = 8}), "cannot be shared by 3 ranks");
+  EXPECT_ERROR(data::DistributedSampler(nullptr, {}), "needs the order of all samples, got nullptr");
+}
+
+TEST(Loader, GoesOnAtAnotherNumberOfRanks) {
+  const FunctionDataset dataset(19, [](int64_t index, Generator& random) {
+    return Sample{full({1}, static_cast<double>(index)), rand({1}, {}, &random)};
+  });
+  const auto all = std::make_shared<data::RandomSampler>(19, 5);
+  const auto loader = [&](int ranks, int rank, bool drop = false) {
+    return std::make_unique<Loader>(
+        dataset, LoaderOptions{.batch_size = 8 / ranks,
+                               .seed = 5,
+                               .sampler = std::make_shared<data::DistributedSampler>(
+                                   all, data::DistributedSamplerOptions{
+                                            .num_replicas = ranks, .rank = rank, .batch_size = 8, .drop_last = drop})});
+  };
+  const auto two = loader(2, 1);
+  two->set_epoch(1);
+  auto place = two->begin();  // the first batch is out
+  const TensorMap state = two->state_dict();
+  const std::unique_ptr<Loader> one = loader(1, 0);
+  one->load_state_dict(state);
+  const std::vector<double> rest = epoch_values(*one);
+  ASSERT_EQ(rest.size(), 2u * 16u);
+  for (int rank = 0; rank < 4; ++rank) {
+    const auto part = loader(4, rank);
+    part->load_state_dict(state);
+    EXPECT_EQ(part->epoch(), 1);
+    const std::vector<double> values = epoch_values(*part);  // batches of 2: two indices, two random numbers
+    ASSERT_EQ(values.size(), 8u);
+    for (size_t step = 0; step < 2; ++step)
+      for (size_t kind = 0; kind < 2; ++kind)
+        for (size_t i = 0; i < 2; ++i)
+          EXPECT_EQ(values[step * 4 + kind * 2 + i], rest[step * 16 + kind * 8 + static_cast<size_t>(rank) * 2 + i]);
+  }
+  EXPECT_ERROR(loader(2, 0, true)->load_state_dict(state), "24 samples; this loader has seed 5, batch size 8 and 16");
+  EXPECT_ERROR(Loader(dataset, {.batch_size = 8, .seed = 5, .sampler = all}).load_state_dict(state), "19 samples");
+  EXPECT_ERROR(Loader(dataset, {.batch_size = 3,
+                                .sampler = std::make_shared<data::DistributedSampler>(
+                                    all, data::DistributedSamplerOptions{.num_replicas = 2, .batch_size = 8})}),
+               "on 2 ranks is 4 for each, the loader's batch_size is 3");
+}
+
 TEST(Sampler, OrdersDependOnSeedAndEpochOnly) {
   const data::RandomSampler a(50, 1), b(50, 1), other(50, 2);
   const std::vector<int64_t> order = visited(a, 3);

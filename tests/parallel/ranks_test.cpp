@@ -1,0 +1,289 @@
+// Collectives and nn::DataParallel, on as many ranks as mpirun starts, one too.
+#include <cmath>
+#include <cstring>
+
+#include "core/autograd.h"
+#include "core/random.h"
+#include "nn/layers.h"
+#include "nn/optim/clip.h"
+#include "nn/parallel/data_parallel.h"
+#include "ops/create.h"
+#include "ops/elementwise.h"
+#include "ops/loss.h"
+#include "ops/reduce.h"
+#include "ops/shape.h"
+#include "tests/support.h"
+
+namespace voxgrad {
+namespace {
+
+class EndOfMpi : public testing::Environment {
+  void TearDown() override { parallel::mpi_finalize(); }
+};
+[[maybe_unused]] const auto* const end_of_mpi = testing::AddGlobalTestEnvironment(new EndOfMpi);
+
+class Ranks : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!parallel::mpi_available()) GTEST_SKIP() << "built without MPI";
+    world_ = &parallel::mpi_world();
+    world_->set_timeout(60);
+    rank_ = world_->rank();
+    size_ = world_->size();
+  }
+
+  /// All ranks have the same bits.
+  void expect_same_everywhere(const Tensor& tensor) const {
+    const Tensor all = world_->all_gather(tensor);
+    const size_t bytes = static_cast<size_t>(tensor.numel() * item_size(tensor.dtype()));
+    for (int other = 0; other < size_; ++other)
+      EXPECT_EQ(std::memcmp(all[other].raw_data(), all[0].raw_data(), bytes), 0) << "ranks 0 and " << other;
+  }
+
+  parallel::Communicator* world_ = nullptr;
+  int rank_ = 0, size_ = 1;
+};
+
+struct Model : nn::Module {
+  nn::Linear first{6, 5}, second{5, 3}, spare{6, 3}, never{6, 3};
+  nn::Parameter frozen{ones({2})};
+  nn::Buffer buffer{zeros({2})};
+  VG_MODULE(first, second, spare, never, frozen, buffer)
+
+  Tensor forward(const Tensor& x, bool with_spare = false) {
+    const Tensor y = second(tanh(first(x)));
+    return with_spare ? y + spare(x) : y;
+  }
+};
+
+constexpr int64_t kBatch = 8;  // of all ranks
+
+Tensor loss_of(Model& model, const Tensor& x, bool with_spare = false) {
+  const Tensor y = model(x, with_spare);
+  return mean(y * y) + mean(y);
+}
+
+void expect_close(const Tensor& a, const Tensor& b, double tolerance, const std::string& what) {
+  ASSERT_TRUE(a.defined() && b.defined()) << what;
+  const double scale = abs(b).amax().item() + 1e-12;
+  EXPECT_LE(abs(a - b).amax().item(), tolerance * scale) << what;
+}
+
+TEST_F(Ranks, ReduceGatherAndScatter) {
+  const double sum = size_ * (size_ + 1) / 2.0;
+  for (const DType dtype : {f32, f64, bf16, f16, i64}) {
+    const Tensor own = full({3, 2}, rank_ + 1, {.dtype = dtype});
+    const Tensor total = own.clone();
+    world_->all_reduce(total);
+    EXPECT_EQ(total.to_vector(), std::vector<double>(6, sum)) << dtype;
+    const Tensor high = own.clone(), low = own.clone();
+    world_->all_reduce(high, parallel::ReduceOp::max);
+    world_->all_reduce(low, parallel::ReduceOp::min);
+    EXPECT_EQ(high.to_vector(), std::vector<double>(6, size_)) << dtype;
+    EXPECT_EQ(low.to_vector(), std::vector<double>(6, 1)) << dtype;
+
+    const Tensor all = world_->all_gather(own);
+    EXPECT_EQ(all.shape(), (Shape{size_, 3, 2}));
+    EXPECT_EQ(all.dtype(), dtype);
+    for (int other = 0; other < size_; ++other)
+      EXPECT_EQ(all[other].to_vector(), std::vector<double>(6, other + 1)) << dtype;
+    const Tensor part = world_->reduce_scatter(all * (rank_ + 1));
+    EXPECT_EQ(part.shape(), (Shape{3, 2}));
+    EXPECT_EQ(part.to_vector(), std::vector<double>(6, (rank_ + 1) * sum)) << dtype;
+  }
+  world_->barrier();
+}
+
+TEST_F(Ranks, BroadcastTakesAnyDtypeAndLayout) {
+  for (const DType dtype : {f32, f64, bf16, f16, i64, i32, u8, b8})
+    for (int root = 0; root < size_; ++root) {
+      const Tensor values = full({2, 3}, rank_ == root, {.dtype = dtype}).transpose(0, 1);
+      world_->broadcast(values, root);
+      EXPECT_EQ(values.to_vector(), std::vector<double>(6, 1)) << dtype;
+    }
+  const Tensor strided = arange(0, 12).reshape({3, 4}).transpose(0, 1).slice(0, 0, 4, 2);
+  const std::vector<double> before = strided.to_vector();
+  world_->all_reduce(strided);
+  for (size_t i = 0; i < before.size(); ++i) EXPECT_EQ(strided.to_vector()[i], before[i] * size_);
+}
+
+TEST_F(Ranks, SumsHaveTheSameBitsEverywhereAndAgain) {
+  for (const DType dtype : {f32, bf16})
+    for (const int64_t count : {7, 1000, 300000}) {
+      Generator random(static_cast<uint64_t>(rank_));
+      const Tensor own = randn({count}, {}, &random).to(dtype);
+      const Tensor once = own.clone(), twice = own.clone();
+      world_->all_reduce(once);
+      world_->all_reduce(twice);
+      expect_same_everywhere(once);
+      EXPECT_EQ(once.to_vector(), twice.to_vector()) << dtype << ' ' << count;
+    }
+}
+
+TEST_F(Ranks, RefusesWhatMpiDoesNotTake) {
+  EXPECT_ERROR(world_->all_reduce(zeros({2}, {.dtype = i32})), "all_reduce: ranks reduce f32, f64, bf16, f16 and i64");
+  EXPECT_ERROR(world_->broadcast(Tensor()), "broadcast: the tensor is undefined");
+  EXPECT_ERROR(world_->all_reduce(Tensor()), "all_reduce: the target is undefined");
+  EXPECT_ERROR(world_->broadcast(zeros({2}), size_), "broadcast: there is no rank");
+  EXPECT_ERROR(world_->all_reduce_async(zeros({2, 3}).transpose(0, 1)), "not contiguous");
+  EXPECT_ERROR(world_->reduce_scatter(zeros({size_ + 1, 2})), "the first axis must have");
+  EXPECT_ERROR(world_->all_reduce(zeros({2}, {.requires_grad = true})), "an in-place write is not recorded");
+  EXPECT_ERROR(world_->set_timeout(0), "the time must be positive");
+}
+
+TEST_F(Ranks, GradientsAreThoseOfTheWholeBatch) {
+  const Tensor x = [] {
+    Generator random(1);
+    return randn({kBatch, 6}, {}, &random);
+  }();
+  const Tensor own = x.narrow(0, rank_ * kBatch / size_, kBatch / size_);
+  for (const DType wire : {f32, bf16})
+    for (const double cap : {25.0, 1e-6}) {  // all in one bucket, each in its own
+      manual_seed(static_cast<uint64_t>(rank_));
+      Model model;
+      model.buffer.fill_(rank_ + 1);
+      model.frozen.requires_grad_(false);
+      nn::DataParallel parallel(model, *world_, {.reduce_dtype = wire, .bucket_cap_mb = cap});
+      EXPECT_EQ(model.buffer.to_vector(), std::vector<double>(2, 1));
+      for (const Tensor& parameter : model.parameters()) expect_same_everywhere(parameter.detach());
+
+      Model whole;
+      whole.load_state_dict(model.state_dict());
+      loss_of(whole, x).backward();
+      loss_of(model, own).backward();
+      const double tolerance = wire == f32 ? 1e-6 : 0.02;
+      expect_close(model.first.weight.grad(), whole.first.weight.grad(), tolerance, "first.weight");
+      expect_close(model.second.bias.grad(), whole.second.bias.grad(), tolerance, "second.bias");
+      EXPECT_FALSE(model.spare.weight.grad().defined());
+      expect_same_everywhere(model.first.weight.grad());
+      loss_of(model, own).backward();  // adds to what is there
+      expect_close(model.first.weight.grad(), 2 * whole.first.weight.grad(), tolerance, "first.weight twice");
+      optim::clip_grad_norm_(model.parameters(), 0.01);
+      expect_same_everywhere(model.first.weight.grad());
+    }
+}
+
+TEST_F(Ranks, GradientsOfEachDtypeAndLayout) {
+  for (const DType dtype : {f64, bf16, f32}) {
+    manual_seed(0);
+    nn::Conv3d conv({.in_channels = 2, .out_channels = 3, .kernel_size = 3});
+    conv.to(dtype);
+    conv.to(MemoryFormat::channels_last);
+    nn::DataParallel parallel(conv, *world_);
+    const Tensor x = randn({1, 2, 4, 4, 4}).to(dtype);
+    const Tensor alone = grad({sum(conv(x))}, {conv.weight})[0];
+    sum(conv(x) * (rank_ + 1)).backward();
+    EXPECT_EQ(conv.weight.grad().dtype(), dtype);
+    const double tolerance = dtype == f64 ? 1e-14 : dtype == f32 ? 1e-6 : 0.02;
+    expect_close(conv.weight.grad().to(f64), alone.to(f64) * ((size_ + 1) / 2.0), tolerance, name(dtype));
+  }
+}
+
+TEST_F(Ranks, UnusedParametersAreFound) {
+  manual_seed(0);
+  Model model;
+  nn::DataParallel parallel(model, *world_, {.bucket_cap_mb = 1e-6});
+  const Tensor x = ones({2, 6});
+  for (int step = 0; step < 3; ++step) {
+    model.zero_grad();
+    const int user = step % size_;  // the only rank that reaches the spare
+    loss_of(model, x, rank_ == user).backward();
+    Model alone;
+    alone.load_state_dict(model.state_dict());
+    loss_of(alone, x, true).backward();
+    expect_close(model.spare.weight.grad(), alone.spare.weight.grad() * (1.0 / size_), 1e-6, "spare");
+    expect_same_everywhere(model.spare.weight.grad());
+    EXPECT_FALSE(model.never.weight.grad().defined());
+    EXPECT_FALSE(model.frozen.grad().defined());
+  }
+}
+
+TEST_F(Ranks, NoSyncAddsUpOnEachRank) {
+  manual_seed(0);
+  Model model;
+  nn::DataParallel parallel(model, *world_);
+  Model alone;
+  alone.load_state_dict(model.state_dict());
+  Generator random(static_cast<uint64_t>(rank_ + 7));
+  const Tensor a = randn({2, 6}, {}, &random), b = randn({2, 6}, {}, &random);
+  {
+    const auto guard = parallel.no_sync();
+    { const auto inner = parallel.no_sync(); }
+    loss_of(model, a, true).backward();  // the spare has a gradient from this pass alone
+  }
+  loss_of(alone, a, true).backward();
+  EXPECT_EQ(model.first.weight.grad().to_vector(), alone.first.weight.grad().to_vector());
+  loss_of(model, b).backward();
+  loss_of(alone, b).backward();
+  for (const auto& [mine, local] :
+       {std::pair(model.first.weight, alone.first.weight), std::pair(model.spare.weight, alone.spare.weight)}) {
+    const Tensor mean_grad = local.grad().clone();
+    world_->all_reduce(mean_grad);
+    expect_close(mine.grad(), mean_grad * (1.0 / size_), 1e-6, "accumulated");
+  }
+  expect_same_everywhere(model.spare.weight.grad());
+}
+
+TEST_F(Ranks, GradientsTravelWhileThePassGoesOn) {
+  manual_seed(0);
+  Model model;
+  nn::DataParallel parallel(model, *world_, {.bucket_cap_mb = 1e-6});
+  const Tensor hidden = tanh(model.first(ones({2, 6})));
+  bool seen = false;
+  hidden.register_hook([&](const Tensor&) {
+    // The second layer's weight, declared behind the first, has its gradient, of this rank alone as yet.
+    seen = model.second.weight.grad().defined() && !model.first.weight.grad().defined();
+    return Tensor();
+  });
+  sum(model.second(hidden)).backward();
+  EXPECT_TRUE(seen);
+}
+
+TEST_F(Ranks, HooksEndWithTheObjectAndRecordedGradientsAreRefused) {
+  manual_seed(0);
+  Model model;
+  const Tensor x = full({2, 6}, rank_ + 1);
+  {
+    nn::DataParallel parallel(model, *world_);
+    const Tensor loss = loss_of(model, x);
+    EXPECT_ERROR(loss.backward({}, true, true), "recorded (create_graph) cannot be averaged");
+    model.zero_grad();
+    loss_of(model, x).backward();  // goes on after a pass that failed ahead of all that ranks do together
+    expect_same_everywhere(model.first.weight.grad());
+  }
+  model.zero_grad();
+  loss_of(model, x).backward();
+  const Tensor gathered = world_->all_gather(model.first.weight.grad());
+  for (int other = 1; other < size_; ++other)
+    EXPECT_NE(gathered[other].to_vector(), gathered[0].to_vector()) << "rank " << other;
+}
+
+TEST_F(Ranks, ModelsThatDifferAreRefused) {
+  const int odd = size_ - 1;
+  nn::Linear wide(4, rank_ == odd ? 3 : 2);
+  const auto attach = [&](const nn::Module& module, nn::DataParallelOptions options = {}) {
+    nn::DataParallel parallel(module, *world_, options);
+  };
+  if (size_ == 1) return attach(wide);
+  EXPECT_ERROR(attach(wide), concat("rank ", odd,
+                                    " has parameter weight, [3, 4] f32, where rank 0 has parameter "
+                                    "weight, [2, 4] f32"));
+  nn::Linear other(4, 2);
+  if (rank_ == odd) other.to(f64);
+  EXPECT_ERROR(attach(other), "has parameter weight, [2, 4] f64, where rank 0 has parameter weight, [2, 4] f32");
+  nn::Linear unbiased(4, 2, {.bias = rank_ != odd});
+  EXPECT_ERROR(attach(unbiased), "has no more tensors, where rank 0 has parameter bias, [2] f32");
+  nn::Linear biased(4, 2, {.bias = rank_ == odd});
+  EXPECT_ERROR(attach(biased), "has parameter bias, [2] f32, where rank 0 has no more tensors");
+  nn::Linear half_frozen(4, 2);
+  half_frozen.bias.requires_grad_(rank_ != odd);
+  EXPECT_ERROR(attach(half_frozen), "has parameter bias, [2] f32 that is frozen, where");
+  nn::Linear same(4, 2);
+  EXPECT_ERROR(attach(same, {.reduce_dtype = rank_ == odd ? bf16 : f32}), "has options reduce_dtype bf16");
+  EXPECT_ERROR(attach(same, {.reduce_dtype = f16}), "reduce_dtype must be f32 or bf16, got f16");
+  EXPECT_ERROR(attach(same, {.bucket_cap_mb = 0}), "bucket_cap_mb must be positive");
+  attach(same);
+}
+
+}  // namespace
+}  // namespace voxgrad
