@@ -11,7 +11,7 @@ both sides ("h"). voxgrad's tensors have --layout; PyTorch is timed in both
 layouts, and the better one counts. f+b is forward + both gradients by one call. Our parts have to agree with PyTorch
 (float64 for one sample, for large problems float32 without TF32), and both gradients in one call have to be the bits
 of the two alone: exits with 1 if not, if voxgrad fails, or if a figure is above what the hardware can do. What fails is
-told in the table and ends nothing. --alone leaves PyTorch's timings out.
+named in the table and ends nothing. --alone leaves PyTorch's timings out.
 """
 
 import argparse

@@ -47,7 +47,7 @@ bool is_dense_channels_last(const View& view) {
 bool pays_to_copy(const ConvProblem& p) {
   const bool three = three_products(p);
   const int64_t few = three ? 16 : 8;
-  const double little = !three ? 200 : p.in_channels_last ? 60 : p.out_channels <= 32 ? 600 : 300;
+  const double little = !three ? 200 : p.in_channels_last ? 100 : p.out_channels <= 32 ? 600 : 300;
   return p.out_channels > few && p.in_channels > 2 * elements_of(p) && !is_used_little(p, little);
 }
 

@@ -25,7 +25,7 @@ struct alignas(8) ConvChoice {
   bool unsplit : 1 = false;        // fprop_dgrad: no split-K
   uint8_t slide : 2 = 0;           // 1: never, 2: only tiles that slide along depth
   int8_t k_blocks = 0;             // fprop_dgrad: row bytes / 32; wgrad: channels of a row
-  int8_t m_tiles = 0;              // of a warpgroup: m64 tiles (fprop_dgrad), slots (wgrad)
+  int8_t m_tiles = 0;              // of a warpgroup: m64 tiles
   int8_t pairs = 0;                // fprop_dgrad: 2: both warpgroups share a tile; 1: they take turns
   int16_t width = 0;               // of a tile: columns, or rows (mma_sync's weight gradient; small_channel)
   friend bool operator==(const ConvChoice&, const ConvChoice&) = default;

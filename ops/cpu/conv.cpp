@@ -14,6 +14,7 @@
 #include "ops/cpu/conv_tile.h"
 #include "ops/cpu/conv_weights.h"
 #include "ops/cpu/kernels.h"
+#include "ops/cpu/loops.h"
 #include "ops/halves.h"
 
 namespace voxgrad::cpu {
@@ -376,6 +377,49 @@ void fill_bias(const View& out, const View* bias) {
   copy(out, values);
 }
 
+/// Whether it is a matrix product of few rows with voxels that lie side by side: a head's.
+template <class T>
+bool is_head(const ConvProblem<T>& p, const View& out, const View& in, const View& w, const ConvGeometry& geometry) {
+  constexpr int64_t kMostOutputs = 8;
+  bool whole = p.out_channels() <= kMostOutputs;
+  for (int axis = 0; axis < 3; ++axis)
+    whole = whole && w.size[axis + 2] == 1 && geometry.stride[axis] == 1 && geometry.padding[axis] == 0;
+  for (const View* v : {&out, &in})
+    whole = whole && v->stride[4] == 1 && v->stride[3] == v->size[4] && v->stride[2] == v->size[3] * v->size[4];
+  return whole;
+}
+
+/// That product. The input is read where it lies, once for all outputs.
+template <class T>
+void multiply_head(const ConvProblem<T>& p) {
+  constexpr int64_t kPiece = 256;
+  const int64_t voxels = p.out.size[0] * p.out.size[1] * p.out.size[2], pieces = (voxels + kPiece - 1) / kPiece;
+  const int64_t outputs = p.out_channels(), inputs = p.in_channels(), work = kPiece * inputs * outputs;
+  parallel_for(p.out.batch * p.groups * pieces, grain_of(work), [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t first = i % pieces * kPiece, count = std::min(kPiece, voxels - first);
+      const int64_t group = i / pieces % p.groups, n = i / pieces / p.groups;
+      const T* const w = p.weight + group * p.weight_group_stride;
+      for (int64_t o = 0; o < outputs; ++o)
+        std::fill_n(p.out.at(n, group * outputs + o) + first, count,
+                    p.bias ? p.bias[(group * outputs + o) * p.bias_stride] : T{0});
+      for (int64_t c = 0; c < inputs; ++c) {
+        const T* const x = p.in.at(n, group * inputs + c) + first;
+        for (int64_t o = 0; o < outputs; ++o) {
+          T* const y = p.out.at(n, group * outputs + o) + first;
+          const T weight = w[o * p.weight_out_stride + c * p.weight_in_stride];
+          VG_INDEPENDENT
+          for (int64_t j = 0; j < count; ++j) y[j] += weight * x[j];
+        }
+      }
+      for (int64_t o = 0; p.relu && o < outputs; ++o) {
+        T* const y = p.out.at(n, group * outputs + o) + first;
+        for (int64_t j = 0; j < count; ++j) y[j] = y[j] < 0 ? T{0} : y[j];  // and NaN stays
+      }
+    }
+  });
+}
+
 /// `transposed`: out is x and in is y; the weight is (y channels, x channels / groups, ...) either way.
 void convolve(const char* op, bool transposed, const View& out, const View& in, const View& w,
               const ConvEpilogue& epilogue, const ConvGeometry& geometry) {
@@ -409,6 +453,7 @@ void convolve(const char* op, bool transposed, const View& out, const View& in, 
       problem.weight = piece.as<const T>();
       whole = whole && covered && piece.numel() == w.numel();
       problem.relu = epilogue.relu && whole;
+      if (is_head(problem, out, in, w, geometry)) return multiply_head(problem);
       if (!covered && !problem.adds) fill_bias<T>(out, bias);
       Convolution<T>(problem).run();
       problem.adds = true;

@@ -92,10 +92,10 @@ TEST(ConvChannelsLastPlan, SetsHoldEveryTapOnce) {
     ++plans;
     std::map<std::tuple<int, int, int, int>, int> times;  // (chunk, tap along each axis)
     for (const auto& set : plan->sets) {
-      int slots = 0;
+      int m_tiles = 0;
       for (const WgradBox& box : set) {
-        const int of_slot = 64 / plan->cta.chunk;
-        slots += (box.taps() + of_slot - 1) / of_slot;
+        const int of_tile = 64 / plan->cta.chunk;
+        m_tiles += (box.taps() + of_tile - 1) / of_tile;
         for (int d = 0; d < (plan->cta.slide > 1 ? plan->cta.slide : box.count[0]); ++d)
           for (int h = 0; h < box.count[1]; ++h)
             for (int w = 0; w < box.count[2]; ++w) {
@@ -108,7 +108,7 @@ TEST(ConvChannelsLastPlan, SetsHoldEveryTapOnce) {
               ++times[{box.chunk, tap[0], tap[1], tap[2]}];
             }
       }
-      EXPECT_LE(slots, 2 * plan->cta.slots);
+      EXPECT_LE(m_tiles, 2 * plan->cta.m_tiles);
     }
     EXPECT_EQ(times.size(), static_cast<size_t>(plan->chunks * p.kernel[0] * p.kernel[1] * p.kernel[2]));
     for (const auto& [tap, count] : times) EXPECT_EQ(count, 1);

@@ -108,7 +108,7 @@ TEST_P(CudaConvChannelsLast, IsExactWithEveryTile) {
   for (const cuda::WgradTile& tile : cuda::wgrad_tiles(mode.arithmetic()))
     choices.push_back({.slide = static_cast<uint8_t>(tile.slide > 1 ? 2 : 1),
                        .k_blocks = static_cast<int8_t>(tile.chunk),
-                       .m_tiles = static_cast<int8_t>(tile.slots),
+                       .m_tiles = static_cast<int8_t>(tile.m_tiles),
                        .width = static_cast<int16_t>(tile.columns)});
   std::vector<int64_t> before;
   for (const cuda::ConvInstance* instance : cuda::conv_instances()) before.push_back(instance->launches);

@@ -179,7 +179,8 @@ TEST(ConvPlan, KnowsEveryCompiledTile) {
                         compiled.tile.row_tiles, row_bytes});
     for (const WgradTile& tile : wgrad_tiles(arithmetic))
       if (arithmetic != ConvArithmetic::tf32)  // which goes as f16
-        known.insert({ConvPass::wgrad, ConvKernel::wgrad, arithmetic, tile.product_columns(), tile.slots, tile.chunk});
+        known.insert(
+            {ConvPass::wgrad, ConvKernel::wgrad, arithmetic, tile.product_columns(), tile.m_tiles, tile.chunk});
   }
   for (const ConvInstance* instance : conv_instances())
     held.insert(

@@ -92,7 +92,7 @@ TEST_F(CudaConv, RunsOnTwoThreadsAtOnce) {
     std::array<int, 4> plan() const {
       const auto problem = cuda::conv_problem(ConvPass::wgrad, x.view_in(), y.view_in(), w.view_in(), ConvGeometry());
       const auto chosen = std::get<cuda::WgradPlan>(cuda::choose(problem)->family);
-      return {chosen.cta.chunk, chosen.cta.columns, chosen.cta.slots, chosen.stages * chosen.stage_bytes()};
+      return {chosen.cta.chunk, chosen.cta.columns, chosen.cta.m_tiles, chosen.stages * chosen.stage_bytes()};
     }
     bool same() const {
       NoGradGuard no_grad;

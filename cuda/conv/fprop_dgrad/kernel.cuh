@@ -101,8 +101,8 @@ __device__ void produce_weights(const Params& p, uint32_t stages, Pipeline pipel
   for (int phase = 0; phase < p.phases; ++phase) load(WorkUnit(p, 0), p.phase_of[phase], false);
 }
 
-/// What wgmma is told of an operand whose rows are `swizzle` bytes long: bytes from 8 of them to the next, and, of an
-/// N-major operand, from a block of columns to the next.
+/// The descriptor for wgmma of an operand whose rows are `swizzle` bytes long: bytes from 8 of them to the next, and,
+/// of an N-major operand, from a block of columns to the next.
 __device__ inline uint64_t swizzled_operand(uint32_t shared, int swizzle, int groups_apart, int blocks_apart) {
   const uint64_t code = swizzle == 128 ? 1 : swizzle == 64 ? 2 : 3;
   return (shared & 0x3ffff) >> 4 | static_cast<uint64_t>(blocks_apart >> 4) << 16 |

@@ -1,4 +1,4 @@
-// What the implicit GEMM of channels-last convolutions (kernel.cuh) is told.
+// The parameters of the implicit GEMM of channels-last convolutions (kernel.cuh).
 #pragma once
 
 #include <cuda.h>

@@ -83,13 +83,13 @@ int resident_blocks(int shared_bytes, int most) {
 template <class Plan>
 double slide(const ConvProblem& p, Plan& plan, int64_t multiprocessors, int resident, int most, double plane,
              double first) {
-  const double pillars = static_cast<double>(p.batch * p.groups) * plan.tiles[1] * plan.tiles[2];
+  const double columns = static_cast<double>(p.batch * p.groups) * plan.tiles[1] * plan.tiles[2];
   const double places = static_cast<double>(multiprocessors * resident);
   double best = -1;
   const int count = plan.axis[0].count;
   for (const int depth : box_widths(count, most)) {
     const int tiles = divide_up(count, depth);
-    const double waves = std::ceil(pillars * tiles / places);
+    const double waves = std::ceil(columns * tiles / places);
     const double cycles = waves * resident * (depth * plane + first + 1500);
     if (best >= 0 && cycles >= best) continue;
     best = cycles;
@@ -101,7 +101,7 @@ double slide(const ConvProblem& p, Plan& plan, int64_t multiprocessors, int resi
 
 /// As many planes as there is room for beside other blocks, or else alone, up to two steps ahead; false if there is
 /// none. Beside another block, which works meanwhile, none needs to be ahead.
-bool choose_slots(const ConvProblem& p, SmallChannelHalo& halo, int blocks, int other_bytes) {
+bool choose_stages(const ConvProblem& p, SmallChannelHalo& halo, int blocks, int other_bytes) {
   const auto fitting = [&](int64_t bytes) {
     return static_cast<int>((bytes - kStatic - other_bytes) / (halo.plane() * 4));
   };
@@ -129,7 +129,7 @@ bool finish(const ConvProblem& p, SmallChannelPlan& plan) {
   if (all_results + all_weights > p.shared_limit) return false;
   const int results = static_cast<int>(all_results), weights = static_cast<int>(all_weights);
   const int other = results + weights + round_up(plan.halo.table_bytes(), 16);
-  if (!choose_slots(p, plan.halo, plan.blocks, other)) return false;
+  if (!choose_stages(p, plan.halo, plan.blocks, other)) return false;
   plan.shared_bytes = other + plan.halo.stages * plan.halo.plane() * 4;
   plan.tiles[1] = divide_up(plan.axis[1].count, plan.tile[1]);
   plan.tiles[2] = 1;
@@ -222,7 +222,7 @@ bool finish(const ConvProblem& p, SmallChannelWgradPlan& plan) {
   const int warps = kSmallChannelWgradConsumers / 32;
   const int other = (plan.y.stages * plan.y.plane() + kSmallChannelStages * plan.units) * 4 + plan.x.table_bytes() +
                     plan.y.table_bytes();
-  if (!choose_slots(p, plan.x, 1, other)) return false;
+  if (!choose_stages(p, plan.x, 1, other)) return false;
   const int sums = warps * small_channel_units(plan.columns) * 8 * plan.columns * 4;  // where planes were
   plan.shared_bytes = std::max(other + plan.x.stages * plan.x.plane() * 4, sums);
   if (plan.shared_bytes + kStatic > p.shared_limit) return false;

@@ -20,14 +20,14 @@
 
 namespace voxgrad::cuda::implicit_wgrad {
 
-/// kChunk input channels are a row of x, kN output channels one of y: 32 or 64. kSlots m64 tiles a warpgroup. Sliding:
+/// kChunk input channels are a row of x, kN output channels one of y: 32 or 64. kMTiles m64 tiles a warpgroup. Sliding:
 /// kSlide planes of y, the first of which belongs to the last tap along depth. kPromotes: products of 64 voxels are
 /// added to sums in float, as the tensor cores' own accumulators truncate.
-template <class Element_, int kChunk_, int kN_, int kSlots_, int kSlide_, bool kPromotes_>
+template <class Element_, int kChunk_, int kN_, int kMTiles_, int kSlide_, bool kPromotes_>
 struct CtaTile {
   using Element = Element_;
-  static constexpr int kChunk = kChunk_, kN = kN_, kSlots = kSlots_, kSlide = kSlide_, kN8 = kN / 8;
-  using Sums = Accumulator[kSlots][kN8 * kSlide];
+  static constexpr int kChunk = kChunk_, kN = kN_, kMTiles = kMTiles_, kSlide = kSlide_, kN8 = kN / 8;
+  using Sums = Accumulator[kMTiles][kN8 * kSlide];
   static constexpr int kTapsOfSlot = 64 / kChunk;
   static constexpr bool kPromotes = kPromotes_;
   static constexpr int kConsumers = 2, kThreads = 128 * (kConsumers + 1);
@@ -77,7 +77,7 @@ __device__ void produce(const Params& p, uint32_t stages, Pipeline pipeline) {
   }
 }
 
-/// What wgmma is told of an operand whose rows, of one voxel, hold `columns` (32 or 64) values of M or N.
+/// The descriptor for wgmma of an operand whose rows, of one voxel, hold `columns` (32 or 64) values of M or N.
 __device__ inline uint64_t voxel_rows(uint32_t shared, int columns, int voxels_apart, int blocks_apart) {
   const uint64_t code = columns == 64 ? 1 : 2;
   return (shared & 0x3ffff) >> 4 | static_cast<uint64_t>(blocks_apart & 0x3fff) << 16 |
@@ -86,7 +86,7 @@ __device__ inline uint64_t voxel_rows(uint32_t shared, int columns, int voxels_a
 
 template <class Tile>
 struct Mainloop {
-  static constexpr int kSlots = Tile::kSlots;
+  static constexpr int kMTiles = Tile::kMTiles;
   const Params& p;
   const uint32_t stages;
   Pipeline pipeline;
@@ -97,28 +97,28 @@ struct Mainloop {
 
   /// Multiplies all tiles of a unit.
   __device__ void multiply(const WorkUnit& unit, int warpgroup, typename Tile::Sums& sum) {
-    uint64_t slot[kSlots];
-    find_slots(p.set[unit.set], warpgroup, slot);
-    if (p.set[unit.set].slots[warpgroup] < kSlots)
-      multiply_slots<kSlots - 1>(unit, slot, sum);
+    uint64_t m_tile[kMTiles];
+    find_m_tiles(p.set[unit.set], warpgroup, m_tile);
+    if (p.set[unit.set].m_tiles[warpgroup] < kMTiles)
+      multiply_m_tiles<kMTiles - 1>(unit, m_tile, sum);
     else
-      multiply_slots<kSlots>(unit, slot, sum);
+      multiply_m_tiles<kMTiles>(unit, m_tile, sum);
   }
 
  private:
   template <int kUsed>
-  __device__ void multiply_slots(const WorkUnit& unit, const uint64_t (&slot)[kSlots], typename Tile::Sums& sum) {
+  __device__ void multiply_m_tiles(const WorkUnit& unit, const uint64_t (&m_tile)[kMTiles], typename Tile::Sums& sum) {
     if constexpr (Tile::kPromotes)
-      multiply_promoted<kUsed>(unit, slot, sum);
+      multiply_promoted<kUsed>(unit, m_tile, sum);
     else
-      multiply_plain<kUsed>(unit, slot, sum);
+      multiply_plain<kUsed>(unit, m_tile, sum);
   }
-  __device__ void find_slots(const TapSet& set, int warpgroup, uint64_t (&slot)[kSlots]) const {
+  __device__ void find_m_tiles(const TapSet& set, int warpgroup, uint64_t (&m_tile)[kMTiles]) const {
 #pragma unroll
-    for (int s = 0; s < kSlots; ++s) {
-      const Slot& of = set.slot[warpgroup][s];
-      slot[s] = advance_slab(voxel_rows(stages, Tile::kChunk, p.x_pitch, warp_uniform(static_cast<int>(of.apart))),
-                             warp_uniform(of.start));
+    for (int s = 0; s < kMTiles; ++s) {
+      const MTile& of = set.m_tile[warpgroup][s];
+      m_tile[s] = advance_slab(voxel_rows(stages, Tile::kChunk, p.x_pitch, warp_uniform(static_cast<int>(of.apart))),
+                               warp_uniform(of.start));
     }
   }
   /// The stage's y.
@@ -127,16 +127,16 @@ struct Mainloop {
   }
   static constexpr int kStepB = 16 * 2 * Tile::kN / 16;  // of 16 voxels, in 16 bytes
 
-  /// Products of 64 voxels, slot by slot: one's are under way while those of the slot before are added.
+  /// Products of 64 voxels, m64 tile by m64 tile: one's are under way while those of the one before are added.
   template <int kUsed>
-  __device__ void multiply_promoted(const WorkUnit& unit, const uint64_t (&slot)[kSlots], typename Tile::Sums& sum) {
+  __device__ void multiply_promoted(const WorkUnit& unit, const uint64_t (&m_tile)[kMTiles], typename Tile::Sums& sum) {
     const bool releases = first_warp && is_leader();
     static_assert(Tile::kSlide == 1);
     Accumulator product[2][Tile::kN8];
 #pragma unroll
-    for (auto& of_slot : sum)
+    for (auto& of_tile : sum)
 #pragma unroll
-      for (Accumulator& x : of_slot)
+      for (Accumulator& x : of_tile)
 #pragma unroll
         for (float& value : x) value = 0;
     for (int tile = unit.first_tile; tile < unit.last_tile; ++tile) {
@@ -150,7 +150,7 @@ struct Mainloop {
 #pragma unroll
           for (int k = 0; k < 4; ++k)
             multiply_async<typename Tile::Element, true>(product[s % 2],
-                                                         advance_slab(slot[s], stage / 16 + p.step_at[step + k]),
+                                                         advance_slab(m_tile[s], stage / 16 + p.step_at[step + k]),
                                                          advance_slab(b, k * kStepB), k > 0);
           warpgroup_commit();
           warpgroup_wait<1>();
@@ -171,7 +171,7 @@ struct Mainloop {
   }
 
   template <int kUsed>
-  __device__ void multiply_plain(const WorkUnit& unit, const uint64_t (&slot)[kSlots], typename Tile::Sums& sum) {
+  __device__ void multiply_plain(const WorkUnit& unit, const uint64_t (&m_tile)[kMTiles], typename Tile::Sums& sum) {
     const bool releases = first_warp && is_leader();
     int last = -1;  // the stage that is read until the next step's products have begun
     const auto release_last = [&] {
@@ -189,7 +189,7 @@ struct Mainloop {
         warpgroup_arrive();
 #pragma unroll
         for (int s = 0; s < kUsed; ++s)
-          multiply_async<typename Tile::Element, true>(sum[s], advance_slab(slot[s], at), b, !fresh);
+          multiply_async<typename Tile::Element, true>(sum[s], advance_slab(m_tile[s], at), b, !fresh);
         warpgroup_commit();
         warpgroup_wait<1>();  // for those of the step before
         fresh = false;
@@ -214,14 +214,14 @@ __device__ void store_sums(const Params& p, const WorkUnit& unit, int warpgroup,
   const int column = unit.column * Tile::kN + lane % 4 * 2, of_y = unit.group * p.out_channels + column;
   const int64_t first = unit.split * p.split_stride + of_y * p.out_stride;
 #pragma unroll
-  for (int s = 0; s < Tile::kSlots; ++s) {
-    if (s >= set.slots[warpgroup]) break;
-    const Slot& slot = set.slot[warpgroup][s];
+  for (int s = 0; s < Tile::kMTiles; ++s) {
+    if (s >= set.m_tiles[warpgroup]) break;
+    const MTile& m_tile = set.m_tile[warpgroup][s];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int row = warp * 16 + half * 8 + lane / 4, tap = slot.tap[row / Tile::kChunk];
-      const int channel = (unit.channel_tile * p.chunks + slot.chunk) * Tile::kChunk + row % Tile::kChunk;
-      const bool exists = tap != Slot::kNone && channel < p.in_channels;
+      const int row = warp * 16 + half * 8 + lane / 4, tap = m_tile.tap[row / Tile::kChunk];
+      const int channel = (unit.channel_tile * p.chunks + m_tile.chunk) * Tile::kChunk + row % Tile::kChunk;
+      const bool exists = tap != MTile::kNone && channel < p.in_channels;
       const int64_t to = first + tap * p.in_channels + channel;
 #pragma unroll
       for (int n = 0; n < Tile::kN8 * Tile::kSlide; ++n)

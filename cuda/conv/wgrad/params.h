@@ -1,4 +1,4 @@
-// What the weight gradient of channels-last tensors (kernel.cuh) is told.
+// The parameters of the weight gradient of channels-last tensors (kernel.cuh).
 #pragma once
 
 #include <cuda.h>
@@ -10,11 +10,11 @@
 
 namespace voxgrad::cuda::implicit_wgrad {
 
-inline constexpr int kMaxSteps = 32, kMaxSlots = 14, kMaxSets = 64, kMaxBoxes = 384, kMaxStages = 6;
+inline constexpr int kMaxSteps = 32, kMaxMTiles = 14, kMaxSets = 64, kMaxBoxes = 384, kMaxStages = 6;
 
 /// An m64 tile of (tap, input channel): where the box that it reads begins in a stage, moved by its first tap, and from
 /// there to its second tap, in 16 bytes; its taps (kNone: no such).
-struct Slot {
+struct MTile {
   static constexpr uint16_t kNone = UINT16_MAX;
   int32_t start;
   uint16_t apart, tap[2];
@@ -30,8 +30,8 @@ struct Box {
 /// The taps (and chunks of input channels) of a work unit.
 struct TapSet {
   uint16_t first_box, boxes;
-  uint16_t slots[2];  // of each warpgroup
-  Slot slot[2][kMaxSlots / 2];
+  uint16_t m_tiles[2];  // of each warpgroup
+  MTile m_tile[2][kMaxMTiles / 2];
 };
 
 /// Which part of x, and of y, a product multiplies: each part is as many samples.

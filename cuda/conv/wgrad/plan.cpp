@@ -18,7 +18,7 @@ constexpr WgradTile kTiles[] = {{64, 64, 5}, {64, 64, 3}, {64, 32, 7}, {32, 64, 
 constexpr WgradTile kPromotedTiles[] = {{64, 64, 4}, {64, 32, 6}, {32, 32, 6}};
 
 /// m64 tiles that the taps of a box are.
-int slots_of(const WgradTile& cta, int taps) { return divide_up(taps, 64 / cta.chunk); }
+int m_tiles_of(const WgradTile& cta, int taps) { return divide_up(taps, 64 / cta.chunk); }
 
 bool choose_axes(const ConvProblem& p, WgradPlan& plan) {
   int taps = 1;
@@ -39,12 +39,12 @@ class Search {
   std::optional<WgradPlan> best() {
     for (const WgradTile& cta : wgrad_tiles(arithmetic_of(p_))) {
       if (p_.choice.width > 0 &&
-          (p_.choice.width != cta.columns || p_.choice.k_blocks != cta.chunk || p_.choice.m_tiles != cta.slots))
+          (p_.choice.width != cta.columns || p_.choice.k_blocks != cta.chunk || p_.choice.m_tiles != cta.m_tiles))
         continue;
       if (p_.choice.slide > 0 && (p_.choice.slide == 2) != (cta.slide > 1)) continue;
       if (cta.slide > 1 && !may_slide(cta.slide)) continue;
       const int chunks = static_cast<int>(divide_up(p_.in_channels, cta.chunk));
-      for (const int most_taps : {2 * cta.slots * (64 / cta.chunk), cta.slots * (64 / cta.chunk), 1}) {
+      for (const int most_taps : {2 * cta.m_tiles * (64 / cta.chunk), cta.m_tiles * (64 / cta.chunk), 1}) {
         WgradPlan plan = axes_;
         plan.cta = cta;
         plan.depth = static_cast<int>(cta.slide > 1 ? read_size(p_, 0) : p_.out_size[0]);
@@ -75,20 +75,20 @@ class Search {
     for (int d = 0; d < axis[0].phases; ++d)
       for (int h = 0; h < axis[1].phases; ++h)
         for (int w = 0; w < axis[2].phases; ++w) add_boxes(plan, {d, h, w}, most_taps, boxes);
-    for (const WgradBox& box : boxes) all += slots_of(plan.cta, box.taps());
-    const int room = 2 * plan.cta.slots;
+    for (const WgradBox& box : boxes) all += m_tiles_of(plan.cta, box.taps());
+    const int room = 2 * plan.cta.m_tiles;
     plan.chunks = std::clamp(room / all, 1, chunks);
     int left = 0;
     for (int chunk = 0; chunk < plan.chunks; ++chunk)
       for (WgradBox box : boxes) {
         box.chunk = chunk;
-        const int slots = slots_of(plan.cta, box.taps());
-        if (slots > left) {
+        const int m_tiles = m_tiles_of(plan.cta, box.taps());
+        if (m_tiles > left) {
           plan.sets.emplace_back();
           left = room;
         }
         plan.sets.back().push_back(box);
-        left -= slots;
+        left -= m_tiles;
       }
   }
   static void add_boxes(const WgradPlan& plan, const int (&part)[3], int most, std::vector<WgradBox>& boxes) {
@@ -174,10 +174,10 @@ class Search {
     const int steps = plan.rows() / 16;
     double of_units = 0, first_load = 0;
     for (const auto& set : plan.sets) {
-      // Of a warpgroup all slots are multiplied, or all but one, whether or not they have a tap.
-      int slots = 0;
-      for (const WgradBox& box : set) slots += slots_of(plan.cta, box.taps());
-      const double multiplies = steps * product * std::max(slots, 2 * (plan.cta.slots - 1));
+      // Of a warpgroup all m64 tiles are multiplied, or all but one, whether or not they have a tap.
+      int m_tiles = 0;
+      for (const WgradBox& box : set) m_tiles += m_tiles_of(plan.cta, box.taps());
+      const double multiplies = steps * product * std::max(m_tiles, 2 * (plan.cta.m_tiles - 1));
       const double bytes =
           static_cast<double>(set.size()) * plan.box_rows() * plan.chunk_bytes() + plan.y_rows() * 2.0 * n;
       first_load = bytes / kFromL2;
@@ -185,7 +185,7 @@ class Search {
     }
     const bool direct = plan.splits == 1 && elements_of(p_) == 2 && is_channels_last(p_);  // and the weights, then
     const double unit = of_units / static_cast<double>(plan.sets.size()) + first_load +
-                        2.0 * plan.cta.slots * 64 * b * (direct ? 2 : 4) / kToMemory + kUnit;
+                        2.0 * plan.cta.m_tiles * 64 * b * (direct ? 2 : 4) / kToMemory + kUnit;
     const double units = static_cast<double>((plan.units + kMultiprocessors - 1) / kMultiprocessors) * unit;
     return direct ? units : units + kReduction + static_cast<double>(workspace_bytes(p_, plan)) / kReductionBytes;
   }

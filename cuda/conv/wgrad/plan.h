@@ -12,7 +12,7 @@ namespace voxgrad::cuda {
 /// The compiled CTA tiles: input channels of a row of x, output channels of y, m64 tiles of a warpgroup. Or it slides
 /// along depth: `slide` taps along it are as many blocks of columns, planes of y one behind the other.
 struct WgradTile {
-  int chunk, columns, slots, slide = 1;
+  int chunk, columns, m_tiles, slide = 1;
   int product_columns() const { return columns * slide; }
 };
 std::span<const WgradTile> wgrad_tiles(ConvArithmetic arithmetic);

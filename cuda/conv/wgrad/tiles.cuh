@@ -14,15 +14,15 @@ inline ConvInstance instance{ConvPass::wgrad,
                              : std::is_same_v<typename Tile::Element, BFloat16> ? ConvArithmetic::bf16
                                                                                 : ConvArithmetic::f16,
                              Tile::kN* Tile::kSlide,
-                             Tile::kSlots,
+                             Tile::kMTiles,
                              Tile::kChunk};
 
 /// kPromotes: the tiles of three products.
 template <class Element, bool kPromotes>
 void launch_kernel(const Params& p, const WgradTile& tile, int ctas, int shared_bytes, cudaStream_t stream) {
-  const auto run = [&]<int kChunk, int kN, int kSlots, int kSlide = 1>() {
-    using Tile = CtaTile<Element, kChunk, kN, kSlots, kSlide, kPromotes>;
-    if (tile.chunk != kChunk || tile.columns != kN || tile.slots != kSlots || tile.slide != kSlide) return;
+  const auto run = [&]<int kChunk, int kN, int kMTiles, int kSlide = 1>() {
+    using Tile = CtaTile<Element, kChunk, kN, kMTiles, kSlide, kPromotes>;
+    if (tile.chunk != kChunk || tile.columns != kN || tile.m_tiles != kMTiles || tile.slide != kSlide) return;
     ++instance<Tile>.launches;
     launch_with_shared(wgrad_kernel<Tile>, static_cast<unsigned>(ctas), Tile::kThreads, shared_bytes, stream, p);
   };

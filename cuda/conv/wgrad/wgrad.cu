@@ -100,14 +100,14 @@ __global__ void __launch_bounds__(kLanes* kWarps) reduce_splits(const __grid_con
 
 /// Fills in the sets of taps: of each box its place, of each m64 tile where it begins.
 void list_sets(Params& p, const WgradPlan& plan) {
-  const int pitch[] = {plan.box[2] * plan.box[3], plan.box[3], 1}, taps_of_slot = 64 / plan.cta.chunk;
+  const int pitch[] = {plan.box[2] * plan.box[3], plan.box[3], 1}, taps_of_tile = 64 / plan.cta.chunk;
   const int* kernel[] = {&plan.axis[0].kernel, &plan.axis[1].kernel, &plan.axis[2].kernel};
   int boxes = 0;
   for (size_t s = 0; s < plan.sets.size(); ++s) {
     TapSet& set = p.set[s];
     set.first_box = static_cast<uint16_t>(boxes);
     set.boxes = static_cast<uint16_t>(plan.sets[s].size());
-    int slots = 0;
+    int m_tiles = 0;
     for (size_t b = 0; b < plan.sets[s].size(); ++b) {
       const WgradBox& of = plan.sets[s][b];
       Box& box = p.box[boxes++];
@@ -127,22 +127,22 @@ void list_sets(Params& p, const WgradPlan& plan) {
           tap = tap * *kernel[a] + part.tap_first + (of.first[a] + at[a]) * part.tap_step;
           rows += at[a] * part.step * pitch[a];
         }
-        const int in_slot = t % taps_of_slot;
-        shift[in_slot] = rows * plan.chunk_bytes() / 16;
-        Slot& slot = set.slot[slots % 2][slots / 2];
-        if (in_slot == 0)
-          slot = {static_cast<int32_t>(static_cast<int>(b) * plan.box_bytes() / 16 + shift[0]),
-                  0,
-                  {Slot::kNone, Slot::kNone},
-                  box.chunk};
+        const int in_tile = t % taps_of_tile;
+        shift[in_tile] = rows * plan.chunk_bytes() / 16;
+        MTile& m_tile = set.m_tile[m_tiles % 2][m_tiles / 2];
+        if (in_tile == 0)
+          m_tile = {static_cast<int32_t>(static_cast<int>(b) * plan.box_bytes() / 16 + shift[0]),
+                    0,
+                    {MTile::kNone, MTile::kNone},
+                    box.chunk};
         else
-          slot.apart = static_cast<uint16_t>(shift[1] - shift[0]);
-        slot.tap[in_slot] = static_cast<uint16_t>(tap);
-        if (in_slot == taps_of_slot - 1 || t == of.taps() - 1) ++slots;
+          m_tile.apart = static_cast<uint16_t>(shift[1] - shift[0]);
+        m_tile.tap[in_tile] = static_cast<uint16_t>(tap);
+        if (in_tile == taps_of_tile - 1 || t == of.taps() - 1) ++m_tiles;
       }
     }
-    set.slots[0] = static_cast<uint16_t>((slots + 1) / 2);
-    set.slots[1] = static_cast<uint16_t>(slots / 2);
+    set.m_tiles[0] = static_cast<uint16_t>((m_tiles + 1) / 2);
+    set.m_tiles[1] = static_cast<uint16_t>(m_tiles / 2);
   }
 }
 
