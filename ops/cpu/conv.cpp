@@ -383,7 +383,8 @@ bool is_head(const ConvProblem<T>& p, const View& out, const View& in, const Vie
   constexpr int64_t kMostOutputs = 8;
   bool whole = p.out_channels() <= kMostOutputs;
   for (int axis = 0; axis < 3; ++axis)
-    whole = whole && w.size[axis + 2] == 1 && geometry.stride[axis] == 1 && geometry.padding[axis] == 0;
+    whole = whole && w.size[axis + 2] == 1 && geometry.stride[axis] == 1 && geometry.padding[axis] == 0 &&
+            out.size[axis + 2] == in.size[axis + 2];  // or not, by output_padding
   for (const View* v : {&out, &in})
     whole = whole && v->stride[4] == 1 && v->stride[3] == v->size[4] && v->stride[2] == v->size[3] * v->size[4];
   return whole;

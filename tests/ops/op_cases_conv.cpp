@@ -20,6 +20,7 @@ struct Geometry {
 // Weights are (Co, Ci / groups, k...) for conv and (Ci, Co / groups, k...) for conv_transpose.
 const Geometry kConv[] = {
     {"k1", {2, 3, 2, 3, 1}, {2, 3, 1, 1, 1}},
+    {"k1_groups", {1, 4, 3, 10, 9}, {4, 2, 1, 1, 1}, true, kOne, kZero, kOne, 2},
     {"k3_p1", {1, 2, 3, 4, 2}, {2, 2, 3, 3, 3}, true, kOne, {1, 1, 1}},
     {"k232", {2, 2, 3, 4, 5}, {1, 2, 2, 3, 2}},
     {"no_bias", {1, 2, 3, 3, 2}, {3, 2, 2, 1, 2}, false},
@@ -41,6 +42,7 @@ const Geometry kConv[] = {
 
 const Geometry kTransposed[] = {
     {"k1", {2, 3, 2, 3, 1}, {3, 2, 1, 1, 1}},
+    {"k1_op", {1, 2, 2, 2, 3}, {2, 2, 1, 1, 1}, true, kOne, kZero, {2, 2, 2}, 1, {1, 0, 1}},
     {"k3_p1", {1, 2, 3, 2, 2}, {2, 2, 3, 3, 3}, true, kOne, {1, 1, 1}},
     {"k232", {1, 2, 2, 1, 3}, {2, 2, 2, 3, 2}},
     {"no_bias", {1, 2, 2, 3, 2}, {2, 3, 2, 1, 2}, false},
