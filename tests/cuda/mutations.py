@@ -40,7 +40,7 @@ MUTATIONS = {  # file, what stands there once, what is put in its place
                                            "warpgroup_wait<1>();  // for those of the tap before", ""),
     "fprop_dgrad_stores_beside_a_row": ("cuda/conv/fprop_dgrad/epilogue.cuh", "offset = corner + at.offset;",
                                         "offset = corner + at.offset * (row % 16 < 8);"),
-    "wgrad_drops_a_tap": ("cuda/conv/wgrad/kernel.cuh", "tap != Slot::kNone &&", "tap != Slot::kNone && tap != 1 &&"),
+    "wgrad_drops_a_tap": ("cuda/conv/wgrad/kernel.cuh", "tap != MTile::kNone &&", "tap != MTile::kNone && tap != 1 &&"),
     "wgrad_shifts_the_halo": ("cuda/conv/wgrad/wgrad.cu", " + part.residue);", " + part.residue + 1);"),
     "wgrad_makes_the_halo_one_short": ("cuda/conv/wgrad/plan.cpp", "tile[a + 1] + span[a] - 1;",
                                        "tile[a + 1] + std::max(span[a] - 2, 0);"),
@@ -67,6 +67,13 @@ MUTATIONS = {  # file, what stands there once, what is put in its place
                                        "lane + i * 32 < voxels * kNarrow - 1 ?"),
     "pointwise_forgets_a_group": ("cuda/conv/pointwise/pointwise.cu", "for (int s = 0; s < slices; ++s)",
                                   "for (int s = 0; s < std::max(slices - 1, 1); ++s)"),
+    "merged_groups_keeps_old_weights": ("cuda/conv/merged_groups.cpp", "kernel::fill(w, 0);", ""),
+    "merged_groups_reads_beside_the_diagonal": ("cuda/conv/merged_groups.cpp", "by_groups(w, groups, count, in, in);",
+                                                "by_groups(w, groups, count, in, in - 1);"),
+    "scale_slices_forgets_a_block": ("cuda/conv/wgrad/operand.cu", "block < kCluster; ++block)",
+                                     "block < kCluster - 1; ++block)"),
+    "scale_slices_forgets_a_channel": ("cuda/conv/wgrad/operand.cu", "p.maxima[channel + j] = most[j];",
+                                       "p.maxima[channel + j] = most[0];"),
     "no_rounding": ("cuda/conv/common/mma.cuh", 'asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));',
                     "bits = __float_as_uint(value);"),
     "wgrad_reads_what_no_tap_reads": ("cuda/conv/plan.cpp", "return std::clamp<int64_t>(last + 1, 0, p.in_size[axis]);",
@@ -102,7 +109,8 @@ def build(work, options):
 
 def run(work):
     """The names of the mutations of which the tests say what they should not."""
-    programs = {mutation: subprocess.Popen([work / mutation, f"--gtest_filter={FILTER}", "--gtest_brief=1"],
+    programs = {mutation: subprocess.Popen([work / mutation, f"--gtest_filter={FILTER}", "--gtest_brief=1",
+                                            "--gtest_fail_fast"],
                                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
                 for mutation in MUTATIONS}
     wrong = []
