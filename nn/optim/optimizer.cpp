@@ -137,11 +137,12 @@ void Optimizer::step(const GradScaling& scaling) {
   check_gradients();
   NoGradGuard no_grad;
   Capture* const capture = Capture::current();
+  check(!capture || !after_step_, name_, "a step whose state is shared by several processes cannot be captured");
   std::map<std::tuple<size_t, int64_t, TensorBody*>, Update> updates;  // by group, step and counter of skipped ones
   for (size_t number = 0; number < slots_.size(); ++number) {
     Slot& slot = slots_[number];
     const Tensor grad = slot.param.grad();
-    if (!grad.defined()) continue;
+    if (!grad.defined() || !owns(number)) continue;
     if (capture)
       check(slot.param.device() == capture->device(), name_, "a parameter on ", slot.param.device(),
             " has no step in a graph captured on ", capture->device());
@@ -177,8 +178,9 @@ void Optimizer::step(const GradScaling& scaling) {
     return;
   }
   for (const auto& [key, u] : updates) update(std::get<0>(key), u);
-  for (Slot& slot : slots_)
-    if (slot.param.grad().defined()) ++slot.step;
+  for (size_t number = 0; number < slots_.size(); ++number)
+    if (owns(number) && slots_[number].param.grad().defined()) ++slots_[number].step;
+  if (after_step_) after_step_();
 }
 
 Tensors Optimizer::gradients() const {
@@ -206,6 +208,8 @@ void Optimizer::set_lr(double lr) {
 }
 
 TensorMap Optimizer::state_dict() const {
+  check(consolidated_, name_,
+        "each process has a part of the state: call consolidate_state_dict before, on all of them");
   TensorMap state = nn::write_state(name_, {});
   for (size_t g = 0, first = 0; g < num_groups(); first += group_sizes_[g++]) {
     const std::string prefix = concat("param_groups.", g, '.');
@@ -262,8 +266,9 @@ void Optimizer::read_state(const TensorMap& state, bool keep) {
               is_half(slot.param.dtype()) ? ", whose state is f32" : "");
         check_values(name_, prefix + spec.name, buffer, spec.squares);
         ++known;
-        if (keep) slot.buffers[b] = buffer.to(slot.param.device()).clone().contiguous();
+        if (keep && owns(i)) slot.buffers[b] = buffer.to(slot.param.device()).clone().contiguous();
       }
+      if (!owns(i)) slot.step = 0;
     }
     loaded.push_back(std::move(slot));
   }
@@ -272,6 +277,7 @@ void Optimizer::read_state(const TensorMap& state, bool keep) {
   if (!keep) return;
   for (size_t g = 0; g < num_groups(); ++g) read_options(g, state, concat("param_groups.", g, '.'), specs[g], true);
   slots_ = std::move(loaded);
+  consolidated_ = std::find(owned_.begin(), owned_.end(), false) == owned_.end();
 }
 
 void match_memory_format(const char* op, const Tensor& state, const Tensor& param) {

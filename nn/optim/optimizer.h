@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -13,6 +14,10 @@
 #include "core/safetensors.h"
 #include "nn/fields.h"
 #include "ops/optim.h"
+
+namespace voxgrad::nn {
+class ZeroRedundancy;
+}
 
 namespace voxgrad::optim {
 
@@ -116,7 +121,9 @@ class Optimizer : public nn::Stateful {
     Tensor skipped{};  ///< Update's; parameters that always stepped together share it
   };
   friend class StepSchedule;
+  friend class nn::ZeroRedundancy;
 
+  bool owns(size_t slot) const { return owned_.empty() || owned_[slot]; }
   void check_gradients() const;
   std::vector<const void*> memory_of(const Update& u) const;
   /// Makes u.skipped a counter of just these parameters, and counts this step in it.
@@ -128,6 +135,9 @@ class Optimizer : public nn::Stateful {
   const char* name_;
   std::vector<size_t> group_sizes_;
   std::vector<Slot> slots_;
+  std::vector<bool> owned_;           // of the slots, which this process steps and has the state of; empty: all
+  std::function<void()> after_step_;  // of nn::ZeroRedundancy
+  bool consolidated_ = true;          // the state of all slots is here
   std::vector<std::optional<double>> initial_lr_;                          // that schedules begin with, until set_lr()
   std::shared_ptr<Optimizer*> self_ = std::make_shared<Optimizer*>(this);  // captured steps see by it that it is gone
 };

@@ -6,7 +6,9 @@
 #include "core/random.h"
 #include "nn/layers.h"
 #include "nn/optim/clip.h"
+#include "nn/optim/optimizers.h"
 #include "nn/parallel/data_parallel.h"
+#include "nn/parallel/zero.h"
 #include "ops/create.h"
 #include "ops/elementwise.h"
 #include "ops/loss.h"
@@ -256,6 +258,72 @@ TEST_F(Ranks, HooksEndWithTheObjectAndRecordedGradientsAreRefused) {
   const Tensor gathered = world_->all_gather(model.first.weight.grad());
   for (int other = 1; other < size_; ++other)
     EXPECT_NE(gathered[other].to_vector(), gathered[0].to_vector()) << "rank " << other;
+}
+
+/// The same names, and under each the same bits.
+void expect_equal(const TensorMap& a, const TensorMap& b) {
+  ASSERT_EQ(a.size(), b.size());
+  for (const auto& [name, tensor] : a) {
+    ASSERT_TRUE(b.contains(name)) << name;
+    EXPECT_EQ(tensor.to_vector(), b.at(name).to_vector()) << name;
+  }
+}
+
+TEST_F(Ranks, ZeroRedundancyGivesTheBitsOfOneOptimizerWithAPartOfItsState) {
+  constexpr optim::AdamWOptions kOptions{.lr = 0.01};
+  const auto make_input = [&](uint64_t seed) {
+    Generator random(seed);
+    return randn({kBatch, 6}, {}, &random).narrow(0, rank_ * kBatch / size_, kBatch / size_);
+  };
+  Model plain, sharded, later;
+  sharded.load_state_dict(plain.state_dict());
+  const nn::DataParallel of_plain(plain, *world_), of_sharded(sharded, *world_), of_later(later, *world_);
+  sharded.load_state_dict(plain.state_dict());
+  optim::AdamW whole(plain.parameters(), kOptions), part(sharded.parameters(), kOptions);
+  nn::ZeroRedundancy zero(part, *world_);
+  const auto step = [&](Model& model, optim::Optimizer& optimizer, uint64_t seed) {
+    optimizer.zero_grad();
+    loss_of(model, make_input(seed), seed % 2).backward();  // `spare` has a gradient in every other step
+    optim::clip_grad_norm_(model.parameters(), 0.1);
+    optimizer.step();
+  };
+  for (uint64_t seed = 0; seed < 5; ++seed) {
+    step(plain, whole, seed);
+    step(sharded, part, seed);
+    expect_equal(sharded.state_dict(), plain.state_dict());
+  }
+  if (size_ > 1) {
+    EXPECT_THROW(part.state_dict(), Error);
+  }
+
+  const int to = size_ - 1;
+  zero.consolidate_state_dict(to);
+  TensorMap state = whole.state_dict();  // the same on all ranks
+  if (rank_ == to)
+    expect_equal(part.state_dict(), state);
+  else
+    EXPECT_THROW(part.state_dict(), Error);
+  step(plain, whole, 7);
+  step(sharded, part, 7);  // goes on with its part
+
+  later.load_state_dict(plain.state_dict());
+  optim::AdamW loaded(later.parameters(), kOptions);
+  {
+    const nn::ZeroRedundancy other(loaded, *world_);
+    loaded.load_state_dict(whole.state_dict());
+    for (uint64_t seed = 8; seed < 10; ++seed) {
+      step(plain, whole, seed);
+      step(sharded, part, seed);
+      step(later, loaded, seed);
+    }
+    expect_equal(sharded.state_dict(), plain.state_dict());
+    expect_equal(later.state_dict(), plain.state_dict());
+    for (const int owner : other.owners()) EXPECT_LT(owner, size_);
+    EXPECT_THROW(nn::ZeroRedundancy(loaded, *world_), Error);  // a second one
+    EXPECT_THROW(nn::ZeroRedundancy(whole, *world_), Error);   // has state
+    EXPECT_THROW(zero.consolidate_state_dict(size_), Error);
+  }
+  EXPECT_THROW(loaded.step(), Error);
 }
 
 TEST_F(Ranks, ModelsThatDifferAreRefused) {
