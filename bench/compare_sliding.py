@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Sliding-window inference on the CPU: voxgrad's against nnU-Net's scheme written plainly in PyTorch.
+"""Sliding-window inference: voxgrad's against nnU-Net's scheme written plainly in PyTorch.
 
     bench/compare_sliding.py [PROGRAM] [--size 96] [--window 48] [--mirror 3] [--runs 5]
+    bench/compare_sliding.py [PROGRAM] --size 512 --window 128 --device cuda --accumulate cuda --precision bf16
 
 PROGRAM is the built sliding_window. The model is two convolutions 3^3, 1 -> channels -> 4, with a ReLU between them; with
 --channels 0 a ReLU alone, and the time is that of the windows. Both take the same windows, weights and mirrorings, in
-alternating runs; printed are medians, their ratio, and the largest difference of the results.
+alternating runs; printed are medians, their ratio, and the largest difference of the results. The volume lies on the CPU,
+the model on --device, and the result is summed up in float32 on --accumulate.
 """
 
 import argparse
@@ -44,20 +46,22 @@ def predict(model, x, mirror):
 
 
 @torch.inference_mode()
-def sliding_window(volume, model, window, batch, mirror):
+def sliding_window(volume, model, window, batch, mirror, device, accumulate):
     _, _, *size = volume.shape
     places = list(itertools.product(*(begins(n, window) for n in size)))
-    cube = weights(window)
-    total, total_weights = None, torch.zeros(size)
+    cube = weights(window).to(accumulate)
+    total, total_weights = None, torch.zeros(size, device=accumulate)
     for first in range(0, len(places), batch):
         parts = [tuple(slice(b, b + window) for b in place) for place in places[first : first + batch]]
-        y = predict(model, torch.cat([volume[(slice(None), slice(None)) + part] for part in parts]), mirror)
+        y = predict(model, torch.cat([volume[(slice(None), slice(None)) + part] for part in parts]).to(device), mirror).to(accumulate)
         if total is None:
-            total = torch.zeros((1, y.shape[1], *size))
+            total = torch.zeros((1, y.shape[1], *size), device=accumulate)
         for prediction, part in zip(y, parts):
             total[(0, slice(None)) + part] += prediction * cube
             total_weights[part] += cube
     total /= total_weights
+    if total.is_cuda:
+        torch.cuda.synchronize()
     return total
 
 
@@ -71,6 +75,9 @@ def main():
     parser.add_argument("--mirror", type=int, default=0, choices=range(4), help="axes to mirror along")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--accumulate", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--precision", choices=["f32", "bf16"], default="f32")
     o = parser.parse_args()
     if not os.path.isfile(o.program):
         parser.error(f"no such program: {o.program} (build the target sliding_window)")
@@ -79,28 +86,32 @@ def main():
     tensors = {"volume": torch.randn(1, 1, o.size, o.size, o.size), "first": torch.randn(o.channels, 1, 3, 3, 3) / 5,
                "second": torch.randn(4, o.channels, 3, 3, 3) / 5}
 
+    first, second = tensors["first"].to(o.device), tensors["second"].to(o.device)
+
     def model(x):
         if o.channels == 0:
             return F.relu(x)
-        return F.conv3d(F.relu(F.conv3d(x, tensors["first"], padding=1)), tensors["second"], padding=1)
+        with torch.autocast(o.device, torch.bfloat16, enabled=o.precision == "bf16"):
+            return F.conv3d(F.relu(F.conv3d(x, first, padding=1)), second, padding=1)
 
     with tempfile.TemporaryDirectory() as folder:
         for name, tensor in tensors.items():
             numpy.save(os.path.join(folder, name + ".npy"), tensor.numpy())
-        call = [o.program, folder, str(o.window), str(o.batch), str(o.mirror), "2", str(o.threads)]
+        call = [o.program, folder, str(o.window), str(o.batch), str(o.mirror), "2", str(o.threads), o.device, o.accumulate,
+                o.precision]
         ours, theirs = [], []
         for _ in range(o.runs):
             ours.append(float(subprocess.run(call, check=True, capture_output=True, text=True).stdout.split()[-1]))
             for _ in range(2):  # the second one is warm, as ours is
                 start = time.perf_counter()
-                result = sliding_window(tensors["volume"], model, o.window, o.batch, o.mirror)
+                result = sliding_window(tensors["volume"], model, o.window, o.batch, o.mirror, o.device, o.accumulate)
                 seconds = time.perf_counter() - start
             theirs.append(seconds)
         own = numpy.load(os.path.join(folder, "result.npy"))
-    different = numpy.abs(own - result.numpy()).max()
+    different = numpy.abs(own - result.cpu().numpy()).max()
     ours, theirs = statistics.median(ours), statistics.median(theirs)
     print(f"{o.size}^3 by windows of {o.window}^3, {o.channels} channels, batch {o.batch}, mirrored along {o.mirror} axes, "
-          f"threads: {o.threads}: voxgrad {ours * 1e3:.0f} ms, PyTorch {torch.__version__} {theirs * 1e3:.0f} ms, "
+          f"{o.precision} on {o.device}, sums on {o.accumulate}, threads: {o.threads}: voxgrad {ours * 1e3:.0f} ms, PyTorch {torch.__version__} {theirs * 1e3:.0f} ms, "
           f"ratio {theirs / ours:.2f}; largest difference {different:.1e} of {numpy.abs(own).max():.1f}")
 
 

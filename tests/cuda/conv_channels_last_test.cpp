@@ -201,6 +201,29 @@ TEST_P(CudaConvChannelsLast, CopiesSomeSamplesAtATime) {
   EXPECT_EQ(amax(abs(convolved({}) - convolved({.mma_sync = true}))).item(), 0);
 }
 
+/// Operands of the weight gradient are scaled by each channel's largest number, wherever that lies: nothing overflows,
+/// and what stands beside the large number keeps its bits.
+TEST_P(CudaConvChannelsLast, ScalesByTheLargestOfAllVoxels) {
+  const Mode& mode = GetParam();
+  if (mode.dtype != f32) GTEST_SKIP() << "is not scaled";
+  Random random(kFirstSeed);
+  const Setting setting(mode.precision);
+  const Problem problem(1, 32, 32, {8, 16, 16}, {3, 3, 3}, {{1, 1, 1}, {1, 1, 1}, {1, 1, 1}, 1});
+  for (RandomView Operands::*of : {&Operands::x, &Operands::y}) {
+    Operands operands(problem, mode.dtype, random, kLast, kLast);
+    RandomView& large = operands.*of;
+    for (int64_t channel = 0; channel < 32; ++channel) {  // one at 2^20 in every 64 voxels
+      const int64_t voxel = channel * 64 + 3;
+      large.cpu.set({large.start + channel * large.view.stride[1] + voxel * large.view.stride[4]}, 0x1p20);
+    }
+    large.gpu = large.cpu.to(Device::cuda());
+    for (const Device device : {Device::cpu(), Device::cuda()})
+      kernels(device).conv_backward_weight(operands.dw.on(device), operands.x.on(device), operands.y.on(device),
+                                           problem.geometry);
+    EXPECT_TRUE(operands.dw.same(1e-5)) << (of == &Operands::x ? "x" : "y");
+  }
+}
+
 /// Infinite and other results are where the CPU has them, also where a number is a sum of two.
 TEST_P(CudaConvChannelsLast, KeepsInfinitiesAndNaN) {
   const Mode& mode = GetParam();
