@@ -87,7 +87,12 @@ Task brain() {
   task.held_out.push_back(in_memory(half("right half, mirrored", head, classes, width - side, side, true)));
   task.baseline.push_back(left.label);
   task.baseline_name = "labels of the left half";
-  task.mirror = false;
+  task.augment.mirror_p = 0;  // left remains left
+  for (auto* of_intensities :
+       {&task.augment.noise, &task.augment.blur, &task.augment.brightness, &task.augment.contrast,
+        &task.augment.low_resolution, &task.augment.gamma_inverted, &task.augment.gamma})
+    of_intensities->p = 0;       // both halves are of one scan
+  task.augment.elastic.p = 0.5;  // halves differ in shape
   return task;
 }
 

@@ -23,7 +23,7 @@ struct Task {
   std::vector<std::string> classes;            ///< classes[0]: background
   std::vector<int64_t> scored;                 ///< classes whose Dice counts
   bool ct = false;                             ///< intensities are Hounsfield units
-  bool mirror = true;                          ///< a case might as well be mirrored along any axis
+  voxgrad::data::AugmentOptions augment{};     ///< of training patches; elastic deformation in mm
   bool in_memory = true;                       ///< the training cases, preprocessed, fit there; else patches are read
   std::vector<LazyCase> training, validation;  ///< training can end by the validation's Dice
   std::vector<LazyCase> held_out;              ///< nothing is chosen by these; without a label where nobody knows

@@ -61,9 +61,12 @@ struct Run {
   vg::optim::GradScaler scaler;
 };
 
-vg::data::AugmentOptions augmentation(const Task& task) {
-  vg::data::AugmentOptions options;
-  if (!task.mirror) options.mirror_p = 0;
+vg::data::AugmentOptions augmentation(const Task& task, const std::array<double, 3>& spacing) {
+  vg::data::AugmentOptions options = task.augment;
+  const double mm = std::cbrt(spacing[0] * spacing[1] * spacing[2]);  // of a voxel
+  options.elastic.low /= mm;
+  options.elastic.high /= mm;
+  options.elastic_spacing /= mm;
   return options;
 }
 
@@ -104,7 +107,7 @@ class Training {
         sources_(sources(resume)),
         plan_(plan_network()),
         run_(sources_, options, plan_, device),
-        augment_(augmentation(task)) {
+        augment_(augmentation(task, survey_.preprocess.spacing)) {
     run_.precision.set_float32();
     result_.model = run_.model;
     result_.window = plan_.patch_size;
@@ -275,10 +278,10 @@ class Training {
 
 TrainOptions settle(TrainOptions o, vg::Device device) {
   const bool gpu = device.is_cuda();
-  if (o.steps == 0) o.steps = gpu ? 1500 : 600;
+  if (o.steps == 0) o.steps = gpu ? 1500 : 900;
   if (o.batch == 0) o.batch = gpu ? 4 : 1;
   if (o.channels == 0) o.channels = gpu ? 16 : 8;
-  if (o.patch[0] == 0) o.patch = 64;
+  if (o.patch[0] == 0) o.patch = gpu ? 80 : 64;
   if (o.spacing == 0 && !gpu) o.spacing = 2;
   if (o.lr == 0) o.lr = o.optimizer == "sgd" || !gpu ? 1e-2 : 3e-3;
   if (o.precision.empty()) o.precision = gpu ? "bf16" : "highest";

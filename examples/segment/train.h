@@ -23,7 +23,7 @@ struct TrainOptions {
   bool checkpointing = false;
   std::string optimizer = "adamw";  ///< or "sgd": with Nesterov momentum 0.99, as nnU-Net's
   double lr = 0;
-  double ema = 0.98;           ///< decay of the weights' moving average, which is what is kept; 0: none
+  double ema = 0.99;           ///< decay of the weights' moving average, which is what is kept; 0: none
   int64_t validate_every = 0;  ///< steps
   int64_t patience = 0;        ///< validations without a better Dice, after which training ends; 0: never
   uint64_t seed = 0;
