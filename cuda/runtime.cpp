@@ -105,6 +105,8 @@ void copy(void* to, Device to_device, const void* from, Device from_device, size
   const cudaStream_t stream = current_stream(device);
   if (from_device.is_cpu()) return upload(to, from, bytes, device, stream);
   const DeviceGuard guard(device);
+  // A copy to pageable memory waits within a lock of the driver, which would keep other threads from asking for events.
+  if (to_device.is_cpu()) check_cuda(cudaStreamSynchronize(stream), "copy");
   check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream), "copy");
   if (!to_device.is_cpu()) return;
   check_cuda(cudaStreamSynchronize(stream), "copy");

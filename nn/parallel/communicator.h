@@ -51,6 +51,8 @@ class Communicator {
   virtual int size() const = 0;
   /// The number among the ranks of this machine, from 0.
   virtual int local_rank() const = 0;
+  /// Where this rank's tensors are to lie. NCCL takes those of the CPU, too, by way of the GPU.
+  virtual Device device() const = 0;
   /// How long a rank waits for others: 600 seconds if nothing else was set. Throws unless `seconds` is positive.
   virtual void set_timeout(double seconds) = 0;
 
@@ -69,6 +71,21 @@ class Communicator {
   /// Ends the processes of all ranks, with this exit code.
   virtual void abort(int code) = 0;
 };
+
+/// Whether this build has NCCL.
+bool nccl_available();
+/// All processes that torchrun, or whoever sets RANK and the rest (environment.h), mpirun or srun started, each with
+/// the GPU of the number of its local rank; the process alone if none did. Throws Error if this build has no NCCL, if
+/// there is no such GPU, if the environment makes no sense, if ranks do not come within a minute, and if mpirun is to
+/// be understood without MPI in this build.
+///
+/// Its all_reduce, broadcast, all_gather and reduce_scatter of tensors on the GPU are queued in a stream of their own
+/// behind what was queued before, and the host goes on. A rank that is gone, an error within NCCL, and a rank that does
+/// not come within the timeout end all processes, after one line on stderr that names the rank. What a CUDAGraph
+/// replays is not timed.
+Communicator& nccl_world();
+/// Leaves the group in order: every rank's last call.
+void nccl_finalize();
 
 /// Whether this build has MPI.
 bool mpi_available();

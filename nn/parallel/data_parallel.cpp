@@ -21,6 +21,7 @@ std::vector<std::string> describe_lines(const Module& module, const DataParallel
   for (const bool buffers : {false, true})
     for (const auto& [name, tensor] : buffers ? module.named_buffers() : module.named_parameters())
       lines.push_back(concat(buffers ? "buffer " : "parameter ", name, ", ", tensor.shape(), ' ', tensor.dtype(),
+                             tensor.is_contiguous() ? "" : concat(" with strides ", tensor.strides()),
                              !buffers && !tensor.requires_grad() ? " that is frozen" : ""));
   return lines;
 }
@@ -81,12 +82,13 @@ class DataParallel::Reducer {
   struct Slot {
     Tensor param;
     size_t bucket = 0;
-    Tensor values{};  // of the parameter's shape
+    Tensor values{};  // of the parameter's shape and strides
     Tensor used{};    // one element behind the bucket's gradients: not 0 if a rank has a gradient
-    bool filled = false;
+    bool filled = false, used_here = false;
   };
   struct Bucket {
     Tensor memory{};
+    Tensor used{};  // of all slots
     std::vector<size_t> slots{};
     size_t missing = 0;
     std::unique_ptr<parallel::Work> work{};
@@ -118,6 +120,7 @@ DataParallel::Reducer::Reducer(const Module& module, Communicator& group, const 
   const NoGradGuard no_grad;
   for (const Tensor& tensor : module.parameters()) group.broadcast(tensor);
   for (const Tensor& tensor : module.buffers()) group.broadcast(tensor);
+  if (group.size() == 1) return;  // a gradient is its own mean
   Tensors params = module.parameters();
   std::erase_if(params, [](const Tensor& param) { return !param.requires_grad(); });
   std::reverse(params.begin(), params.end());
@@ -131,7 +134,8 @@ void DataParallel::Reducer::make_buckets(const Tensors& params, double cap_bytes
   for (const Tensor& param : params) {
     const DType dtype = wire_dtype(param);
     const auto own = static_cast<double>(param.numel() * item_size(dtype));
-    if (buckets_.empty() || bytes + own > cap_bytes || wire_dtype(slots_.back().param) != dtype) {
+    if (buckets_.empty() || bytes + own > cap_bytes || wire_dtype(slots_.back().param) != dtype ||
+        slots_.back().param.device() != param.device()) {
       buckets_.emplace_back();
       bytes = 0;
     }
@@ -142,14 +146,15 @@ void DataParallel::Reducer::make_buckets(const Tensors& params, double cap_bytes
   for (Bucket& bucket : buckets_) {
     int64_t count = std::ssize(bucket.slots);
     for (const size_t i : bucket.slots) count += slots_[i].param.numel();
-    bucket.memory = empty({count}, {.dtype = wire_dtype(slots_[bucket.slots[0]].param)});
+    const Tensor& first = slots_[bucket.slots[0]].param;
+    bucket.memory = empty({count}, {wire_dtype(first), first.device()});
     int64_t place = 0;
     for (const size_t i : bucket.slots) {
       Slot& slot = slots_[i];
-      const Shape& shape = slot.param.shape();
-      slot.values = as_strided(bucket.memory, shape, contiguous_strides(shape), place);
+      slot.values = as_strided(bucket.memory, slot.param.shape(), slot.param.strides(), place);
       place += slot.param.numel();
     }
+    bucket.used = as_strided(bucket.memory, {std::ssize(bucket.slots)}, {1}, place);
     for (const size_t i : bucket.slots) slots_[i].used = as_strided(bucket.memory, {}, {}, place++);
   }
 }
@@ -161,7 +166,10 @@ void DataParallel::Reducer::begin() {
   autograd::queue_callback([this, pass] { finish(); });
   pass_ = pass;
   for (Slot& slot : slots_) slot.filled = false;
-  for (Bucket& bucket : buckets_) bucket.missing = bucket.slots.size();
+  for (Bucket& bucket : buckets_) {
+    bucket.missing = bucket.slots.size();
+    bucket.used.fill_(1);
+  }
   next_ = 0;
 }
 
@@ -179,11 +187,13 @@ void DataParallel::Reducer::arrived(size_t slot) {
 void DataParallel::Reducer::fill(Slot& slot) {
   const Tensor grad = slot.param.grad();
   check(!grad.defined() || !grad.requires_grad(), kOp, "gradients that are recorded (create_graph) cannot be averaged");
-  if (grad.defined())
-    slot.values.copy_(grad);
-  else
+  slot.used_here = grad.defined();
+  if (!grad.defined()) {
     slot.values.zero_();
-  slot.used.fill_(grad.defined());
+    slot.used.zero_();
+  } else if (grad.raw_data() != slot.values.raw_data()) {
+    slot.values.copy_(grad);
+  }
   if (!slot.filled) --buckets_[slot.bucket].missing;
   slot.filled = true;
 }
@@ -201,20 +211,17 @@ void DataParallel::Reducer::finish() {
   for (Bucket& bucket : buckets_) {
     bucket.work->wait();
     bucket.work.reset();
+    bucket.memory.mul_(1.0 / group_.size());
     for (const size_t i : bucket.slots) take(slots_[i]);
   }
   pass_.reset();
 }
 
-/// Puts the mean in the place of the rank's own gradient.
+/// Puts the mean in the place of the rank's own gradient. On a GPU the host waits only for parameters that have none
+/// here.
 void DataParallel::Reducer::take(const Slot& slot) const {
-  if (slot.used.item() == 0) return;
-  Tensor grad = slot.param.grad();
-  if (!grad.defined() || may_overlap(grad.shape(), grad.strides())) {
-    grad = empty_like(slot.param);
-    slot.param.set_grad(grad);
-  }
-  grad.copy_(slot.values).mul_(1.0 / group_.size());
+  if (!slot.used_here && slot.used.item() == 0) return;
+  slot.param.set_grad(slot.values.dtype() == slot.param.dtype() ? slot.values : slot.values.to(slot.param.dtype()));
 }
 
 DataParallel::DataParallel(const Module& module, Communicator& communicator, const DataParallelOptions& options)

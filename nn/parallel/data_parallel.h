@@ -27,7 +27,9 @@ struct DataParallelOptions {
 ///
 /// Every rank runs the same backward passes, each of which reaches a parameter. A parameter that a pass does not reach
 /// counts as zero if another rank reached it, and is left alone if none did: nothing waits for it. Gradients must not
-/// be recorded (create_graph). Buffers are not averaged: those of BatchNorm go on differing between the ranks.
+/// be recorded (create_graph). A parameter's gradient lies in its bucket, where the next pass overwrites it: clone()
+/// one to keep it. On GPUs passes can be captured, if each rank reaches all parameters. Buffers are not averaged: those
+/// of BatchNorm go on differing between the ranks.
 class DataParallel {
  public:
   /// Copies the parameters and buffers of rank 0 to all ranks. Of the parameters those take part that require grad now.

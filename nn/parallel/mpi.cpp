@@ -72,7 +72,7 @@ MPI_Datatype reduced_type(DType dtype, const char* op) {
 void check_tensor(const char* op, const Tensor& tensor) {
   check(tensor.defined(), op, "the tensor is undefined");
   check(tensor.device() == Device::cpu(), op, "MPI takes tensors on the CPU, got ", describe(tensor),
-        "; those of GPUs need NCCL, which this version of voxgrad does not use");
+        "; those of GPUs take NCCL: parallel::run(f, Device::cuda())");
 }
 
 int count_of(const char* op, const Tensor& tensor) {
@@ -89,6 +89,7 @@ class MpiCommunicator : public Communicator {
   int rank() const override { return rank_; }
   int size() const override { return size_; }
   int local_rank() const override { return local_rank_; }
+  Device device() const override { return Device::cpu(); }
   void set_timeout(double seconds) override;
 
   std::unique_ptr<Work> all_reduce_async(const Tensor& tensor, ReduceOp op) override;

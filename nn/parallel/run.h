@@ -7,9 +7,15 @@
 
 namespace voxgrad::parallel {
 
-/// Calls f with all ranks that mpirun or srun started, and ends MPI: `int main() { return parallel::run(train); }`.
-/// An exception that leaves f on one rank ends the processes of all ranks at once, after one line on stderr:
-/// "rank 1 of 4 on host node7: <what()>". Returns 0; 1 if MPI could not be started, which a line on stderr explains.
-int run(const std::function<void(Communicator& world)>& f);
+/// Calls f with all ranks that mpirun, srun or, on GPUs, torchrun started: mpi_world(), or nccl_world() for
+/// Device::cuda(), and leaves the group: `int main() { return parallel::run(train); }`. An exception that leaves f on
+/// one rank ends the processes of all ranks at once, after one line on stderr: "rank 1 of 4 on host node7: <what()>".
+/// Returns 0; 1 if the group could not be made, which a line on stderr explains.
+int run(const std::function<void(Communicator& world)>& f, Device device = Device::cpu());
+
+/// Calls f in `ranks` threads of this process, each with the GPU of its rank, and nobody to start them. What they share
+/// is shared: the default random generator, set_float32_precision(). Otherwise as run(): an exception ends the process.
+/// Throws Error if this build has no NCCL, or there are fewer GPUs.
+int launch(int ranks, const std::function<void(Communicator& world)>& f);
 
 }  // namespace voxgrad::parallel

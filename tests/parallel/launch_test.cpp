@@ -1,6 +1,7 @@
 // Whole runs, as mpirun starts them: what they compute on 1, 2 and 4 ranks, how they go on, and how they end.
 #include <stdlib.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <cstdlib>
@@ -9,6 +10,7 @@
 #include <sstream>
 
 #include "core/safetensors.h"
+#include "cuda/cuda.h"
 #include "nn/parallel/communicator.h"
 #include "ops/elementwise.h"
 #include "ops/reduce.h"
@@ -24,6 +26,9 @@ class Launch : public testing::Test {
  protected:
   void SetUp() override {
     if (!parallel::mpi_available()) GTEST_SKIP() << "built without MPI";
+    make_folder();
+  }
+  void make_folder() {
     std::string pattern = (fs::temp_directory_path() / "voxgrad-parallel-XXXXXX").string();
     ASSERT_NE(mkdtemp(pattern.data()), nullptr);
     folder_ = pattern;
@@ -161,6 +166,56 @@ TEST_F(Launch, BadEnvironmentsAreRefused) {
   expect_refused(run_line("PMI_SIZE=2 '" PROGRAM "'"), "the launcher started 2 ranks (PMI_SIZE), MPI has 1");
   expect_refused(run_line("SLURM_STEP_NUM_TASKS=2 '" PROGRAM "'"), "try srun --mpi=pmix");
   EXPECT_EQ(run_line("SLURM_STEP_NUM_TASKS=1 '" PROGRAM "' steps=1").code, 0);
+}
+
+/// By NCCL, as torchrun starts them. The two ranks share a GPU: NCCL takes them for two machines.
+class LaunchOnGpu : public Launch {
+ protected:
+  void SetUp() override {
+    if (!parallel::nccl_available()) GTEST_SKIP() << "built without NCCL";
+    if (!cuda::is_available()) GTEST_SKIP() << "no GPU is present";
+    make_folder();
+  }
+  Result run_two(const std::string& options) {
+    return run_line(concat("export LOCAL_RANK=0 WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=", ++port_,
+                           " NCCL_SOCKET_IFNAME=lo; RANK=1 NCCL_HOSTID=b '" PROGRAM "' device=cuda ", options,
+                           " & RANK=0 NCCL_HOSTID=a '" PROGRAM "' device=cuda ", options,
+                           "; a=$?; wait $!; exit $((a + $?))"));
+  }
+  TensorMap train_two(const std::string& options = "") {
+    const Result result = run_two(options + " out=out.safetensors");
+    EXPECT_EQ(result.code, 0) << result.output;
+    return load_safetensors(folder_ / "out.safetensors");
+  }
+
+ private:
+  int port_ = 20000 + 10 * (::getpid() % 3000);
+};
+
+TEST_F(LaunchOnGpu, OneAndTwoRanksLearnTheSame) {
+  EXPECT_EQ(run_line("'" PROGRAM "' launch=1 out=out.safetensors").code, 0);
+  const TensorMap one = load_safetensors(folder_ / "out.safetensors"), two = train_two();
+  EXPECT_LT(one.at("losses").at({-1}), 0.8 * one.at("losses").at({0}));
+  expect_close(two, one, 2e-5);
+  EXPECT_EQ(two.at("samples").to_vector(), one.at("samples").to_vector());
+  expect_equal(train_two(), two);
+}
+
+TEST_F(LaunchOnGpu, GoesOnToTheSameBitsAfterAKill) {
+  const TensorMap whole = train_two();
+  const Result killed = run_two("checkpoint=run every=5 fail=kill at=23");
+  expect_end(killed, "rank 0 of 2 on host ");
+  expect_end(killed, "rank 1: its process ended");
+  const TensorMap rest = train_two("checkpoint=run");
+  EXPECT_EQ(rest.at("losses").to_vector(), whole.at("losses").slice(0, 20, 50).to_vector());
+  EXPECT_EQ(rest.at("first.weight").to_vector(), whole.at("first.weight").to_vector());
+}
+
+TEST_F(LaunchOnGpu, ARankThatFailsIsNamed) {
+  expect_end(run_two("fail=throw"), ": program: thrown on demand\n");
+  expect_end(run_two("fail=exit"), "rank 1: its process ended");
+  expect_end(run_two("timeout=2 fail=hang"), "rank 1 did not come to ");
+  expect_end(run_two("fail=model"), "DataParallel: the ranks' models differ: rank 1 has parameter first.weight");
 }
 
 }  // namespace

@@ -1,9 +1,12 @@
 // Collectives and nn::DataParallel, on as many ranks as mpirun starts, one too.
+#include <array>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 
 #include "core/autograd.h"
 #include "core/random.h"
+#include "cuda/cuda.h"
 #include "nn/layers.h"
 #include "nn/optim/clip.h"
 #include "nn/optim/optimizers.h"
@@ -19,16 +22,24 @@
 namespace voxgrad {
 namespace {
 
-class EndOfMpi : public testing::Environment {
-  void TearDown() override { parallel::mpi_finalize(); }
+class EndOfRanks : public testing::Environment {
+  void TearDown() override { on_gpus() ? parallel::nccl_finalize() : parallel::mpi_finalize(); }
+
+ public:
+  /// VOXGRAD_TEST_DEVICE=cuda: by NCCL.
+  static bool on_gpus() {
+    const char* device = std::getenv("VOXGRAD_TEST_DEVICE");
+    return device && device == std::string("cuda");
+  }
 };
-[[maybe_unused]] const auto* const end_of_mpi = testing::AddGlobalTestEnvironment(new EndOfMpi);
+[[maybe_unused]] const auto* const end_of_ranks = testing::AddGlobalTestEnvironment(new EndOfRanks);
 
 class Ranks : public testing::Test {
  protected:
   void SetUp() override {
-    if (!parallel::mpi_available()) GTEST_SKIP() << "built without MPI";
-    world_ = &parallel::mpi_world();
+    const bool gpus = EndOfRanks::on_gpus();
+    if (!gpus && !parallel::mpi_available()) GTEST_SKIP() << "built without MPI";
+    world_ = gpus ? &parallel::nccl_world() : &parallel::mpi_world();
     world_->set_timeout(60);
     rank_ = world_->rank();
     size_ = world_->size();
@@ -123,6 +134,7 @@ TEST_F(Ranks, SumsHaveTheSameBitsEverywhereAndAgain) {
 }
 
 TEST_F(Ranks, RefusesWhatMpiDoesNotTake) {
+  if (world_->device().is_cuda()) GTEST_SKIP() << "is taken there";
   EXPECT_ERROR(world_->all_reduce(zeros({2}, {.dtype = i32})), "all_reduce: ranks reduce f32, f64, bf16, f16 and i64");
   EXPECT_ERROR(world_->broadcast(Tensor()), "broadcast: the tensor is undefined");
   EXPECT_ERROR(world_->all_reduce(Tensor()), "all_reduce: the target is undefined");
@@ -248,7 +260,7 @@ TEST_F(Ranks, HooksEndWithTheObjectAndRecordedGradientsAreRefused) {
   {
     nn::DataParallel parallel(model, *world_);
     const Tensor loss = loss_of(model, x);
-    EXPECT_ERROR(loss.backward({}, true, true), "recorded (create_graph) cannot be averaged");
+    if (size_ > 1) EXPECT_ERROR(loss.backward({}, true, true), "recorded (create_graph) cannot be averaged");
     model.zero_grad();
     loss_of(model, x).backward();  // goes on after a pass that failed ahead of all that ranks do together
     expect_same_everywhere(model.first.weight.grad());
@@ -258,6 +270,74 @@ TEST_F(Ranks, HooksEndWithTheObjectAndRecordedGradientsAreRefused) {
   const Tensor gathered = world_->all_gather(model.first.weight.grad());
   for (int other = 1; other < size_; ++other)
     EXPECT_NE(gathered[other].to_vector(), gathered[0].to_vector()) << "rank " << other;
+}
+
+/// On the device of the ranks, with parameters in both dtypes of gradients on their way.
+TEST_F(Ranks, StepsOnTheRanksDeviceAreThoseOfTheWholeBatch) {
+  for (const DType reduce_dtype : {f32, bf16}) {
+    manual_seed(1);
+    const Device device = world_->device();
+    Model model, whole;
+    whole.load_state_dict(model.state_dict());
+    model.to(device);
+    const nn::DataParallel parallel(model, *world_, {.reduce_dtype = reduce_dtype, .bucket_cap_mb = 1e-4});
+    whole.load_state_dict(model.state_dict());
+    optim::SGD optimizer(model.parameters(), {.lr = 0.1, .momentum = 0.9}),
+        of_whole(whole.parameters(), {.lr = 0.1, .momentum = 0.9});
+    for (int step = 0; step < 5; ++step) {
+      Generator random(static_cast<uint64_t>(step));
+      const Tensor x = randn({kBatch, 6}, {}, &random);
+      const Tensor own = x.narrow(0, rank_ * kBatch / size_, kBatch / size_).to(device);
+      optimizer.zero_grad();
+      loss_of(model, own).backward();
+      optim::clip_grad_norm_(model.parameters(), 0.5);
+      optimizer.step();
+      of_whole.zero_grad();
+      loss_of(whole, x).backward();
+      optim::clip_grad_norm_(whole.parameters(), 0.5);
+      of_whole.step();
+    }
+    for (const auto& [name, tensor] : whole.state_dict()) {
+      const Tensor got = model.state_dict().at(name);
+      expect_close(got.to(Device::cpu()), tensor, reduce_dtype == f32 ? 2e-6 : 1e-2, name);
+      expect_same_everywhere(got.to(Device::cpu()));
+    }
+  }
+}
+
+TEST_F(Ranks, StepsCanBeCaptured) {
+  const Device device = world_->device();
+  if (!device.is_cuda()) GTEST_SKIP() << "needs GPUs";
+  manual_seed(1);
+  Model eager, captured;
+  for (Model* model : {&eager, &captured}) {
+    for (Tensor& unused : std::array<Tensor, 5>{model->spare.weight, model->spare.bias, model->never.weight,
+                                                model->never.bias, model->frozen})
+      unused.requires_grad_(false);
+    model->to(device);
+  }
+  const nn::DataParallel of_eager(eager, *world_), of_captured(captured, *world_);
+  captured.load_state_dict(eager.state_dict());
+  optim::SGD first(eager.parameters(), {.lr = 0.1, .momentum = 0.9}),
+      second(captured.parameters(), {.lr = 0.1, .momentum = 0.9});
+  const Tensor x = zeros({4, 6}, {.device = device});
+  const auto step = [&](Model& model, optim::SGD& optimizer) {
+    optimizer.zero_grad();
+    loss_of(model, x).backward();
+    optimizer.step();
+  };
+  cuda::CUDAGraph graph(device.index);
+  for (int i = 0; i < 6; ++i) {
+    Generator random(static_cast<uint64_t>(100 * rank_ + i));
+    x.copy_(randn({4, 6}, {}, &random));
+    step(eager, first);
+    if (i < 2) step(captured, second);
+    if (i == 1) graph.capture([&] { step(captured, second); });
+    if (i >= 2) graph.replay();
+  }
+  for (const auto& [name, tensor] : eager.state_dict())
+    EXPECT_EQ(captured.state_dict().at(name).to(Device::cpu()).to_vector(), tensor.to(Device::cpu()).to_vector())
+        << name;
 }
 
 /// The same names, and under each the same bits.

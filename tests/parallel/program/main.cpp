@@ -77,12 +77,14 @@ void train(const Options& options, vg::parallel::Communicator& world) {
   world.set_timeout(static_cast<double>(options.number("timeout", 60)));
   vg::manual_seed(static_cast<uint64_t>(rank));
   Model model(options.text("fail") == "model" && rank == 1 ? 8 : 4);
+  model.to(world.device());
   vg::nn::DataParallel parallel(model, world, {.bucket_cap_mb = 0.0005});
   vg::optim::SGD optimizer(model.parameters(), {.lr = 0.05, .momentum = 0.9});
   const vg::data::FunctionDataset dataset(kSamples, make_sample);
   vg::data::Loader loader(
       dataset, {.batch_size = kBatch / size,
                 .num_workers = 1,
+                .device = world.device(),
                 .sampler = std::make_shared<vg::data::DistributedSampler>(
                     std::make_shared<vg::data::RandomSampler>(kSamples, 3),
                     vg::data::DistributedSamplerOptions{.num_replicas = size, .rank = rank, .batch_size = kBatch})});
@@ -128,5 +130,7 @@ int main(int argc, char** argv) {
     const size_t equals = argument.find('=');
     options.given[argument.substr(0, equals)] = argument.substr(equals + 1);
   }
-  return vg::parallel::run([&](vg::parallel::Communicator& world) { train(options, world); });
+  const auto f = [&](vg::parallel::Communicator& world) { train(options, world); };
+  if (const auto ranks = static_cast<int>(options.number("launch", 0))) return vg::parallel::launch(ranks, f);
+  return vg::parallel::run(f, vg::Device::parse(options.text("device", "cpu")));
 }
