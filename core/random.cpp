@@ -1,5 +1,7 @@
 #include "core/random.h"
 
+#include <utility>
+
 #include "core/error.h"
 #include "core/philox.h"
 
@@ -24,10 +26,18 @@ int64_t Generator::next_below(int64_t bound) {
   }
 }
 
+namespace {
+thread_local Generator* own_generator = nullptr;
+}
+
 Generator& default_generator() {
   static Generator generator;
-  return generator;
+  return own_generator ? *own_generator : generator;
 }
+
+GeneratorGuard::GeneratorGuard(Generator& generator) : previous_(std::exchange(own_generator, &generator)) {}
+
+GeneratorGuard::~GeneratorGuard() { own_generator = previous_; }
 
 void manual_seed(uint64_t seed) { default_generator().manual_seed(seed); }
 

@@ -30,10 +30,22 @@ class Generator {
   GeneratorState state_;
 };
 
-/// The generator that random operations use when none is given, in all threads: give those that draw at the same time
-/// generators of their own.
+/// The generator that random operations use when none is given, in all threads but those with a GeneratorGuard: give
+/// threads that draw at the same time generators of their own.
 Generator& default_generator();
 /// Restarts the default generator; the same numbers then follow on every device.
 void manual_seed(uint64_t seed);
+
+/// Makes `generator` this thread's default generator for as long as it lives.
+class [[nodiscard]] GeneratorGuard {
+ public:
+  explicit GeneratorGuard(Generator& generator);
+  ~GeneratorGuard();
+  GeneratorGuard(const GeneratorGuard&) = delete;
+  GeneratorGuard& operator=(const GeneratorGuard&) = delete;
+
+ private:
+  Generator* previous_;
+};
 
 }  // namespace voxgrad

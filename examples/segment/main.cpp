@@ -12,6 +12,7 @@
 #include "examples/common/profile.h"
 #include "examples/common/program.h"
 #include "examples/common/progress.h"
+#include "examples/common/ranks.h"
 #include "examples/segment/evaluate.h"
 #include "examples/segment/pictures.h"
 #include "examples/segment/report.h"
@@ -25,6 +26,7 @@ struct Options {
   std::string out = "out/segment", device = "auto", dataset;
   std::vector<std::string> images, labels;
   bool resume = false, probabilities = false;
+  int gpus = 0;
   TrainOptions train;
 };
 
@@ -47,6 +49,8 @@ int parse(int argc, char** argv, Options& options) {
   app.add_option("--device", options.device, "auto, cpu, cuda or cuda:N")
       ->check(examples::device_name())
       ->capture_default_str();
+  app.add_option("--gpus", options.gpus, "train on the first N GPUs, which share each batch")
+      ->check(CLI::Range(1, 1024));
   app.add_flag("--resume", options.resume, "go on from the checkpoint in --out");
   TrainOptions& train = options.train;
   int64_t patch = 0;
@@ -136,6 +140,7 @@ int run(const Options& options) {
   vg::runtime(device).require(device.index);
   Options settled = options;
   settled.train = settle(options.train, device);
+  examples::check_gpus("segment", options.gpus, settled.train.batch, options.device);
   const Task task = task_of(options);
   const examples::OutputFolder folder(options.out);
   const std::filesystem::path& out = folder.path();
@@ -145,7 +150,9 @@ int run(const Options& options) {
   std::printf("%s: training on %zu, testing on %zu, in %s\n", task.name.c_str(), task.training.size(),
               task.held_out.size(), precision.c_str());
 
-  const TrainResult trained = train(task, settled.train, device, out, options.resume);
+  const TrainResult trained = examples::train_on(options.gpus, [&](vg::parallel::Communicator* world) {
+    return train(task, settled.train, world ? world->device() : device, out, options.resume, world);
+  });
   if (trained.interrupted) return examples::report_stop(trained.steps, out / "checkpoint.safetensors");
   std::vector<TestResult> tests;
   for (size_t i = 0; i < task.held_out.size(); ++i) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <memory>
 
 #include "examples/common/sample_data.h"
@@ -146,6 +147,14 @@ Task files(const std::vector<std::string>& images, const std::vector<std::string
   }
   task.validation = task.training;
   return task;
+}
+
+vg::data::AugmentOptions in_voxels(vg::data::AugmentOptions options, const std::array<double, 3>& spacing) {
+  const double mm = std::cbrt(spacing[0] * spacing[1] * spacing[2]);  // of a voxel
+  options.elastic.low /= mm;
+  options.elastic.high /= mm;
+  options.elastic_spacing /= mm;
+  return options;
 }
 
 }  // namespace segment

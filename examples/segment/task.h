@@ -1,6 +1,7 @@
 // What is segmented: cases to train on, and others to test on.
 #pragma once
 
+#include <array>
 #include <filesystem>
 #include <functional>
 #include <string>
@@ -45,5 +46,8 @@ Task dataset(const std::filesystem::path& folder);
 /// A file of intensities for each file of class numbers: the last pair is held out, or if there is only one, all is
 /// measured on what was trained on, and the name says so.
 Task files(const std::vector<std::string>& images, const std::vector<std::string>& labels);
+
+/// With elastic deformation in voxels of `spacing` mm, in place of mm.
+voxgrad::data::AugmentOptions in_voxels(voxgrad::data::AugmentOptions options, const std::array<double, 3>& spacing);
 
 }  // namespace segment

@@ -5,10 +5,12 @@
 #include <cstdio>
 #include <optional>
 
+#include "examples/common/checkpoint.h"
 #include "examples/common/interrupt.h"
 #include "examples/common/options.h"
 #include "examples/common/profile.h"
 #include "examples/common/progress.h"
+#include "examples/common/ranks.h"
 #include "examples/segment/evaluate.h"
 #include "examples/segment/store.h"
 
@@ -19,17 +21,21 @@ namespace {
 /// Everything that changes while training.
 struct Run {
   Run(const std::vector<vg::data::PatchSource>& sources, const TrainOptions& o, const vg::nn::UNetPlan& plan,
-      vg::Device device)
+      vg::Device device, vg::parallel::Communicator* world)
       : patches(sources, {.size = vg::Shape{plan.patch_size[0], plan.patch_size[1], plan.patch_size[2]},
                           .samples = o.steps * o.batch,
                           .batch_size = o.batch}),
-        loader(patches,
-               {.batch_size = o.batch, .num_workers = static_cast<int>(o.workers), .seed = o.seed, .device = device}),
+        loader(patches, {.batch_size = o.batch / (world ? world->size() : 1),
+                         .num_workers = static_cast<int>(o.workers),
+                         .seed = o.seed,
+                         .device = device,
+                         .sampler = examples::order_of_ranks(o.steps * o.batch, o.batch, world)}),
         model(std::make_shared<vg::nn::UNet>(plan.network)),
         precision(o.precision),
         scaler(precision.scaler()) {
     model->to(device);
     if (device.is_cuda()) model->to(vg::MemoryFormat::channels_last);
+    if (world) parallel = std::make_unique<vg::nn::DataParallel>(*model, *world);
     if (o.optimizer == "sgd")
       optimizer = std::make_unique<vg::optim::SGD>(
           model->parameters(),
@@ -54,21 +60,13 @@ struct Run {
   vg::data::PatchDataset patches;
   vg::data::Loader loader;
   std::shared_ptr<vg::nn::UNet> model;
+  std::unique_ptr<vg::nn::DataParallel> parallel;  // null for one rank
   std::unique_ptr<vg::optim::Optimizer> optimizer;
   std::unique_ptr<vg::optim::PolynomialLR> schedule;
   std::unique_ptr<vg::optim::ExponentialMovingAverage> average;
   examples::Precision precision;
   vg::optim::GradScaler scaler;
 };
-
-vg::data::AugmentOptions augmentation(const Task& task, const std::array<double, 3>& spacing) {
-  vg::data::AugmentOptions options = task.augment;
-  const double mm = std::cbrt(spacing[0] * spacing[1] * spacing[2]);  // of a voxel
-  options.elastic.low /= mm;
-  options.elastic.high /= mm;
-  options.elastic_spacing /= mm;
-  return options;
-}
 
 /// What a checkpoint must have in common with the run that goes on from it, but for the patch.
 vg::Metadata describe_run(const std::string& cases, const TrainOptions& o) {
@@ -87,18 +85,13 @@ vg::Metadata describe_run(const std::string& cases, const TrainOptions& o) {
           {"precision", o.precision}};
 }
 
-void check_same_run(const vg::Metadata& saved, const vg::Metadata& wanted) {
-  for (const auto& [key, value] : wanted) {
-    const auto found = saved.find(key);
-    const std::string was = found == saved.end() ? "nothing" : found->second;
-    vg::check(was == value, "segment", "--resume: the checkpoint was made with ", key, " ", was, ", now it is ", value);
-  }
-}
-
 class Training {
  public:
-  Training(const Task& task, const TrainOptions& options, vg::Device device, std::filesystem::path out, bool resume)
+  Training(const Task& task, const TrainOptions& options, vg::Device device, std::filesystem::path out, bool resume,
+           vg::parallel::Communicator* world)
       : task_(task),
+        world_(world),
+        first_(!world || world->rank() == 0),
         options_(options),
         device_(device),
         out_(std::move(out)),
@@ -106,8 +99,8 @@ class Training {
         about_(describe_run(survey_.cases, options)),
         sources_(sources(resume)),
         plan_(plan_network()),
-        run_(sources_, options, plan_, device),
-        augment_(augmentation(task, survey_.preprocess.spacing)) {
+        run_(sources_, options, plan_, device, world),
+        augment_(in_voxels(task.augment, survey_.preprocess.spacing)) {
     run_.precision.set_float32();
     result_.model = run_.model;
     result_.window = plan_.patch_size;
@@ -117,28 +110,29 @@ class Training {
   }
 
   TrainResult run() {
-    if (!options_.tensorboard.empty())
+    if (first_ && !options_.tensorboard.empty())
       result_.writer = std::make_shared<vg::SummaryWriter>(options_.tensorboard, result_.steps + 1);
-    const examples::InterruptGuard interrupt;
+    std::optional<examples::InterruptGuard> interrupt;
+    if (first_) interrupt.emplace();
     examples::Progress progress(result_.steps, options_.steps, "step");
-    examples::StepProfiler profiler(options_.profile);
+    examples::StepProfiler profiler(first_ ? options_.profile : std::string());
     if (result_.steps < options_.steps)
       for (const vg::data::Sample& batch : run_.loader) {
         profiler.begin_step();
-        const double loss = step(batch);
+        const double loss = examples::mean_of_ranks(step(batch), world_);
         vg::check(std::isfinite(loss), "segment", "the loss of step ", result_.steps, " is not finite; a smaller --lr ",
                   "may help");
         result_.history.losses.push_back(loss);
         if (result_.writer) result_.writer->add_scalar("loss", loss, result_.steps);
         const bool last = result_.steps == options_.steps;
         if (result_.steps % options_.validate_every == 0 || last) validate();
-        progress.update(result_.steps, figure());
-        if (last || interrupt.requested() || gave_up()) break;
+        if (first_) progress.update(result_.steps, figure());
+        result_.interrupted = examples::mean_of_ranks(first_ && interrupt->requested(), world_) > 0;
+        if (last || result_.interrupted || gave_up()) break;
         if (result_.steps % options_.validate_every == 0) save(progress.seconds());
       }
     profiler.finish();
     save(progress.seconds());
-    result_.interrupted = interrupt.requested();
     if (run_.average) run_.average->apply_to(*run_.model);
     return std::move(result_);
   }
@@ -147,7 +141,7 @@ class Training {
   vg::Metadata check_saved() const {
     vg::Metadata saved;
     vg::load_safetensors(checkpoint(), vg::Device::cpu(), &saved);
-    check_same_run(saved, about_);
+    examples::check_same_run("segment", saved, about_);
     return saved;
   }
   void load() {
@@ -161,7 +155,12 @@ class Training {
   /// The training cases, preprocessed. A checkpoint that does not fit is refused before any are written.
   std::vector<vg::data::PatchSource> sources(bool resume) const {
     if (resume) check_saved();
-    if (!task_.in_memory) return store(task_, survey_, out_ / "preprocessed", resume);
+    if (!task_.in_memory) {
+      if (!first_) world_->barrier();  // until rank 0 wrote them
+      auto stored = store(task_, survey_, out_ / "preprocessed", resume || !first_);
+      if (first_ && world_) world_->barrier();
+      return stored;
+    }
     std::vector<vg::data::PatchSource> all;
     for (const LazyCase& of : task_.training) all.push_back(vg::data::patch_source(survey_.preprocess(of.load())));
     return all;
@@ -186,7 +185,8 @@ class Training {
   /// One step on a batch of patches. Returns its loss. On a GPU all but the first, which makes the optimizer's state,
   /// are replays of a CUDA graph.
   double step(vg::data::Sample batch) {
-    vg::Generator random(options_.seed + static_cast<uint64_t>(result_.steps));  // so that a resumed run draws the same
+    const uint64_t rank = world_ ? static_cast<uint64_t>(world_->rank()) << 32 : 0;
+    vg::Generator random(options_.seed + rank + static_cast<uint64_t>(result_.steps));  // the same in a resumed run
     if (options_.augment) batch = augment_(batch, random);
     if (device_.is_cuda()) batch.input = batch.input.contiguous(vg::MemoryFormat::channels_last);
     if (graph_) {
@@ -251,6 +251,7 @@ class Training {
   }
 
   void save(double seconds) {
+    if (!first_) return;
     result_.seconds = earlier_seconds_ + seconds;
     about_["seconds"] = vg::concat(result_.seconds);
     write_history(out_ / "history.csv", result_.history);
@@ -258,6 +259,8 @@ class Training {
   }
 
   const Task& task_;
+  vg::parallel::Communicator* const world_;
+  const bool first_;  // writes, prints and listens to Ctrl-C
   const TrainOptions options_;
   const vg::Device device_;
   const std::filesystem::path out_;
@@ -290,9 +293,9 @@ TrainOptions settle(TrainOptions o, vg::Device device) {
 }
 
 TrainResult train(const Task& task, const TrainOptions& options, vg::Device device, const std::filesystem::path& out,
-                  bool resume) {
+                  bool resume, vg::parallel::Communicator* world) {
   vg::manual_seed(options.seed);
-  return Training(task, options, device, out, resume).run();
+  return Training(task, options, device, out, resume, world).run();
 }
 
 }  // namespace segment

@@ -49,9 +49,10 @@ struct TrainResult {
 /// Trains on the task's training cases and leaves checkpoint.safetensors and history.csv in `out`, and unless the cases
 /// are to be in memory, preprocessed/ with files from which it reads patches (store.h). With `resume` it
 /// goes on from that checkpoint, to the same bits as a run that was never stopped. Throws voxgrad::Error if there is
-/// none, or one of other options.
+/// none, or one of other options. On several ranks each calls it with its device, all with the same arguments
+/// otherwise: a batch is shared out to them (Dice is then of each rank's part), and rank 0 writes.
 TrainResult train(const Task& task, const TrainOptions& options, voxgrad::Device device,
-                  const std::filesystem::path& out, bool resume);
+                  const std::filesystem::path& out, bool resume, voxgrad::parallel::Communicator* world = nullptr);
 
 /// The model's probabilities of a case (classes, D, H, W), in the geometry of its files: by sliding window, on the CPU.
 voxgrad::NiftiImage predict(const TrainResult& trained, const Case& of, const TrainOptions& options,

@@ -12,6 +12,7 @@
 #include "examples/common/profile.h"
 #include "examples/common/program.h"
 #include "examples/common/progress.h"
+#include "examples/common/ranks.h"
 #include "examples/common/sample_data.h"
 #include "examples/superres/pictures.h"
 #include "examples/superres/report.h"
@@ -25,6 +26,7 @@ using namespace superres;
 struct Options {
   std::string volume, test_volume, out = "out/superres", device = "auto";
   bool phantom = false, resume = false;
+  int gpus = 0;
   TrainOptions train;
 };
 
@@ -46,6 +48,8 @@ int parse(int argc, char** argv, Options& options) {
   app.add_option("--device", options.device, "auto, cpu, cuda or cuda:N")
       ->check(examples::device_name())
       ->capture_default_str();
+  app.add_option("--gpus", options.gpus, "train on the first N GPUs, which share each batch")
+      ->check(CLI::Range(1, 1024));
   app.add_flag("--resume", options.resume, "go on from the checkpoint in --out");
   TrainOptions& train = options.train;
   const CLI::Validator rate(
@@ -167,6 +171,7 @@ int run(const Options& options) {
             device);
   Options settled = options;
   if (settled.train.batch == 0) settled.train.batch = device.is_cuda() ? 32 : 8;
+  examples::check_gpus("superres", options.gpus, settled.train.batch, options.device);
 
   const Volume volume = main_volume(options);
   const std::optional<Volume> second = second_volume(options);
@@ -186,7 +191,10 @@ int run(const Options& options) {
   if (volume.phantom) std::printf("This is a phantom, not a scan: the figures say nothing about real heads.\n");
 
   RunSummary summary;
-  const TrainResult trained = train(volume.data().narrow(0, 0, split), settled.train, device, out, options.resume);
+  const vg::Tensor lower = volume.data().narrow(0, 0, split);
+  const TrainResult trained = examples::train_on(options.gpus, [&](vg::parallel::Communicator* world) {
+    return train(lower, settled.train, world ? world->device() : device, out, options.resume, world);
+  });
   if (trained.interrupted) return examples::report_stop(trained.steps, out / "checkpoint.safetensors");
 
   const auto begin = std::chrono::steady_clock::now();

@@ -7,10 +7,12 @@
 #include <optional>
 #include <vector>
 
+#include "examples/common/checkpoint.h"
 #include "examples/common/interrupt.h"
 #include "examples/common/options.h"
 #include "examples/common/profile.h"
 #include "examples/common/progress.h"
+#include "examples/common/ranks.h"
 #include "examples/superres/report.h"
 #include "examples/superres/volume.h"
 
@@ -70,15 +72,6 @@ vg::Metadata describe_run(const vg::Tensor& head, const TrainOptions& o) {
           {"layers", text(o.model.layers)}};
 }
 
-void check_same_run(const vg::Metadata& saved, const vg::Metadata& wanted) {
-  for (const auto& [key, value] : wanted) {
-    const auto found = saved.find(key);
-    const std::string was = found == saved.end() ? "nothing" : found->second;
-    vg::check(was == value, "superres", "--resume: the checkpoint was made with ", key, " ", was, ", now it is ",
-              value);
-  }
-}
-
 /// The losses of the first `steps` steps, of a run that goes on from there.
 std::vector<LossLine> earlier_losses(const std::filesystem::path& path, int64_t steps) {
   std::vector<LossLine> losses = read_losses(path);
@@ -99,14 +92,18 @@ double recent_loss(const std::vector<LossLine>& losses) {
 
 /// Everything that changes while training.
 struct Run {
-  Run(const vg::Tensor& head, const TrainOptions& o, vg::Device device)
+  Run(const vg::Tensor& head, const TrainOptions& o, vg::Device device, vg::parallel::Communicator* world)
       : patches(head, 2 * o.patch, o.steps * o.batch),
-        loader(patches,
-               {.batch_size = o.batch, .num_workers = static_cast<int>(o.workers), .seed = o.seed, .device = device}),
+        loader(patches, {.batch_size = o.batch / (world ? world->size() : 1),
+                         .num_workers = static_cast<int>(o.workers),
+                         .seed = o.seed,
+                         .device = device,
+                         .sampler = examples::order_of_ranks(o.steps * o.batch, o.batch, world)}),
         model(std::make_shared<SuperResolution>(o.model)),
         precision(o.precision),
         scaler(precision.scaler()) {
     model->to(device);
+    if (world) parallel = std::make_unique<vg::nn::DataParallel>(*model, *world);
     optimizer = std::make_unique<vg::optim::AdamW>(model->parameters(),
                                                    vg::optim::AdamWOptions{.lr = o.lr, .betas = {0.9, 0.99}});
     const int64_t warmup = std::min<int64_t>(20, o.steps / 2);
@@ -124,6 +121,7 @@ struct Run {
   Patches patches;
   vg::data::Loader loader;
   std::shared_ptr<SuperResolution> model;
+  std::unique_ptr<vg::nn::DataParallel> parallel;  // null for one rank
   std::unique_ptr<vg::optim::AdamW> optimizer;
   std::unique_ptr<vg::optim::CosineAnnealingLR> schedule;
   examples::Precision precision;
@@ -173,9 +171,10 @@ class Stepper {
 }  // namespace
 
 TrainResult train(const vg::Tensor& head, const TrainOptions& options, vg::Device device,
-                  const std::filesystem::path& out, bool resume) {
+                  const std::filesystem::path& out, bool resume, vg::parallel::Communicator* world) {
   vg::manual_seed(options.seed);
-  Run run(head, options, device);
+  const bool first = !world || world->rank() == 0;  // writes, prints and listens to Ctrl-C
+  Run run(head, options, device, world);
   run.precision.set_float32();
   vg::Metadata about = describe_run(head, options);
   const std::filesystem::path checkpoint = out / "checkpoint.safetensors", losses_file = out / "losses.csv";
@@ -184,9 +183,9 @@ TrainResult train(const vg::Tensor& head, const TrainOptions& options, vg::Devic
   if (resume) {
     vg::Metadata saved;
     vg::load_safetensors(checkpoint, vg::Device::cpu(), &saved);
-    check_same_run(saved, about);
+    examples::check_same_run("superres", saved, about);
     vg::load_checkpoint(checkpoint, run.parts());
-    losses = earlier_losses(losses_file, run.schedule->steps());
+    if (first) losses = earlier_losses(losses_file, run.schedule->steps());
     earlier_seconds = std::strtod(saved["seconds"].c_str(), nullptr);
   }
 
@@ -195,27 +194,29 @@ TrainResult train(const vg::Tensor& head, const TrainOptions& options, vg::Devic
                      .steps = run.schedule->steps(),
                      .seconds = earlier_seconds,
                      .last_loss = recent_loss(losses)};
-  if (!options.tensorboard.empty())
+  if (first && !options.tensorboard.empty())
     result.writer = std::make_shared<vg::SummaryWriter>(options.tensorboard, result.steps + 1);
   if (result.steps >= options.steps) {
-    std::printf("all %lld steps were taken before\n", static_cast<long long>(options.steps));
+    if (first) std::printf("all %lld steps were taken before\n", static_cast<long long>(options.steps));
     return result;
   }
   constexpr int64_t kSaveEvery = 200;
   Stepper stepper(run, device, options.cuda_graph);
-  const examples::InterruptGuard interrupt;
+  std::optional<examples::InterruptGuard> interrupt;
+  if (first) interrupt.emplace();
   examples::Progress progress(result.steps, options.steps, "step");
   const auto save = [&] {
+    if (!first) return;
     result.seconds = earlier_seconds + progress.seconds();
     about["seconds"] = vg::concat(result.seconds);
     write_losses(losses_file, losses);
     vg::save_checkpoint(checkpoint, run.parts(), about);
   };
-  examples::StepProfiler profiler(options.profile);
+  examples::StepProfiler profiler(first ? options.profile : std::string());
   for (const auto& [low, high] : run.loader) {
     profiler.begin_step();
     losses.push_back({result.steps + 1, 0, run.optimizer->lr()});
-    losses.back().loss = stepper.step(low, high);
+    losses.back().loss = examples::mean_of_ranks(stepper.step(low, high), world);
     run.schedule->step();
     vg::check(std::isfinite(losses.back().loss), "superres", "the loss of step ", result.steps + 1,
               " is not finite; a smaller --lr may help");
@@ -224,16 +225,16 @@ TrainResult train(const vg::Tensor& head, const TrainOptions& options, vg::Devic
       result.writer->add_scalar("loss", losses.back().loss, result.steps);
       result.writer->add_scalar("learning rate", losses.back().lr, result.steps);
     }
+    result.interrupted = examples::mean_of_ranks(first && interrupt->requested(), world) > 0;
     char figure[48];
     std::snprintf(figure, sizeof figure, "loss %.3e%s%s", recent_loss(losses), run.precision.is_half() ? " in " : "",
                   run.precision.is_half() ? options.precision.c_str() : "");
-    progress.update(result.steps, figure);
-    if (interrupt.requested()) break;
+    if (first) progress.update(result.steps, figure);
+    if (result.interrupted) break;
     if (result.steps % kSaveEvery == 0) save();
   }
   save();
   profiler.finish();
-  result.interrupted = interrupt.requested();
   result.last_loss = recent_loss(losses);
   return result;
 }

@@ -36,8 +36,9 @@ struct TrainResult {
 
 /// Trains on `head` (D, H, W) and leaves checkpoint.safetensors and losses.csv in `out`. With `resume` it goes on
 /// from that checkpoint, to the same bits as a run that was never stopped. Throws voxgrad::Error if there is
-/// none, or one of other options; of a run that took all its steps nothing is left to do.
+/// none, or one of other options; of a run that took all its steps nothing is left to do. On several ranks each calls
+/// it with its device, all with the same arguments otherwise: a batch is shared out to them, and rank 0 writes.
 TrainResult train(const voxgrad::Tensor& head, const TrainOptions& options, voxgrad::Device device,
-                  const std::filesystem::path& out, bool resume);
+                  const std::filesystem::path& out, bool resume, voxgrad::parallel::Communicator* world = nullptr);
 
 }  // namespace superres

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/autograd.h"
+#include "core/random.h"
 #include "cuda/cuda.h"
 #include "nn/parallel/communicator.h"
 #include "nn/parallel/environment.h"
@@ -364,7 +365,8 @@ int launch(int ranks, const std::function<void(Communicator& world)>& f) {
   const Listener listener(0);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < ranks; ++rank)
-    threads.emplace_back([&, rank] {
+    threads.emplace_back([&, rank, generator = default_generator()]() mutable {
+      const GeneratorGuard guard(generator);
       std::unique_ptr<Communicator> group;
       try {
         group = std::make_unique<NcclCommunicator>(rank, ranks, rank, rank,

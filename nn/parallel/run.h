@@ -13,8 +13,8 @@ namespace voxgrad::parallel {
 /// Returns 0; 1 if the group could not be made, which a line on stderr explains.
 int run(const std::function<void(Communicator& world)>& f, Device device = Device::cpu());
 
-/// Calls f in `ranks` threads of this process, each with the GPU of its rank, and nobody to start them. What they share
-/// is shared: the default random generator, set_float32_precision(). Otherwise as run(): an exception ends the process.
+/// Calls f in `ranks` threads of this process, each with the GPU of its rank and a copy of this thread's default
+/// generator. set_float32_precision() is for all of them. Otherwise as run(): an exception ends the process.
 /// Throws Error if this build has no NCCL, or there are fewer GPUs.
 int launch(int ranks, const std::function<void(Communicator& world)>& f);
 
