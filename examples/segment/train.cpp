@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <optional>
 
 #include "examples/common/checkpoint.h"
@@ -70,18 +69,17 @@ struct Run {
 
 /// What a checkpoint must have in common with the run that goes on from it, but for the patch.
 vg::Metadata describe_run(const std::string& cases, const TrainOptions& o) {
-  const auto text = [](const auto& value) { return vg::concat(value); };
   return {{"cases", cases},
-          {"steps", text(o.steps)},
-          {"batch", text(o.batch)},
-          {"channels", text(o.channels)},
-          {"spacing", text(o.spacing)},
-          {"residual", text(o.residual)},
+          {"steps", vg::concat(o.steps)},
+          {"batch", vg::concat(o.batch)},
+          {"channels", vg::concat(o.channels)},
+          {"spacing", vg::concat(o.spacing)},
+          {"residual", vg::concat(o.residual)},
           {"optimizer", o.optimizer},
-          {"lr", text(o.lr)},
-          {"ema", text(o.ema)},
-          {"seed", text(o.seed)},
-          {"augmentation", text(o.augment)},
+          {"lr", vg::concat(o.lr)},
+          {"ema", vg::concat(o.ema)},
+          {"seed", vg::concat(o.seed)},
+          {"augmentation", vg::concat(o.augment)},
           {"precision", o.precision}};
 }
 
@@ -120,8 +118,8 @@ class Training {
       for (const vg::data::Sample& batch : run_.loader) {
         profiler.begin_step();
         const double loss = examples::mean_of_ranks(step(batch), world_);
-        vg::check(std::isfinite(loss), "segment", "the loss of step ", result_.steps, " is not finite; a smaller --lr ",
-                  "may help");
+        vg::check(std::isfinite(loss), "segment", "the loss of step ", result_.steps,
+                  " is not finite; try a smaller --lr");
         result_.history.losses.push_back(loss);
         if (result_.writer) result_.writer->add_scalar("loss", loss, result_.steps);
         const bool last = result_.steps == options_.steps;
