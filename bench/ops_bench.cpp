@@ -344,7 +344,7 @@ void add_kernels(vg::Device device, const vg::Shape& shape, int calls, const For
     return [=, &k] {
       const vg::View g = gamma.view_in(), dg = dgamma.view_out(), db = dbeta.view_out();
       k.group_norm_backward({v[0].view_out(), &dg, &db}, v[1].view_in(), v[2].view_in(), mean.view_in(), mean.view_in(),
-                            &g, nullptr, {});
+                            &g, nullptr, {}, nullptr);
     };
   });
   if (form.dtype != vg::f32 || form.format != vg::MemoryFormat::contiguous) return;

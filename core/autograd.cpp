@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "core/autocast.h"
+#include "core/communicator.h"
 #include "core/random.h"
 
 namespace voxgrad {
@@ -132,6 +133,7 @@ class CheckpointedCall : public std::enable_shared_from_this<CheckpointedCall> {
   std::vector<Saved> inputs_;
   GeneratorState random_;
   std::optional<DType> autocast_;
+  parallel::Communicator* spatial_group_;
   std::vector<std::weak_ptr<Saved::Recomputed>> saved_;
   std::vector<std::pair<std::shared_ptr<Saved::Recomputed>, Saved>> found_;  // by the second call
   size_t next_ = 0;
@@ -158,7 +160,8 @@ CheckpointedCall::CheckpointedCall(std::function<Tensors(const Tensors&)> functi
     : function_(std::move(function)),
       inputs_(inputs.begin(), inputs.end()),
       random_(default_generator().state()),
-      autocast_(autocast::dtype()) {}
+      autocast_(autocast::dtype()),
+      spatial_group_(parallel::spatial_group()) {}
 
 Tensors CheckpointedCall::run(const Tensors& inputs) {
   const Restore current(current_, this);
@@ -173,6 +176,7 @@ void CheckpointedCall::again() {
   for (const Saved& input : inputs_) inputs.push_back(input());
   const GradModeGuard mode(true);
   const autocast guard(autocast_.value_or(f32), autocast_.has_value());
+  const parallel::SpatialGroupGuard spatial(spatial_group_);
   const Restore recomputing(recomputing_, true);
   const GeneratorState now = default_generator().state();
   default_generator().set_state(random_);

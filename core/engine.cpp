@@ -11,6 +11,7 @@
 
 #include "core/autocast.h"
 #include "core/autograd.h"
+#include "core/communicator.h"
 
 namespace voxgrad {
 namespace {
@@ -102,7 +103,8 @@ void Engine::capture(std::vector<Edge> wanted, const std::vector<Edge>& roots) {
 
 void Engine::run(const std::vector<Edge>& roots, const Tensors& gradients) {
   GradModeGuard mode(create_);
-  const autocast off(f32, false);  // gradients have the dtypes that the forward pass chose
+  const autocast off(f32, false);                    // gradients have the dtypes that the forward pass chose
+  const parallel::SpatialGroupGuard apart(nullptr);  // and go the ways that it went
   const Callbacks callbacks;
   for (size_t i = 0; i < roots.size(); ++i) send(roots[i], gradients[i], "the root");
   while (!ready_.empty()) {

@@ -31,6 +31,11 @@ struct View {
   }
 };
 
+/// f64 values at `data`, a contiguous (rows, columns) on the device of `like`.
+inline View double_matrix(const View& like, void* data, int64_t rows, int64_t columns) {
+  return {data, DType::f64, like.device, 2, {rows, columns}, {columns, 1}};
+}
+
 /// Memory at `data` as a contiguous view of the shape and device of `like`.
 inline View dense_like(const View& like, void* data, DType dtype) {
   View view = like;

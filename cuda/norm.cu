@@ -121,7 +121,7 @@ struct Normalize {
 
 template <class T, class Activations>
 void forward(const View& y, const View& mean, const View& rstd, const View& x, const View* gamma, const View* beta,
-             double eps, const Activations& activations, const Launch& launch) {
+             double eps, const Activations& activations, const OverRanks* over_ranks, const Launch& launch) {
   constexpr const char* kOp = "group_norm";
   const Groups shape(x, mean);
   const Workspace total(launch, static_cast<size_t>(shape.lines()) * sizeof(double2));
@@ -132,6 +132,7 @@ void forward(const View& y, const View& mean, const View& rstd, const View& x, c
   statistics_kernel<<<grid_size(shape.count(), layout.columns), kBlock, 0, launch.stream>>>(
       shape, layout, deviations, total.as<double2>(), Matrix(mean), Matrix(rstd), exact.as<double2>(), eps);
   check_launch(kOp);
+  if (over_ranks) (*over_ranks)(double_matrix(x, exact.as<double2>(), shape.count(), 2));
   const Normalize<T, Activations> formula{
       shape, exact.as<double2>(), Matrix(mean), Matrix(rstd), PerChannel(gamma), PerChannel(beta), activations};
   apply_formula<T>(kOp, formula, launch, nullptr, &y, x);
@@ -179,12 +180,13 @@ void track_statistics(const View* running_mean, const View* running_var, const V
 }
 
 void group_norm(const View& y, const View& mean, const View& rstd, const View& x, const View* gamma, const View* beta,
-                double eps, const NormActivations& activations) {
+                double eps, const NormActivations& activations, const OverRanks* over_ranks) {
   if (x.size[1] == 0 || mean.numel() == 0) return;
   const Launch launch(x);
   dispatch(Floats(), x.dtype, "group_norm", "CUDA", [&]<class T>() {
     with_vector_activations<T>(
-        activations, [&](const auto& a) { forward<T>(y, mean, rstd, x, gamma, beta, eps, a, launch); }, y, x);
+        activations, [&](const auto& a) { forward<T>(y, mean, rstd, x, gamma, beta, eps, a, over_ranks, launch); }, y,
+        x);
   });
 }
 

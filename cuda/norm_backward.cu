@@ -109,7 +109,8 @@ struct InputGradient {
 
 template <class T, class Activations>
 void backward(const GroupNormGradients& out, const View& dy, const View& x, const View& mean, const View& rstd,
-              const View* gamma, const View* beta, const Activations& activations, const Launch& launch) {
+              const View* gamma, const View* beta, const Activations& activations, const OverRanks* over_ranks,
+              const Launch& launch) {
   constexpr const char* kOp = "group_norm_backward";
   const Groups shape(x, mean);
   const Workspace total(launch, static_cast<size_t>(shape.lines()) * sizeof(double2));
@@ -121,6 +122,7 @@ void backward(const GroupNormGradients& out, const View& dy, const View& x, cons
   group_means_kernel<T><<<grid_size(shape.count(), layout.columns), kBlock, 0, launch.stream>>>(
       shape, layout, total.as<double2>(), Matrix(rstd), PerChannel(gamma), group_means.as<double2>());
   check_launch(kOp);
+  if (over_ranks) (*over_ranks)(double_matrix(x, group_means.as<double2>(), shape.count(), 2));
   parameter_gradients<T>(kOp, shape, total.as<double2>(), Matrix(rstd), out.dgamma, out.dbeta, launch);
   const InputGradient<T, Activations> formula{norm, group_means.as<double2>()};
   if (out.sums)
@@ -134,13 +136,14 @@ void backward(const GroupNormGradients& out, const View& dy, const View& x, cons
 namespace kernel {
 
 void group_norm_backward(const GroupNormGradients& out, const View& dy, const View& x, const View& mean,
-                         const View& rstd, const View* gamma, const View* beta, const NormActivations& activations) {
+                         const View& rstd, const View* gamma, const View* beta, const NormActivations& activations,
+                         const OverRanks* over_ranks) {
   if (x.size[1] == 0) return;
   const Launch launch(x);
   dispatch(Floats(), x.dtype, "group_norm_backward", "CUDA", [&]<class T>() {
     with_vector_activations<T>(
-        activations, [&](const auto& a) { backward<T>(out, dy, x, mean, rstd, gamma, beta, a, launch); }, out.dx, dy,
-        x);
+        activations, [&](const auto& a) { backward<T>(out, dy, x, mean, rstd, gamma, beta, a, over_ranks, launch); },
+        out.dx, dy, x);
   });
 }
 

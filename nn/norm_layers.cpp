@@ -68,8 +68,7 @@ Tensor BatchNorm<N>::forward(const Tensor& x) const {
   const bool has_rank = x.defined() && (x.dim() == N + 2 || (N == 1 && x.dim() == 2));
   check(!x.defined() || (has_rank && x.size(1) == num_features_), concat("BatchNorm", N, 'd').c_str(), "expects (N, ",
         num_features_, ", spatial...) with ", N, " spatial axes, got ", describe(x));
-  const NormArguments a = arguments();
-  const Tensor y = batch_norm(x, running_mean, running_var, weight, bias, a.training, a.momentum, a.eps);
+  const Tensor y = norm_activation(x, {.norm = arguments()});
   count_batch();
   return y;
 }
@@ -86,13 +85,25 @@ NormArguments BatchNorm<N>::arguments() const {
           .running_mean = running_mean,
           .running_var = running_var,
           .training = training,
-          .momentum = momentum};
+          .momentum = momentum,
+          .ranks = process_group_};
 }
 
 template <int N>
 void BatchNorm<N>::count_batch() const {
   if (is_training() && num_batches_tracked.defined() && !autograd::recomputing())
     num_batches_tracked.add_(ones_like(num_batches_tracked));
+}
+
+void convert_sync_batchnorm(Module& module, parallel::Communicator& group) {
+  const auto convert = [&](auto* layer) {
+    if (layer) layer->set_process_group(&group);
+  };
+  module.apply([&](Module& part) {
+    convert(dynamic_cast<BatchNorm1d*>(&part));
+    convert(dynamic_cast<BatchNorm2d*>(&part));
+    convert(dynamic_cast<BatchNorm3d*>(&part));
+  });
 }
 
 template class BatchNorm<1>;

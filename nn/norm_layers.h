@@ -89,6 +89,8 @@ class BatchNorm : public Layer {
   NormArguments arguments() const;
   /// After a use of arguments().
   void count_batch() const;
+  /// In training the batch is that of all ranks of `group`, each of which has equally many samples; null: of this one.
+  void set_process_group(parallel::Communicator* group) { process_group_ = group; }
   Tensor weight, bias;
   Buffer running_mean, running_var, num_batches_tracked;
   VG_MODULE(weight, bias, running_mean, running_var, num_batches_tracked)
@@ -96,11 +98,17 @@ class BatchNorm : public Layer {
  private:
   int64_t num_features_;
   Options options_;
+  parallel::Communicator* process_group_ = nullptr;
 };
 
 using BatchNorm1d = BatchNorm<1>;
 using BatchNorm2d = BatchNorm<2>;
 using BatchNorm3d = BatchNorm<3>;
+
+/// PyTorch's SyncBatchNorm: the BatchNorm layers of `module` take their statistics in training over the samples of all
+/// ranks of `group`, of which each has equally many, and which must live as long. Their gradients cannot be
+/// differentiated again.
+void convert_sync_batchnorm(Module& module, parallel::Communicator& group);
 
 struct LayerNormOptions {
   double eps = 1e-5;

@@ -15,36 +15,14 @@
 #include "ops/autocast.h"
 #include "ops/checks.h"
 #include "ops/conv_geometry.h"
+#include "ops/conv_maps.h"
 #include "ops/kernels.h"
 #include "ops/reduce.h"
 #include "ops/shape.h"
 #include "ops/unrecorded.h"
-#include "ops/volume.h"
 
 namespace voxgrad {
 namespace {
-
-Saved saved_if(bool needed, const Tensor& t) { return needed ? Saved(t) : Saved(); }
-
-/// The gradient of a bias.
-Tensor sum_over_voxels(const Tensor& grad) { return sum(grad, {0, 2, 3, 4}); }
-
-/// Of a weight that a gradient is wanted of.
-struct WeightForm {
-  Triple size;
-  MemoryFormat format;
-};
-WeightForm form_of(const Tensor& weight) { return {spatial_size(weight), weight.suggest_memory_format()}; }
-
-/// What a kernel does behind a convolution; whether the bias is recorded as an input (ops/unrecorded.h).
-struct Behind {
-  bool relu = false, bias_recorded = true;
-};
-Tensor convolve(const Tensor& x, const Tensor& weight, const Tensor& bias, const Triple& size,
-                const ConvGeometry& geometry, Behind behind = {});
-Tensor convolve_transposed(const Tensor& y, const Tensor& weight, const Tensor& bias, const Triple& size,
-                           const ConvGeometry& geometry, Behind behind = {});
-Tensor convolve_weight(const Tensor& x, const Tensor& y, const WeightForm& form, const ConvGeometry& geometry);
 
 /// In channels_last if one of the operands is, as PyTorch has it.
 Tensor empty_result(const Tensor& in, const Tensor& weight, int64_t channels, const Triple& size) {
@@ -53,6 +31,10 @@ Tensor empty_result(const Tensor& in, const Tensor& weight, int64_t channels, co
   return empty({in.size(0), channels, size[0], size[1], size[2]}, in.options(),
                last ? of_weight : in.suggest_memory_format());
 }
+
+}  // namespace
+
+Tensor sum_over_voxels(const Tensor& grad) { return sum(grad, {0, 2, 3, 4}); }
 
 Tensor convolve(const Tensor& x, const Tensor& weight, const Tensor& bias, const Triple& size,
                 const ConvGeometry& geometry, Behind behind) {
@@ -86,7 +68,6 @@ Tensor convolve_transposed(const Tensor& y, const Tensor& weight, const Tensor& 
                 });
 }
 
-/// The weight (y's channels, x's channels / groups, form.size...) for which <convolve(x, weight), y> grows fastest.
 Tensor convolve_weight(const Tensor& x, const Tensor& y, const WeightForm& form, const ConvGeometry& geometry) {
   const Triple& size = form.size;
   Tensor weight = empty({y.size(1), x.size(1) / geometry.groups, size[0], size[1], size[2]}, x.options(), form.format);
@@ -99,6 +80,8 @@ Tensor convolve_weight(const Tensor& x, const Tensor& y, const WeightForm& form,
                                  dy ? convolve(x_saved(), grad, {}, y_size, geometry) : Tensor()};
                 });
 }
+
+namespace {
 
 // ---- what a caller asked for: the options of any number of axes, and the checks
 
@@ -236,8 +219,11 @@ Tensor run(const Request& r, const Tensor& given_input, const Tensor& given_weig
   const Tensor input = autocasted(r.op, given_input), weight = autocasted(r.op, given_weight),
                bias = autocasted(r.op, given_bias);
   const Call call = checked(r, input, weight, bias);
+  parallel::Communicator* const group = r.axes() == 3 ? parallel::spatial_group() : nullptr;
   const auto map = r.transposed ? convolve_transposed : convolve;
-  Tensor y = map(call.x, call.weight, bias, call.size, call.geometry, behind);
+  Tensor y =
+      group ? convolve_slab(r.op, *group, r.transposed, call.x, call.weight, bias, call.size, call.geometry, behind)
+            : map(call.x, call.weight, bias, call.size, call.geometry, behind);
   for (int64_t i = r.axes(); i < 3; ++i) y = squeeze(y, 2);
   return input.dim() == r.axes() + 2 ? y : squeeze(y, 0);
 }

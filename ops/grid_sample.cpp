@@ -6,6 +6,7 @@
 #include "ops/checks.h"
 #include "ops/create.h"
 #include "ops/elementwise.h"
+#include "ops/halo.h"
 #include "ops/halves.h"
 #include "ops/volume.h"
 
@@ -122,6 +123,7 @@ Tensor grid_sample(const Tensor& x, const Tensor& grid, const GridSampleOptions&
   check_operands(x, grid);
   const GridSample how{!options.nearest, options.padding_mode, options.align_corners};
   Tensor positions = is_half(grid.dtype()) ? grid.to(f32) : grid;
+  check_within_slab(kOp, x.dim() == 4);
   if (x.dim() == 5) return sample(x, positions, how);
   // An image is a volume of depth 1, whose plane lies at 0.
   positions = unsqueeze(positions, 1);

@@ -6,6 +6,7 @@
 
 #include "core/autograd.h"
 #include "ops/checks.h"
+#include "ops/halo.h"
 #include "ops/volume.h"
 
 namespace voxgrad {
@@ -91,6 +92,9 @@ Tensor interpolate(const Tensor& x, const InterpolateOptions& options) {
   check_input(x, options);
   const Dims size = result_size(x, options);
   const int64_t axes = size.size();
+  if (axes == 3)  // whole copies, or parts, of single voxels
+    check_within_slab(
+        kOp, size[0] == x.size(2) || (size[0] % x.size(2) == 0 && row_of(options.mode).map < Resample::Mode::linear));
   const bool cubic = options.mode == InterpolateMode::bicubic;
   ResampleMaps maps;
   bool same = true;

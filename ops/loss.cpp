@@ -9,6 +9,7 @@
 #include "ops/checks.h"
 #include "ops/create.h"
 #include "ops/elementwise.h"
+#include "ops/halo.h"
 #include "ops/halves.h"
 #include "ops/index.h"
 #include "ops/kernels.h"
@@ -166,9 +167,15 @@ Tensor composed_sums(const char* op, const Tensor& input, const Tensor& target, 
   return cat({total(squared(p)), total(p * t), total(squared(t)), neg(total(own_logs)), neg(total(logs))}, 2);
 }
 
+/// The sum over the ranks that share the volumes of `input`, if there are such.
+Tensor of_all_ranks(const Tensor& sums, const Tensor& input) {
+  parallel::Communicator* const ranks = sharing_ranks(input.dim());
+  return ranks ? sum_over_ranks(sums, *ranks) : sums;
+}
+
 /// The sums of ops/kernels.h in f64: (N, C, 5), or (1, C, 5) over all samples.
-Tensor class_sums(const char* op, const Tensor& input, const Tensor& target, const ClassSums& options,
-                  bool of_samples) {
+Tensor class_sums_here(const char* op, const Tensor& input, const Tensor& target, const ClassSums& options,
+                       bool of_samples) {
   if (is_soft(target) || input.size(1) > kMostClasses) return composed_sums(op, input, target, options, of_samples);
   const int64_t n = input.size(0), c = input.size(1), length = target.numel() / std::max<int64_t>(n, 1);
   const Tensor x = reshape(input, {n, c, length}), numbers = reshape(target, {n, length});
@@ -181,6 +188,12 @@ Tensor class_sums(const char* op, const Tensor& input, const Tensor& target, con
         .class_sums_backward(dx.view_out(), gradients.view_in(), x().view_in(), numbers().view_in(), options);
     return Tensors{dx};
   });
+}
+
+/// The same over all ranks.
+Tensor class_sums(const char* op, const Tensor& input, const Tensor& target, const ClassSums& options,
+                  bool of_samples) {
+  return of_all_ranks(class_sums_here(op, input, target, options, of_samples), input);
 }
 
 /// Of class_sums: number k of all classes, weighted.
@@ -213,7 +226,7 @@ Tensor composed_cross_entropy(const char* op, const Tensor& input, const Tensor&
   }
   const DType dtype = autocasted_result(input);
   if (soft || o.reduction != Reduction::mean) return reduced(squeeze(losses, 1), o.reduction, dtype);
-  return (sum(losses) / sum(picked(weight))).to(dtype);
+  return (of_all_ranks(sum(losses), input) / of_all_ranks(sum(picked(weight)), input)).to(dtype);
 }
 
 /// Matrices (N, C) have one voxel a sample, of which sums are not worth their while.
@@ -283,9 +296,11 @@ Tensor dice_ce_loss(const Tensor& input, const Tensor& target, const DiceCEOptio
   const Tensor sums = class_sums(kOp, input, target, {dice.ignore_index, true, dice.squared_pred}, !dice.batch);
   const Tensor overlap = dice_of(sums, dice);
   Tensor entropy = cross_entropy_of(sums, options.weight, options.label_smoothing);
-  if (dice.reduction == Reduction::mean)
-    entropy = is_soft(target) ? entropy / (static_cast<double>(input.numel()) / static_cast<double>(input.size(1)))
-                              : entropy / weighted_sum(sums, 2, options.weight);
+  if (dice.reduction == Reduction::mean) {
+    const auto* const ranks = sharing_ranks(input.dim());
+    const double voxels = static_cast<double>(input.numel() / input.size(1)) * (ranks ? ranks->size() : 1);
+    entropy = is_soft(target) ? entropy / voxels : entropy / weighted_sum(sums, 2, options.weight);
+  }
   return (overlap * options.lambda_dice + entropy * options.lambda_ce).to(autocasted_result(input));
 }
 

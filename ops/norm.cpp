@@ -8,6 +8,7 @@
 #include "ops/checks.h"
 #include "ops/create.h"
 #include "ops/elementwise.h"
+#include "ops/halo.h"
 #include "ops/kernels.h"
 #include "ops/reduce.h"
 #include "ops/shape.h"
@@ -24,6 +25,7 @@ struct Request {
   NormActivations activations;
   bool x;
   std::optional<DType> weight, bias, added;
+  parallel::Communicator* ranks = nullptr;  // that have parts of the groups
 };
 std::optional<DType> wanted_dtype(const Tensor& t) { return wants_grad(t) ? std::optional(t.dtype()) : std::nullopt; }
 
@@ -79,6 +81,37 @@ Tensors composed_gradients(const Tensor& grad, const Tensor& saved, const Tensor
   return grads;
 }
 
+/// `of_groups` as a tensor.
+Tensor tensor_of(const View& of_groups) {
+  const Device device = of_groups.device < 0 ? Device::cpu() : Device::cuda(of_groups.device);
+  return from_blob(of_groups.data, {of_groups.size[0], of_groups.size[1]}, {f64, device}, {});
+}
+
+/// For a kernel: joins the statistics of ranks that have equal parts of each group, and sets mean and rstd to them. The
+/// variances are joined about the common mean (Chan, Golub and LeVeque, see the kernels).
+OverRanks joined_statistics(parallel::Communicator& ranks, const Tensor& mean, const Tensor& rstd) {
+  return [&](const View& of_groups) {
+    const NoGradGuard no_grad;
+    const Tensor own = tensor_of(of_groups), all = ranks.all_gather(own);
+    const Tensor means = select(all, 2, 0), joined = voxgrad::mean(means, {0}), deviations = means - joined;
+    // rstd^-2 is the variance with eps.
+    const Tensor scale = rsqrt(voxgrad::mean(pow(select(all, 2, 1), -2) + deviations * deviations, {0}));
+    select(own, 1, 0).copy_(joined);
+    select(own, 1, 1).copy_(scale);
+    mean.copy_(reshape(joined, mean.shape()));
+    rstd.copy_(reshape(scale, rstd.shape()));
+  };
+}
+
+OverRanks averaged(parallel::Communicator& ranks) {
+  return [&](const View& of_groups) {
+    const NoGradGuard no_grad;
+    const Tensor own = tensor_of(of_groups);
+    ranks.all_reduce(own);
+    own.mul_(1.0 / ranks.size());
+  };
+}
+
 Tensors fused_gradients(const Tensor& grad, const Tensor& x, const Tensor& mean, const Tensor& rstd,
                         const Tensor& weight, const Tensor& bias, const Request& r) {
   const Tensor dy = grad.contiguous(x.suggest_memory_format());
@@ -100,10 +133,11 @@ Tensors fused_gradients(const Tensor& grad, const Tensor& x, const Tensor& mean,
     sums.reset();
   }
   const auto gamma = optional_view(weight), beta = optional_view(bias);
+  const OverRanks over_ranks = r.ranks ? averaged(*r.ranks) : OverRanks();
   kernels(x.device())
       .group_norm_backward({as_rows(x, dx.view_out()), pointer(dweight), pointer(dbias), pointer(sums)},
                            as_rows(x, dy.view_in()), as_rows(x, x.view_in()), mean.view_in(), rstd.view_in(),
-                           pointer(gamma), pointer(beta), r.activations);
+                           pointer(gamma), pointer(beta), r.activations, r.ranks ? &over_ranks : nullptr);
   if (r.added) grads[3] = grads[3].to(*r.added);
   return grads;
 }
@@ -121,20 +155,25 @@ struct Normalised {
 };
 
 /// `groups`: the shape of the statistics, (N, groups), or (1, C): over the samples too. `added`: see ops/unrecorded.h.
+/// `ranks`, or null: have equal parts of the groups.
 Normalised normalise(const char* op, const Tensor& input, const Shape& groups, const Tensor& weight, const Tensor& bias,
-                     double eps, const NormActivations& activations = {}, const Tensor& added = {}) {
+                     double eps, const NormActivations& activations = {}, const Tensor& added = {},
+                     parallel::Communicator* ranks = nullptr) {
   const Tensor x = is_dense_volume(input) ? input : input.contiguous(input.suggest_memory_format());
   const Tensor y = empty_like(x);
   const Tensor mean = empty(groups, {wide(x.dtype()), x.device()}), rstd = empty_like(mean);
   const auto gamma = optional_view(weight), beta = optional_view(bias);
+  const OverRanks over_ranks = ranks ? joined_statistics(*ranks, mean, rstd) : OverRanks();
   kernels(x.device())
       .group_norm(as_rows(x, y.view_out()), mean.view_out(), rstd.view_out(), as_rows(x, x.view_in()), pointer(gamma),
-                  pointer(beta), eps, activations);
+                  pointer(beta), eps, activations, ranks ? &over_ranks : nullptr);
   const Request r{
-      groups, eps, activations, x.requires_grad(), wanted_dtype(weight), wanted_dtype(bias), wanted_dtype(added)};
+      groups, eps, activations, x.requires_grad(), wanted_dtype(weight), wanted_dtype(bias), wanted_dtype(added),
+      ranks};
   record(op, y, {x, weight, bias, added},
-         [r, x = Saved(x), mean = Saved(mean), rstd = Saved(rstd), weight = Saved(weight), bias = Saved(bias),
+         [op, r, x = Saved(x), mean = Saved(mean), rstd = Saved(rstd), weight = Saved(weight), bias = Saved(bias),
           added = Saved(added)](const Tensor& grad) {
+           if (r.ranks) autograd::once_differentiable(op);
            // Nothing to normalise, and no means of it: the kernel knows what empty sums are.
            if (!grad_enabled() || x().numel() == 0)
              return fused_gradients(grad, x(), mean(), rstd(), weight(), bias(), r);
@@ -184,27 +223,32 @@ void check_parameters(const char* op, const Tensor& x, std::initializer_list<Ope
   }
 }
 
-void check_group_norm(const Tensor& x, int64_t num_groups, const Tensor& weight, const Tensor& bias, double eps) {
+/// How many times a channel's values are those that this rank has.
+int64_t parts_of(parallel::Communicator* ranks) { return ranks ? ranks->size() : 1; }
+
+void check_group_norm(const Tensor& x, int64_t num_groups, const Tensor& weight, const Tensor& bias, double eps,
+                      parallel::Communicator* ranks) {
   check_input("group_norm", x, 2, "(N, C, spatial...)");
   check_eps("group_norm", eps);
   check(num_groups > 0, "group_norm", "num_groups must be positive, got ", num_groups);
   check(x.size(1) > 0 && x.size(1) % num_groups == 0, "group_norm", "num_groups ", num_groups, " does not divide the ",
         x.size(1), " channels of input ", x.shape());
   check_parameters("group_norm", x, {{"weight", weight}, {"bias", bias}}, {x.size(1)});
-  check(x.numel() != num_groups, "group_norm", "expected more than 1 value per channel, got input ", x.shape(), " in ",
-        num_groups, " groups");
+  check(x.numel() * parts_of(ranks) != num_groups, "group_norm", "expected more than 1 value per channel, got input ",
+        x.shape(), " in ", num_groups, " groups");
 }
 
-void check_instance_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps) {
+void check_instance_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps,
+                         parallel::Communicator* ranks) {
   check_input("instance_norm", x, 3, "(N, C, spatial...)");
   check_eps("instance_norm", eps);
   check_parameters("instance_norm", x, {{"weight", weight}, {"bias", bias}}, {x.size(1)});
-  int64_t voxels = 1;
+  int64_t voxels = parts_of(ranks);
   for (int64_t i = 2; i < x.dim(); ++i) voxels *= x.size(i);
   check(voxels != 1, "instance_norm", "expected more than 1 value per channel, got input ", x.shape());
 }
 
-void check_batch_norm(const Tensor& x, const NormArguments& norm) {
+void check_batch_norm(const Tensor& x, const NormArguments& norm, parallel::Communicator* ranks) {
   constexpr const char* kOp = "batch_norm";
   check_input(kOp, x, 2, "(N, C, spatial...)");
   check_eps(kOp, norm.eps);
@@ -217,29 +261,29 @@ void check_batch_norm(const Tensor& x, const NormArguments& norm) {
                    {x.size(1)});
   const bool tracks = norm.running_mean.defined() && norm.running_var.defined();
   check(norm.training || tracks, kOp, "needs running_mean and running_var where it is not training");
-  check(!norm.training || x.numel() == 0 || x.numel() != x.size(1), kOp,
+  check(!norm.training || x.numel() == 0 || x.numel() * parts_of(ranks) != x.size(1), kOp,
         "expected more than 1 value per channel in training, got input ", x.shape());
 }
 
 /// The check of each kind, and the shape of its statistics.
-Shape checked_statistics(const Tensor& x, const NormArguments& norm) {
+Shape checked_statistics(const Tensor& x, const NormArguments& norm, parallel::Communicator* ranks) {
   if (norm.kind == NormKind::group) {
-    check_group_norm(x, norm.num_groups, norm.weight, norm.bias, norm.eps);
+    check_group_norm(x, norm.num_groups, norm.weight, norm.bias, norm.eps, ranks);
     return {x.size(0), norm.num_groups};
   }
   if (norm.kind == NormKind::instance) {
-    check_instance_norm(x, norm.weight, norm.bias, norm.eps);
+    check_instance_norm(x, norm.weight, norm.bias, norm.eps, ranks);
     return {x.size(0), x.size(1)};
   }
-  check_batch_norm(x, norm);
+  check_batch_norm(x, norm, ranks);
   return {1, x.size(1)};
 }
 
 /// Moves what is kept between batches, if there is such, towards the values of this one.
-void track(const Tensor& x, const Normalised& result, const NormArguments& norm) {
+void track(const Tensor& x, const Normalised& result, const NormArguments& norm, parallel::Communicator* ranks) {
   if (x.numel() == 0 || autograd::recomputing()) return;
   NoGradGuard no_grad;
-  const double count = static_cast<double>(x.numel() / x.size(1)), unbiased = count / (count - 1);
+  const double count = static_cast<double>(x.numel() / x.size(1) * parts_of(ranks)), unbiased = count / (count - 1);
   std::optional<View> mean, var;
   for (const Tensor& running : {norm.running_mean, norm.running_var})
     if (running.defined()) check_in_place("batch_norm", running);
@@ -253,7 +297,9 @@ void track(const Tensor& x, const Normalised& result, const NormArguments& norm)
 }  // namespace
 
 Tensor normalised(const Tensor& x, const NormArguments& norm, const NormActivations& activations, const Tensor& added) {
-  const Shape groups = checked_statistics(x, norm);
+  parallel::Communicator* ranks = x.defined() ? sharing_ranks(x.dim()) : nullptr;
+  if (norm.ranks && norm.ranks->size() > 1) ranks = norm.ranks;
+  const Shape groups = checked_statistics(x, norm, ranks);
   if (norm.kind == NormKind::batch && x.dim() == 2) {  // one sample, channels innermost: its positions share the work
     const Tensor rows = unsqueeze(transpose(x, 0, 1), 0);
     return transpose(squeeze(normalised(rows, norm, activations, added), 0), 0, 1);
@@ -268,8 +314,8 @@ Tensor normalised(const Tensor& x, const NormArguments& norm, const NormActivati
                    : norm.kind == NormKind::group    ? "group_norm"
                    : norm.kind == NormKind::instance ? "instance_norm"
                                                      : "batch_norm";
-  const Normalised result = normalise(op, x, groups, norm.weight, norm.bias, norm.eps, activations, added);
-  if (norm.kind == NormKind::batch) track(x, result, norm);
+  const Normalised result = normalise(op, x, groups, norm.weight, norm.bias, norm.eps, activations, added, ranks);
+  if (norm.kind == NormKind::batch) track(x, result, norm, ranks);
   return result.y;
 }
 

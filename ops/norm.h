@@ -3,7 +3,7 @@
 // not finite.
 #pragma once
 
-#include "core/tensor.h"
+#include "core/communicator.h"
 
 namespace voxgrad {
 
@@ -37,6 +37,7 @@ struct NormArguments {
   Tensor running_mean{}, running_var{};  ///< of batch, as training and momentum
   bool training = true;
   double momentum = 0.1;
+  parallel::Communicator* ranks = nullptr;  ///< of batch, in training: over the samples of all of these
 };
 
 }  // namespace voxgrad

@@ -2,6 +2,7 @@
 #include "ops/pad.h"
 
 #include "ops/checks.h"
+#include "ops/halo.h"
 #include "ops/volume.h"
 
 namespace voxgrad {
@@ -36,6 +37,7 @@ Tensor pad(const Tensor& x, const std::vector<int64_t>& amounts, PadMode mode, d
   Triple size(1);
   for (int64_t i = 0; i < axes; ++i) {
     const int64_t in = x.size(x.dim() - 1 - i);
+    check_within_slab("pad", i < 2 || (amounts[4] == 0 && amounts[5] == 0));
     check(in > 0, "pad", "input has an empty spatial axis: ", x.shape());
     const auto at = static_cast<size_t>(2 * i);
     maps[static_cast<size_t>(2 - i)] =

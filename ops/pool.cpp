@@ -8,6 +8,7 @@
 #include "ops/checks.h"
 #include "ops/conv_geometry.h"
 #include "ops/create.h"
+#include "ops/halo.h"
 #include "ops/volume.h"
 
 namespace voxgrad {
@@ -71,6 +72,9 @@ Triple pooled_size(const char* op, const Windows& w, const Tensor& x) {
     if (w.ceil_mode && (size[i] - 1) * stride >= in + w.padding[i]) --size[i];
     check_not_empty(op, w, i, axis, in, size[i]);
   }
+  if (w.axes() == 3)
+    check_within_slab(op, w.dilation[0] * (w.kernel_size[0] - 1) < w.stride[0] && w.padding[0] == 0 &&
+                              w.padding_end[0] == 0 && x.size(x.dim() - 3) % w.stride[0] == 0);
   return lifted(size, 1);
 }
 
@@ -149,6 +153,7 @@ Tensor avg_pool(const char* op, const Tensor& x, const AvgPoolOptions<N>& o) {
 void check_adaptive(const char* op, const Tensor& x, const Dims& size) {
   check_extent(op, "output_size", size, 1);
   check_input(op, x, size.size());
+  check_within_slab(op, size.size() < 3);
   for (int64_t i = x.dim() - size.size(); i < x.dim(); ++i)
     check(x.size(i) < int64_t{1} << 31, op, "input has an axis of 2^31 or more: ", x.shape());
 }

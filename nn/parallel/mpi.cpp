@@ -94,6 +94,8 @@ class MpiCommunicator : public Communicator {
 
   std::unique_ptr<Work> all_reduce_async(const Tensor& tensor, ReduceOp op) override;
   void broadcast(const Tensor& tensor, int root) override;
+  std::unique_ptr<Work> send_receive_async(const std::vector<Message>& sends,
+                                           const std::vector<Message>& receives) override;
   Tensor all_gather(const Tensor& tensor) override;
   Tensor reduce_scatter(const Tensor& tensor, ReduceOp op) override;
   void barrier() override;
@@ -118,14 +120,15 @@ class MpiWork : public Work {
       : group_(group), op_(op), tensors_(std::move(tensors)) {}
   /// MPI cannot take a collective back: the memory of one that was given up stays.
   ~MpiWork() override {
-    if (request != MPI_REQUEST_NULL) static_cast<void>(new Tensors(std::move(tensors_)));
+    if (std::ranges::any_of(requests, [](MPI_Request r) { return r != MPI_REQUEST_NULL; }))
+      static_cast<void>(new Tensors(std::move(tensors_)));
   }
   MpiWork(const MpiWork&) = delete;
   MpiWork& operator=(const MpiWork&) = delete;
 
   bool test() override {
     int over = 0;
-    check_mpi(MPI_Test(&request, &over, MPI_STATUS_IGNORE), op_);
+    check_mpi(MPI_Testall(static_cast<int>(requests.size()), requests.data(), &over, MPI_STATUSES_IGNORE), op_);
     return over != 0;
   }
   void wait() override {
@@ -140,7 +143,7 @@ class MpiWork : public Work {
     }
   }
 
-  MPI_Request request = MPI_REQUEST_NULL;
+  std::vector<MPI_Request> requests{MPI_REQUEST_NULL};
 
  private:
   MpiCommunicator& group_;
@@ -232,7 +235,7 @@ std::unique_ptr<Work> MpiCommunicator::all_reduce_async(const Tensor& tensor, Re
   const MPI_Datatype type = reduced_type(tensor.dtype(), kOp);
   auto work = std::make_unique<MpiWork>(*this, kOp, Tensors{tensor});
   check_mpi(MPI_Iallreduce(MPI_IN_PLACE, tensor.mutable_raw_data(), count_of(kOp, tensor), type,
-                           operation(op, tensor.dtype()), comm_, &work->request),
+                           operation(op, tensor.dtype()), comm_, &work->requests[0]),
             kOp);
   return work;
 }
@@ -244,11 +247,35 @@ void MpiCommunicator::broadcast(const Tensor& tensor, int root) {
   check_in_place(kOp, tensor);
   const Tensor values = tensor.detach(), dense = values.contiguous();
   MpiWork work(*this, kOp, {dense});
-  check_mpi(
-      MPI_Ibcast(dense.mutable_raw_data(), count_of(kOp, dense), moved_type(dense.dtype()), root, comm_, &work.request),
-      kOp);
+  check_mpi(MPI_Ibcast(dense.mutable_raw_data(), count_of(kOp, dense), moved_type(dense.dtype()), root, comm_,
+                       &work.requests[0]),
+            kOp);
   work.wait();
   if (!dense.is_same(values)) values.copy_(dense);
+}
+
+std::unique_ptr<Work> MpiCommunicator::send_receive_async(const std::vector<Message>& sends,
+                                                          const std::vector<Message>& receives) {
+  constexpr const char* kOp = "send_receive";
+  Tensors tensors;
+  for (const auto* messages : {&sends, &receives})
+    for (const Message& message : *messages) {
+      check_tensor(kOp, message.tensor);
+      check_message(kOp, message, *this);
+      tensors.push_back(message.tensor);
+    }
+  auto work = std::make_unique<MpiWork>(*this, kOp, std::move(tensors));
+  work->requests.assign(sends.size() + receives.size(), MPI_REQUEST_NULL);
+  MPI_Request* request = work->requests.data();
+  for (const auto& [tensor, peer] : receives)
+    check_mpi(MPI_Irecv(tensor.mutable_raw_data(), count_of(kOp, tensor), moved_type(tensor.dtype()), peer, 0, comm_,
+                        request++),
+              kOp);
+  for (const auto& [tensor, peer] : sends)
+    check_mpi(
+        MPI_Isend(tensor.raw_data(), count_of(kOp, tensor), moved_type(tensor.dtype()), peer, 0, comm_, request++),
+        kOp);
+  return work;
 }
 
 Tensor MpiCommunicator::all_gather(const Tensor& tensor) {
@@ -261,8 +288,9 @@ Tensor MpiCommunicator::all_gather(const Tensor& tensor) {
   const int count = count_of(kOp, dense);
   const MPI_Datatype type = moved_type(dense.dtype());
   MpiWork work(*this, kOp, {dense, all});
-  check_mpi(MPI_Iallgather(dense.raw_data(), count, type, all.mutable_raw_data(), count, type, comm_, &work.request),
-            kOp);
+  check_mpi(
+      MPI_Iallgather(dense.raw_data(), count, type, all.mutable_raw_data(), count, type, comm_, &work.requests[0]),
+      kOp);
   work.wait();
   return all;
 }
@@ -275,16 +303,17 @@ Tensor MpiCommunicator::reduce_scatter(const Tensor& tensor, ReduceOp op) {
   const Tensor dense = tensor.detach().contiguous();
   const Tensor own = empty(dense.select(0, 0).shape(), dense.options());
   MpiWork work(*this, kOp, {dense, own});
-  check_mpi(MPI_Ireduce_scatter_block(dense.raw_data(), own.mutable_raw_data(), count_of(kOp, own),
-                                      reduced_type(own.dtype(), kOp), operation(op, own.dtype()), comm_, &work.request),
-            kOp);
+  check_mpi(
+      MPI_Ireduce_scatter_block(dense.raw_data(), own.mutable_raw_data(), count_of(kOp, own),
+                                reduced_type(own.dtype(), kOp), operation(op, own.dtype()), comm_, &work.requests[0]),
+      kOp);
   work.wait();
   return own;
 }
 
 void MpiCommunicator::barrier() {
   MpiWork work(*this, "barrier", {});
-  check_mpi(MPI_Ibarrier(comm_, &work.request), "barrier");
+  check_mpi(MPI_Ibarrier(comm_, &work.requests[0]), "barrier");
   work.wait();
 }
 

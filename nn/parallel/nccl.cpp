@@ -96,6 +96,8 @@ class NcclCommunicator : public Communicator {
 
   std::unique_ptr<Work> all_reduce_async(const Tensor& tensor, ReduceOp op) override;
   void broadcast(const Tensor& tensor, int root) override;
+  std::unique_ptr<Work> send_receive_async(const std::vector<Message>& sends,
+                                           const std::vector<Message>& receives) override;
   Tensor all_gather(const Tensor& tensor) override;
   Tensor reduce_scatter(const Tensor& tensor, ReduceOp op) override;
   void barrier() override;
@@ -247,6 +249,27 @@ void NcclCommunicator::broadcast(const Tensor& tensor, int root) {
     return ncclBroadcast(dense.raw_data(), dense.mutable_raw_data(), bytes_of(dense), ncclUint8, root, comm_, stream);
   })->wait();
   if (!dense.is_same(values)) values.copy_(dense);
+}
+
+std::unique_ptr<Work> NcclCommunicator::send_receive_async(const std::vector<Message>& sends,
+                                                           const std::vector<Message>& receives) {
+  constexpr const char* kOp = "send_receive";
+  Tensors tensors;
+  for (const auto* messages : {&sends, &receives})
+    for (const Message& message : *messages) {
+      check(message.tensor.defined() && message.tensor.device() == device(), kOp, "this rank's tensors lie on ",
+            device(), ", got ", message.tensor.defined() ? describe(message.tensor) : "none");
+      check_message(kOp, message, *this);
+      tensors.push_back(message.tensor);
+    }
+  return queue(kOp, tensors, [&](cudaStream_t stream) {
+    check_nccl(ncclGroupStart(), kOp);
+    for (const auto& [tensor, peer] : sends)
+      check_nccl(ncclSend(tensor.raw_data(), bytes_of(tensor), ncclUint8, peer, comm_, stream), kOp);
+    for (const auto& [tensor, peer] : receives)
+      check_nccl(ncclRecv(tensor.mutable_raw_data(), bytes_of(tensor), ncclUint8, peer, comm_, stream), kOp);
+    return ncclGroupEnd();
+  });
 }
 
 Tensor NcclCommunicator::all_gather(const Tensor& tensor) {

@@ -47,9 +47,10 @@ void class_sums_backward(const View& dx, const View& grad, const View& x, const 
 // norm.cpp
 void normalize(const View& y, const View& x, const View& mean, const View& rstd, const View* gamma, const View* beta);
 void group_norm(const View& y, const View& mean, const View& rstd, const View& x, const View* gamma, const View* beta,
-                double eps, const NormActivations& activations);
+                double eps, const NormActivations& activations, const OverRanks* over_ranks);
 void group_norm_backward(const GroupNormGradients& out, const View& dy, const View& x, const View& mean,
-                         const View& rstd, const View* gamma, const View* beta, const NormActivations& activations);
+                         const View& rstd, const View* gamma, const View* beta, const NormActivations& activations,
+                         const OverRanks* over_ranks);
 void track_statistics(const View* running_mean, const View* running_var, const View& mean, const View& rstd, double eps,
                       double unbiased, double momentum);
 void prelu(const View& y, const View& x, const View& weight);

@@ -300,7 +300,7 @@ void normalise(const Slabs& slabs, const View& y, const View& x, const View& gro
 
 template <class T, class Activations>
 void forward(const View& y, const View& mean, const View& rstd, const View& x, const View* gamma, const View* beta,
-             double eps, const Activations& activations) {
+             double eps, const Activations& activations, const OverRanks* over_ranks) {
   const Slabs slabs(x);
   const RowOperand in(x, dtype_of<T>);
   std::vector<Moments> moments(slabs.sums());
@@ -311,7 +311,8 @@ void forward(const View& y, const View& mean, const View& rstd, const View& x, c
     else
       add_row<T>(*into, slabs, in, slab, activations);
   });
-  normalise<T>(slabs, y, x, mean, gamma, beta, activations, [&](const Group& group) {
+  std::vector<std::pair<double, double>> statistics(static_cast<size_t>(mean.numel()));  // mean and rstd
+  for_each_group(slabs, mean, [&](const Group& group) {
     Moments total;
     for (int64_t chunk = 0; chunk < slabs.chunks; ++chunk)
       group.for_each([&](int64_t n, int64_t c) {
@@ -320,8 +321,11 @@ void forward(const View& y, const View& mean, const View& rstd, const View& x, c
     const double scale = 1 / std::sqrt(total.squares / std::max(total.count, 1.0) + eps);
     at<T>(mean, group.number) = static_cast<T>(total.mean);
     at<T>(rstd, group.number) = static_cast<T>(scale);
-    return std::pair(total.mean, scale);
+    statistics[static_cast<size_t>(group.number)] = {total.mean, scale};
   });
+  if (over_ranks) (*over_ranks)(double_matrix(x, statistics.data(), mean.numel(), 2));
+  normalise<T>(slabs, y, x, mean, gamma, beta, activations,
+               [&](const Group& group) { return statistics[static_cast<size_t>(group.number)]; });
 }
 
 /// With v = before(x) and g, the gradient of the normalised value: sums of g, of g * (v - mean) and of v - mean. The
@@ -370,7 +374,7 @@ void add_gradients(const Slabs& slabs, const Slab& slab, const RowOperand& dy, c
 
 template <class T, class Activations>
 void backward(const GroupNormGradients& out, const View& dy, const View& x, const View& mean, const View& rstd,
-              const View* gamma, const View* beta, const Activations& activations) {
+              const View* gamma, const View* beta, const Activations& activations, const OverRanks* over_ranks) {
   using Norm = ChannelNorm<T, Activations>;
   const Slabs slabs(x);
   const RowOperand dy_rows(dy, dtype_of<T>), x_rows(x, dtype_of<T>);
@@ -390,6 +394,20 @@ void backward(const GroupNormGradients& out, const View& dy, const View& x, cons
                      activations, parts.data() + slab.sums);
   });
 
+  std::vector<GradientSums> means(static_cast<size_t>(mean.numel()));  // of h, h * (v - mean), v - mean: h = gamma * g
+  for_each_group(slabs, mean, [&](const Group& group) {
+    GradientSums& total = means[static_cast<size_t>(group.number)];
+    const double count = static_cast<double>(std::max<int64_t>(1, group.lines() * slabs.length));
+    group.for_each([&](int64_t n, int64_t c) {
+      GradientSums& own = sums[line(n, c)];
+      for (int64_t chunk = 0; chunk < slabs.chunks; ++chunk)
+        own.join(parts[static_cast<size_t>((n * slabs.chunks + chunk) * slabs.channels + c)]);
+      const double weight = entry(gamma, c, 1) / count;
+      total.join({weight * own.g, weight * own.g_centred, own.centred / count});
+    });
+  });
+  if (over_ranks) (*over_ranks)(double_matrix(x, means.data(), mean.numel(), 3));
+
   struct Coefficients {
     Norm norm;
     T low, slope, offset;
@@ -397,24 +415,12 @@ void backward(const GroupNormGradients& out, const View& dy, const View& x, cons
   std::vector<Coefficients> coefficients(static_cast<size_t>(lines));
   for_each_group(slabs, mean, [&](const Group& group) {
     const double scale = double{at<T>(rstd, group.number)};
-    const double count = static_cast<double>(std::max<int64_t>(1, group.lines() * slabs.length));
-    double low = 0;
+    // With n = (v - mean) * rstd: dv = rstd * (h - mean(h) - n * mean(h * n)).
+    const auto& [mean_h, mean_h_centred, low] = means[static_cast<size_t>(group.number)];
+    const double mean_hn = (mean_h_centred - low * mean_h) * scale;
     group.for_each([&](int64_t n, int64_t c) {
       GradientSums& own = sums[line(n, c)];
-      for (int64_t chunk = 0; chunk < slabs.chunks; ++chunk)
-        own.join(parts[static_cast<size_t>((n * slabs.chunks + chunk) * slabs.channels + c)]);
-      low += own.centred / count;
-    });
-    // With h = gamma * g and n = (v - mean) * rstd: dv = rstd * (h - mean(h) - n * mean(h * n)).
-    double mean_h = 0, mean_hn = 0;
-    group.for_each([&](int64_t n, int64_t c) {
-      GradientSums& own = sums[line(n, c)];
-      const double weight = entry(gamma, c, 1);
       own.g_centred = (own.g_centred - low * own.g) * scale;
-      mean_h += weight * own.g / count;
-      mean_hn += weight * own.g_centred / count;
-    });
-    group.for_each([&](int64_t n, int64_t c) {
       coefficients[line(n, c)] = {norms[line(n, c)], static_cast<T>(low), static_cast<T>(-scale * scale * mean_hn),
                                   static_cast<T>(-scale * mean_h)};
     });
@@ -440,10 +446,10 @@ void backward(const GroupNormGradients& out, const View& dy, const View& x, cons
 }  // namespace
 
 void group_norm(const View& y, const View& mean, const View& rstd, const View& x, const View* gamma, const View* beta,
-                double eps, const NormActivations& activations) {
+                double eps, const NormActivations& activations, const OverRanks* over_ranks) {
   dispatch(Floats(), x.dtype, "group_norm", "CPU", [&]<class T>() {
     with_activations<compute_t<T>>(
-        activations, [&](const auto& a) { forward<compute_t<T>>(y, mean, rstd, x, gamma, beta, eps, a); });
+        activations, [&](const auto& a) { forward<compute_t<T>>(y, mean, rstd, x, gamma, beta, eps, a, over_ranks); });
   });
 }
 
@@ -457,10 +463,12 @@ void normalize(const View& y, const View& x, const View& mean, const View& rstd,
 }
 
 void group_norm_backward(const GroupNormGradients& out, const View& dy, const View& x, const View& mean,
-                         const View& rstd, const View* gamma, const View* beta, const NormActivations& activations) {
+                         const View& rstd, const View* gamma, const View* beta, const NormActivations& activations,
+                         const OverRanks* over_ranks) {
   dispatch(Floats(), x.dtype, "group_norm_backward", "CPU", [&]<class T>() {
-    with_activations<compute_t<T>>(
-        activations, [&](const auto& a) { backward<compute_t<T>>(out, dy, x, mean, rstd, gamma, beta, a); });
+    with_activations<compute_t<T>>(activations, [&](const auto& a) {
+      backward<compute_t<T>>(out, dy, x, mean, rstd, gamma, beta, a, over_ranks);
+    });
   });
 }
 

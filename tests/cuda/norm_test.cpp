@@ -100,9 +100,9 @@ void check_group_norm(Random& random, DType dtype, const Shape& shape, int64_t g
     for (const RandomView& view : device.is_cuda() ? gpu : cpu) v.push_back(view.on(device));
     const Kernels& k = kernels(device);
     k.group_norm(v[y], v[mean], v[rstd], v[x], affine ? &v[gamma] : nullptr, affine ? &v[beta] : nullptr, 1e-5,
-                 activations);
+                 activations, nullptr);
     k.group_norm_backward({v[dx], &v[dgamma], &v[dbeta]}, v[dy], v[x], v[mean], v[rstd], affine ? &v[gamma] : nullptr,
-                          affine ? &v[beta] : nullptr, activations);
+                          affine ? &v[beta] : nullptr, activations, nullptr);
   }
   // The gradients start from mean and rstd as the device rounded them.
   const double tolerance = 2 * rounding(dtype), coarse = centre == 0 ? 5 * tolerance : 1000 * tolerance;
@@ -201,9 +201,9 @@ TEST_F(CudaNorm, GroupNormOfSlicedColumnsRepeatsToTheBit) {
       const Tensor dgamma = empty({shape[1]}, mean.options()), dbeta = empty_like(dgamma);
       const View dg = dgamma.view_out(), db = dbeta.view_out();
       cuda_kernels().group_norm(y_part.view_out(), mean.view_out(), rstd.view_out(), x_part.view_in(), nullptr, nullptr,
-                                1e-5, {});
+                                1e-5, {}, nullptr);
       cuda_kernels().group_norm_backward({dx_part.view_out(), &dg, &db}, dy_part.view_in(), x_part.view_in(),
-                                         mean.view_in(), rstd.view_in(), nullptr, nullptr, {});
+                                         mean.view_in(), rstd.view_in(), nullptr, nullptr, {}, nullptr);
       EXPECT_EQ(guards(), before);
       std::vector<double> all;
       for (const Tensor& t : {y_part, dx_part, mean, rstd, dgamma, dbeta})
@@ -224,7 +224,8 @@ TEST_F(CudaNorm, GroupNormOfAnOutlier) {
       const Tensor host = last ? ones.permute({0, 2, 1}) : ones.reshape({1, 8, 20000});
       const Tensor x = host.to(Device::cuda()), y = empty_like(x);
       const Tensor mean = empty({1, 1}, {wide(dtype), Device::cuda()}), rstd = empty_like(mean);
-      cuda_kernels().group_norm(y.view_out(), mean.view_out(), rstd.view_out(), x.view_in(), nullptr, nullptr, 0, {});
+      cuda_kernels().group_norm(y.view_out(), mean.view_out(), rstd.view_out(), x.view_in(), nullptr, nullptr, 0, {},
+                                nullptr);
       const double deviation = 1000 - host.at({0, 7, 19999}), count = 160000;
       EXPECT_NEAR(rstd.item() * deviation, count / std::sqrt(count - 1), 1e-5 * std::sqrt(count)) << dtype << last;
     }
@@ -261,7 +262,7 @@ TEST_F(CudaNorm, GradientsThroughReluAreMaskedAndSummed) {
           if (norm) {
             const auto run = [&](const Tensor& dx, const View* sums_of_dx, const NormActivations& activations) {
               k.group_norm_backward({dx.view_out(), &dg, &db, sums_of_dx}, dy.view_in(), y.view_in(), mean.view_in(),
-                                    rstd.view_in(), &g, nullptr, activations);
+                                    rstd.view_in(), &g, nullptr, activations, nullptr);
             };
             run(plain, nullptr, {});
             run(dz, &sums, {.before = {ActivationKind::relu}});

@@ -1,0 +1,49 @@
+// What operators on slabs (ops/spatial.h) do together with other ranks. Private to the library.
+#pragma once
+
+#include "core/communicator.h"
+#include "core/error.h"
+#include "core/tensor.h"
+
+namespace voxgrad {
+
+/// (N, C, planes, H, W) from, or for, the ranks in front and behind; undefined where there is none.
+struct Planes {
+  Tensor front, back;
+};
+
+/// What planes have in common with the volume (N, C, D, H, W) that they belong to.
+struct PlaneForm {
+  Shape shape;
+  TensorOptions options;
+  MemoryFormat format;
+
+  explicit PlaneForm(const Tensor& x) : shape(x.shape()), options(x.options()), format(x.suggest_memory_format()) {}
+};
+
+/// An exchange of planes under way.
+class PlaneExchange {
+ public:
+  /// Sends the planes of `send` to the ranks in front and behind, and receives so many planes from each of them.
+  PlaneExchange(parallel::Communicator& group, const PlaneForm& form, const Planes& send, int64_t from_front,
+                int64_t from_back);
+  const Planes& wait();
+
+ private:
+  std::unique_ptr<parallel::Work> work_;
+  Planes received_;
+};
+
+/// The sum over the ranks, on all of them. Differentiable: so is the gradient.
+Tensor sum_over_ranks(const Tensor& t, parallel::Communicator& group);
+
+/// The ranks that share a volume of `rank` axes; null if there are none.
+inline parallel::Communicator* sharing_ranks(int64_t rank) { return rank == 5 ? parallel::spatial_group() : nullptr; }
+
+/// Throws unless what is done along D stays within a slab, or no ranks share volumes.
+inline void check_within_slab(const char* op, bool within) {
+  check(within || !parallel::spatial_group(), op,
+        "reaches along D from one slab into the next, which it cannot where ranks share a volume (SpatialParallel)");
+}
+
+}  // namespace voxgrad

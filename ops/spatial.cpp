@@ -1,0 +1,61 @@
+#include "ops/spatial.h"
+
+#include "core/autograd.h"
+#include "ops/create.h"
+#include "ops/halo.h"
+#include "ops/shape.h"
+
+namespace voxgrad {
+
+PlaneExchange::PlaneExchange(parallel::Communicator& group, const PlaneForm& form, const Planes& send,
+                             int64_t from_front, int64_t from_back) {
+  std::vector<parallel::Message> sends, receives;
+  const auto add = [&](int peer, const Tensor& planes, int64_t wanted, Tensor& received) {
+    if (peer < 0 || peer >= group.size()) return;
+    if (planes.defined()) sends.push_back({planes.detach().contiguous(form.format), peer});
+    if (wanted == 0) return;
+    Shape shape = form.shape;
+    shape[2] = wanted;
+    received = empty(shape, form.options, form.format);
+    receives.push_back({received, peer});
+  };
+  add(group.rank() - 1, send.front, from_front, received_.front);
+  add(group.rank() + 1, send.back, from_back, received_.back);
+  work_ = group.send_receive_async(sends, receives);
+}
+
+const Planes& PlaneExchange::wait() {
+  work_->wait();
+  return received_;
+}
+
+Tensor sum_over_ranks(const Tensor& t, parallel::Communicator& group) {
+  const Tensor total = t.detach().clone();
+  group.all_reduce(total);
+  return record("all_reduce", total, {t},
+                [&group](const Tensor& grad) { return Tensors{sum_over_ranks(grad, group)}; });
+}
+
+namespace parallel {
+
+Tensor SpatialParallel::slab(const Tensor& whole) const {
+  constexpr const char* kOp = "SpatialParallel::slab";
+  check(whole.defined() && whole.dim() >= 3, kOp, "takes (..., D, H, W)");
+  const int64_t axis = whole.dim() - 3, depth = whole.size(axis), ranks = group_.size();
+  check(depth % ranks == 0, kOp, ranks, " ranks cannot have equal parts of the ", depth, " planes of ",
+        describe(whole));
+  return narrow(whole, axis, group_.rank() * depth / ranks, depth / ranks).contiguous(whole.suggest_memory_format());
+}
+
+Tensor SpatialParallel::gather(const Tensor& slab) const {
+  constexpr const char* kOp = "SpatialParallel::gather";
+  check(slab.defined() && slab.dim() >= 3, kOp, "takes (..., D, H, W)");
+  const NoGradGuard no_grad;
+  const Tensor all = group_.all_gather(slab);
+  Tensors slabs;
+  for (int64_t rank = 0; rank < group_.size(); ++rank) slabs.push_back(select(all, 0, rank));
+  return cat(slabs, slab.dim() - 3);
+}
+
+}  // namespace parallel
+}  // namespace voxgrad
