@@ -136,7 +136,7 @@ Tensor convolve_slab(const char* op, parallel::Communicator& group, bool transpo
   const bool dx = wants_grad(x), dw = wants_grad(weight), db = behind.bias_recorded && wants_grad(bias);
   return record(
       op, y, {x, weight, behind.bias_recorded ? bias : Tensor()},
-      [=, &group, x_saved = saved_if(dw, x), w_saved = saved_if(dx, weight), form, front_saved = Saved(halos.front),
+      [=, &group, x_saved = saved_if(dw, x), w_saved = saved_if(dx, weight), front_saved = Saved(halos.front),
        back_saved = Saved(halos.back), w_form = form_of(weight)](const Tensor& grad) {
         autograd::once_differentiable(op);
         Tensors grads(3);

@@ -1,8 +1,6 @@
 // Collectives and nn::DataParallel, on as many ranks as mpirun starts, one too.
 #include <array>
 #include <cmath>
-#include <cstdlib>
-#include <cstring>
 
 #include "core/autograd.h"
 #include "core/random.h"
@@ -17,45 +15,12 @@
 #include "ops/loss.h"
 #include "ops/reduce.h"
 #include "ops/shape.h"
-#include "tests/support.h"
+#include "tests/parallel/ranks.h"
 
 namespace voxgrad {
 namespace {
 
-class EndOfRanks : public testing::Environment {
-  void TearDown() override { on_gpus() ? parallel::nccl_finalize() : parallel::mpi_finalize(); }
-
- public:
-  /// VOXGRAD_TEST_DEVICE=cuda: by NCCL.
-  static bool on_gpus() {
-    const char* device = std::getenv("VOXGRAD_TEST_DEVICE");
-    return device && device == std::string("cuda");
-  }
-};
 [[maybe_unused]] const auto* const end_of_ranks = testing::AddGlobalTestEnvironment(new EndOfRanks);
-
-class Ranks : public testing::Test {
- protected:
-  void SetUp() override {
-    const bool gpus = EndOfRanks::on_gpus();
-    if (!gpus && !parallel::mpi_available()) GTEST_SKIP() << "built without MPI";
-    world_ = gpus ? &parallel::nccl_world() : &parallel::mpi_world();
-    world_->set_timeout(60);
-    rank_ = world_->rank();
-    size_ = world_->size();
-  }
-
-  /// All ranks have the same bits.
-  void expect_same_everywhere(const Tensor& tensor) const {
-    const Tensor all = world_->all_gather(tensor);
-    const size_t bytes = static_cast<size_t>(tensor.numel() * item_size(tensor.dtype()));
-    for (int other = 0; other < size_; ++other)
-      EXPECT_EQ(std::memcmp(all[other].raw_data(), all[0].raw_data(), bytes), 0) << "ranks 0 and " << other;
-  }
-
-  parallel::Communicator* world_ = nullptr;
-  int rank_ = 0, size_ = 1;
-};
 
 struct Model : nn::Module {
   nn::Linear first{6, 5}, second{5, 3}, spare{6, 3}, never{6, 3};
