@@ -1,21 +1,14 @@
 // The U-Nets of compare_unet.py behind a C interface, so that they and their twins in PyTorch are timed in one process,
 // in turn. Work is queued on CUDA's default stream.
-#include <algorithm>
 #include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 
 #include "bench/run_caught.h"
-#include "core/autocast.h"
-#include "core/autograd.h"
+#include "bench/unet_training.h"
 #include "core/precision.h"
 #include "cuda/cuda.h"
-#include "nn/optim/clip.h"
-#include "nn/optim/grad_scaler.h"
-#include "nn/optim/optimizers.h"
-#include "nn/unet.h"
-#include "ops/loss.h"
 
 namespace {
 
@@ -23,46 +16,13 @@ using namespace voxgrad;
 
 constexpr Device kDevice = Device::cuda();
 
-nn::UNetOptions network(int64_t stages, int64_t channels, int64_t most_channels, int64_t classes, bool checkpoint) {
-  nn::UNetOptions options{.num_classes = classes, .checkpoint = checkpoint};
-  for (int64_t i = 0; i < stages; ++i)
-    options.stages.push_back({.features = std::min(channels << i, most_channels), .stride = i ? 2 : 1});
-  return options;
-}
-
-/// A model in training: forward, loss, backward, clipping and a step of SGD.
-struct Training {
-  nn::UNet model;
-  bool deep;
-  std::optional<DType> low;
-  optim::SGD optimizer;
-  optim::GradScaler scaler;
-  Tensor x{}, target{}, loss{}, logits{};
+/// With what compare_unet.py times beside the step.
+struct Training : UNetTraining {
+  using UNetTraining::UNetTraining;
+  Tensor logits{};
   cuda::CUDAGraph step_graph{}, forward_graph{};
 
-  Training(nn::UNet made, bool deep_supervision, std::optional<DType> dtype)
-      : model(std::move(made)),
-        deep(deep_supervision),
-        low(dtype),
-        optimizer(model.parameters(), {.lr = 0.01, .momentum = 0.99, .weight_decay = 3e-5, .nesterov = true}),
-        scaler({.enabled = low == f16}) {}
-
-  void step() {
-    model.zero_grad();
-    {
-      const autocast guard(low.value_or(bf16), low.has_value());
-      const Tensors levels = deep ? model.levels(x) : Tensors{model.forward(x)};
-      loss = deep_supervision_loss(levels, target, {.dice = {.batch = true, .include_background = false}});
-    }
-    scaler.scale(loss).backward();
-    if (scaler.is_enabled()) scaler.unscale_(optimizer);
-    optim::clip_grad_norm_(model.parameters(), 12);
-    scaler.step(optimizer);
-    if (scaler.is_enabled()) scaler.update();
-    loss = loss.detach();
-  }
-
-  void forward() {
+  void predict() {
     const NoGradGuard no_grad;
     const autocast guard(low.value_or(bf16), low.has_value());
     logits = model.forward(x);
@@ -83,7 +43,7 @@ const char* voxgrad_unet_make(int64_t stages, int64_t channels, int64_t most_cha
     training.reset();
     memory::empty_cache(kDevice);
     set_float32_precision(high ? Float32Precision::high : Float32Precision::highest);
-    nn::UNet model(network(stages, channels, most_channels, classes, checkpoint != 0));
+    nn::UNet model(unet_options(stages, channels, most_channels, classes, checkpoint != 0));
     model.to(kDevice);
     const NoGradGuard no_grad;
     const TensorMap own = model.state_dict();
@@ -107,7 +67,7 @@ const char* voxgrad_unet_step() {
 }
 /// The logits of full resolution, without what a gradient needs.
 const char* voxgrad_unet_forward() {
-  return run_caught([] { training->forward(); });
+  return run_caught([] { training->predict(); });
 }
 
 /// Captures what the two above do, each after it ran at least once, for the replays.
@@ -115,7 +75,7 @@ const char* voxgrad_unet_capture_step() {
   return run_caught([] { training->step_graph.capture([] { training->step(); }); });
 }
 const char* voxgrad_unet_capture_forward() {
-  return run_caught([] { training->forward_graph.capture([] { training->forward(); }); });
+  return run_caught([] { training->forward_graph.capture([] { training->predict(); }); });
 }
 const char* voxgrad_unet_replay_step() {
   return run_caught([] { training->step_graph.replay(); });

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/autograd.h"
+#include "core/profiler.h"
 #include "core/random.h"
 #include "cuda/cuda.h"
 #include "nn/parallel/communicator.h"
@@ -215,7 +216,13 @@ std::unique_ptr<NcclCommunicator::NcclWork> NcclCommunicator::queue(const char* 
   const auto over = std::make_shared<Mark>();
   check_cuda(cudaEventRecord(ready.event(), current), "cudaEventRecord");
   check_cuda(cudaStreamWaitEvent(own, ready.event()), "cudaStreamWaitEvent");
-  check_nccl(call(own), op);
+  {  // in the profiler's trace the collectives' stream is a track beside that of what they overlap
+    const cuda::StreamGuard stream(*stream_);
+    const profiler::Scope scope(profiler::Kind::op, op, nullptr, device());
+    if (profiler::Event* event = scope.event())
+      for (const Tensor& tensor : tensors) event->bytes += static_cast<double>(bytes_of(tensor));
+    check_nccl(call(own), op);
+  }
   check_cuda(cudaEventRecord(over->event(), own), "cudaEventRecord");
   work->over = over;
   const std::lock_guard lock(mutex_);

@@ -1,0 +1,238 @@
+#!/usr/bin/env python3
+"""Training on 1, 2, 4 and 8 GPUs of this host: voxgrad, and PyTorch's DistributedDataParallel beside it, weak scaling.
+
+    bench/compare_scaling.py [--build build/release] [--gpus 1 2] [--minutes 9] [--json FILE] [--quick] [--dry-run]
+
+Runs bench/scaling, bench/scaling_torch.py and examples/superres, the most telling first, as long as --minutes allow; each
+line is printed as soon as it is there, and the end is a table with the efficiency against n times one GPU. What fails or
+takes too long becomes a line with its error. superres runs twice on each number of GPUs, and scaling's step in bf16, too:
+the bits of the parameters have to be the same. Sums in NVLink's switches are off on both sides unless NCCL_NVLS_ENABLE
+says otherwise, as they are in voxgrad.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+class Runner:
+    """Runs children one after the other until the time is over, and keeps what they say."""
+
+    def __init__(self, options):
+        self.options, self.rows = options, []
+        self.deadline = time.monotonic() + 60 * options.minutes
+        self.environment = {"NCCL_NVLS_ENABLE": "0", **os.environ}
+        self.json = open(options.json, "w") if options.json else None
+
+    def keep(self, row):
+        self.rows.append(row)
+        line = json.dumps(row)
+        print(line, flush=True)
+        if self.json:
+            print(line, file=self.json, flush=True)
+
+    def run(self, label, command, seconds, take=None):
+        """Each line of JSON is kept; `take()` is called when the child has succeeded."""
+        if self.options.dry_run:
+            print(f"{label}, at most {seconds} s:\n  " + " ".join(command))
+            return
+        seconds = min(seconds, self.deadline - time.monotonic())
+        if seconds < 10:
+            return self.keep({"label": label, "error": "no time was left"})
+        begin = time.monotonic()
+        error = self.child(command, seconds, lambda row: self.keep({"label": label, **row}))
+        if error is None and take:
+            try:
+                take()
+            except (OSError, ValueError) as problem:
+                error = str(problem)
+        print(f"# {label}: {time.monotonic() - begin:.0f} s", flush=True)
+        if error:
+            self.keep({"label": label, "error": error})
+
+    def child(self, command, seconds, each_row):
+        """None, or what went wrong."""
+        late = threading.Event()
+        with tempfile.TemporaryFile("w+") as errors:
+            try:
+                process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=os.path.dirname(HERE),
+                                           env=self.environment, start_new_session=True)
+            except OSError as problem:
+                return str(problem)
+
+            def stop():
+                late.set()
+                try:
+                    os.killpg(process.pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
+
+            timer = threading.Timer(seconds, stop)
+            timer.start()
+            try:
+                for line in process.stdout:
+                    if line.startswith("{"):
+                        each_row(json.loads(line))
+                process.wait()
+            finally:
+                timer.cancel()
+            if process.returncode == 0:
+                return None
+            errors.seek(0)
+            last = " ".join(errors.read().split())[-300:]
+            return f"took more than {seconds:.0f} s" if late.is_set() else f"exit status {process.returncode}: {last}"
+
+
+def scaling(runner, gpus, label, *arguments, seconds=120):
+    program = os.path.join(runner.options.build, "bench", "scaling")
+    runner.run(label, [program, "--gpus", str(gpus), *arguments], seconds)
+
+
+def torch_side(runner, gpus, label, *arguments, seconds=150):
+    runner.run(label, [sys.executable, os.path.join(HERE, "scaling_torch.py"), "--gpus", str(gpus), *arguments], seconds)
+
+
+def superres(runner, gpus, times):
+    steps, batch = runner.options.superres_steps, 32 * gpus
+    for number in range(times):
+        with tempfile.TemporaryDirectory() as out:
+            def take():
+                with open(os.path.join(out, "report.md")) as file:
+                    found = re.search(r"patches of .* in ([\d.]+) s on", file.read())
+                if not found:
+                    raise ValueError("superres' report tells no time")
+                with open(os.path.join(out, "model.safetensors"), "rb") as file:
+                    bits = hashlib.sha256(file.read()).hexdigest()[:16]
+                taken = float(found.group(1))
+                runner.keep({"label": "superres", "program": "superres", "what": "superres", "ranks": gpus, "seconds": taken,
+                             "ms": taken / steps * 1e3, "volumes_per_s": steps * batch / taken, "checksum": bits})
+
+            program = os.path.join(runner.options.build, "examples", "superres")
+            runner.run(f"superres {gpus}, run {number + 1}",
+                       [program, "--phantom", "--gpus", str(gpus), "--batch", str(batch), "--steps", str(steps), "--workers",
+                        "4", "--precision", "bf16", "--out", out], 90, take)
+
+
+def measure(runner):
+    options = runner.options
+    modes = ["bf16"] if options.quick else ["bf16", "high"]
+    for n in options.gpus:
+        scaling(runner, n, "step", "--what", "step", "--modes", *modes, "--graph")
+    for n in options.gpus[1:]:
+        scaling(runner, n, "collectives", "--what", "allreduce", "overlap", "--graph")
+    if not options.no_torch:
+        for n in options.gpus:
+            torch_side(runner, n, "PyTorch", "--what", "step", "allreduce", "--modes", *modes)
+    for n in options.gpus:
+        scaling(runner, n, "again", "--what", "step", "--schemes", *(["ddp", "zero", "none"] if n > 1 else ["ddp"]))
+    for n in options.gpus:
+        superres(runner, n, 2)
+    if not options.quick and not options.no_torch:
+        for n in (options.gpus[0], options.gpus[-1]):
+            torch_side(runner, n, "torch.compile", "--sides", "compile", seconds=240)
+
+
+def name_of(row):
+    if row["what"] == "superres":
+        return "superres, bf16, 32 patches a GPU"
+    if row.get("program") == "torch":
+        return f"{'torch.compile' if row['side'] == 'compile' else 'PyTorch'}, {row['mode']}"
+    scheme = {"ddp": "DataParallel", "zero": "ZeroRedundancy", "none": "each GPU by itself"}[row["scheme"]]
+    return f"voxgrad, {row['mode']}, {scheme}{', CUDA graph' if row['graph'] else ''}"
+
+
+def bits_of(row, steps):
+    """Whether it has those of DataParallel's first eager steps; "" where there is nothing to compare."""
+    if "checksum" not in row or (row.get("scheme") == "none" and row["ranks"] > 1):
+        return ""
+    if row.get("same_on_all_ranks") is False:
+        return "ranks differ"
+    like = [other for other in steps if "checksum" in other and other is not row
+            and all(other.get(key) == row.get(key) for key in ("what", "ranks", "mode"))
+            and other.get("scheme") in ("ddp", None) and not other.get("graph")]
+    return "" if not like else "yes" if like[0]["checksum"] == row["checksum"] else "no"
+
+
+def report_steps(rows):
+    steps = [row for row in rows if row.get("what") in ("step", "superres")]
+    table = {}
+    for row in steps:
+        table.setdefault(name_of(row), {}).setdefault(row["ranks"], []).append(row)
+    print("| | GPUs | ms a step | patches/s | efficiency | same bits | peak GB |\n|---|---:|---:|---:|---:|---|---:|")
+    for name, by_gpus in table.items():
+        for n, found in sorted(by_gpus.items()):
+            plain = name.replace("ZeroRedundancy", "DataParallel").replace("each GPU by itself", "DataParallel")
+            one = by_gpus.get(1) or table.get(plain, {}).get(1)
+            best = max(row["volumes_per_s"] for row in found)
+            efficiency = f"{100 * best / n / max(row['volumes_per_s'] for row in one):.1f} %" if one else ""
+            bits = {bits_of(row, steps) for row in found} - {""}
+            peak = f"{found[0]['peak_gb']:.2f}" if "peak_gb" in found[0] else ""
+            print(f"| {name} | {n} | {min(row['ms'] for row in found):.2f} | {best:.0f} | {efficiency} | "
+                  f"{', '.join(sorted(bits))} | {peak} |")
+
+
+def report_collectives(rows):
+    reductions = [row for row in rows if row.get("what") == "allreduce" and "bytes" in row]
+    if reductions:
+        print("\n| all-reduce | GPUs | MB | GB/s | NCCL alone, in place | out of place | ratio |\n|---|---:|---:|---:|---:|---:|---:|")
+    for row in reductions:
+        side = "PyTorch" if row.get("program") == "torch" else "voxgrad"
+        others = " | ".join(f"{row[key]:.{digits}f}" if key in row else ""
+                            for key, digits in (("raw_bus_gb_s", 0), ("raw_out_of_place_bus_gb_s", 0), ("ratio", 2)))
+        print(f"| {side}, {row['dtype']} | {row['ranks']} | {row['bytes'] / 1e6:.1f} | {row['bus_gb_s']:.0f} | {others} |")
+    for row in rows:
+        if row.get("what") == "overlap" and "hidden" in row:
+            print(f"\n{row['ranks']} GPUs, {row['mode']}{', CUDA graph' if row['graph'] else ''}: a step {row['ms_with']:.2f} ms, without "
+                  f"reductions {row['ms_without']:.2f}, these alone {row['ms_buckets_alone']:.2f}: {100 * row['hidden']:.0f} % hidden")
+    for row in rows:
+        if "error" in row:
+            print(f"\n{row['label']}: {row['error']}")
+
+
+def count_gpus():
+    try:
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    return sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
+
+
+def parse():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--build", default=os.path.join(HERE, "..", "build", "release"))
+    parser.add_argument("--gpus", type=int, nargs="+", help="numbers of GPUs (default: 1, 2, 4, 8, as far as there are any)")
+    parser.add_argument("--minutes", type=float, default=9, help="after which nothing more is started, and what runs is ended")
+    parser.add_argument("--superres-steps", type=int, default=600)
+    parser.add_argument("--json", help="a file for all lines")
+    parser.add_argument("--quick", action="store_true", help="bf16 only, without torch.compile: four minutes on two GPUs")
+    parser.add_argument("--no-torch", action="store_true", help="voxgrad alone")
+    parser.add_argument("--dry-run", action="store_true", help="print the commands only")
+    options = parser.parse_args()
+    there = count_gpus()
+    options.build = os.path.abspath(options.build)
+    options.gpus = sorted(options.gpus or [n for n in (1, 2, 4, 8) if options.dry_run or n <= there])
+    if not options.dry_run and (not options.gpus or options.gpus[-1] > there):
+        parser.error(f"this host has {there} GPUs")
+    return options
+
+
+def main():
+    runner = Runner(parse())
+    measure(runner)
+    if not runner.options.dry_run:
+        report_steps(runner.rows)
+        report_collectives(runner.rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+// Training on several GPUs: what whole steps gain, what reductions cost, and how much of them the backward pass hides.
+//
+//   scaling --gpus 2 --what step allreduce overlap --modes bf16 high --graph
+//   mpirun -n 16 scaling --launcher --what step
+//   scaling --simulate 8 64 1024 --latency 8.5 --bandwidth 340 --what buckets step   one GPU as one of so many
+//
+// The network is nnU-Net's standard one of six stages (docs/performance.md), the batch that of each GPU. One line of
+// JSON for each figure, as soon as it is there.
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <exception>
+#include <map>
+
+#include "bench/scaling/bench.h"
+#include "bench/scaling/kernels.h"
+#include "bench/scaling/simulated.h"
+#include "cuda/cuda.h"
+#include "nn/parallel/run.h"
+#include "ops/create.h"
+
+namespace {
+namespace vg = voxgrad;
+using namespace scaling;
+
+const std::map<std::string, void (*)(const Bench&)> kMeasurements{
+    {"step", measure_step},
+    {"overlap", measure_overlap},
+    {"buckets", measure_buckets},
+    {"allreduce", measure_all_reduce},
+};
+
+void add_simulation(CLI::App& app, Options& options) {
+  app.add_option("--simulate", options.simulate, "one GPU as one of so many, whose reductions take their time")
+      ->check(CLI::Range(2, 1 << 20));
+  app.add_option("--algorithm", options.algorithm, "steps of a simulated reduction: 2 ceil(log2 n) or 2 (n - 1)")
+      ->check(CLI::IsMember({"tree", "ring"}))
+      ->capture_default_str();
+  app.add_option("--latency", options.latency_us, "microseconds of such a step")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  app.add_option("--bandwidth", options.bandwidth, "bus bandwidth of a simulated reduction in GB/s")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--blocks", options.blocks, "thread blocks that a simulated reduction occupies")
+      ->check(CLI::Range(1, 132))
+      ->capture_default_str();
+}
+
+/// Reads the command line. Returns the exit code if the program is to end here, else -1.
+int parse(int argc, char** argv, Options& options) {
+  CLI::App app{"Training on several GPUs: steps, reductions, and what hides them"};
+  std::vector<std::string> names;
+  for (const auto& [name, measure] : kMeasurements) names.push_back(name);
+  app.add_option("--what", options.what, "what is measured, in this order")
+      ->check(CLI::IsMember(names))
+      ->capture_default_str();
+  auto* const gpus = app.add_option("--gpus", options.gpus, "a thread for each of the first N GPUs")
+                         ->check(CLI::Range(1, 1024))
+                         ->capture_default_str();
+  auto* const launcher = app.add_flag("--launcher", options.launcher, "the ranks that mpirun or torchrun started");
+  app.add_option("--modes", options.modes, "bf16 (autocast), high (TF32), highest (float32)")
+      ->check(CLI::IsMember({"bf16", "high", "highest"}))
+      ->capture_default_str();
+  app.add_option("--schemes", options.schemes,
+                 "ddp (DataParallel), zero (ZeroRedundancy, too), none (each GPU by itself)")
+      ->check(CLI::IsMember({"ddp", "zero", "none"}))
+      ->capture_default_str();
+  app.add_flag("--graph", options.graph, "the step as a CUDA graph, too (but for zero)");
+  app.add_option("--wire", options.wire, "in which dtype gradients travel")
+      ->check(CLI::IsMember({"f32", "bf16"}))
+      ->capture_default_str();
+  app.add_option("--bucket-mb", options.bucket_mb, "MiB of a bucket")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_flag("--unreached", options.unreached,
+               "train the lowest head, too, which no gradient reaches: what that costs (eager steps only)")
+      ->excludes("--graph");
+  app.add_option("--batch", options.batch, "patches of a step on each GPU")
+      ->check(CLI::Range(1, 64))
+      ->capture_default_str();
+  app.add_option("--size", options.size, "voxels along a patch's side, a multiple of 32")
+      ->check(CLI::Range(64, 512))
+      ->capture_default_str();
+  app.add_option("--warmup", options.warmup, "steps before each measurement")->check(CLI::Range(1, 1000));
+  app.add_option("--rounds", options.rounds, "of which the median counts")->check(CLI::Range(1, 1000));
+  app.add_option("--steps", options.steps, "in a round")->check(CLI::Range(2, 10000))->capture_default_str();
+  app.add_option("--trace", options.trace, "a file for the profiler's trace of three eager steps, of all GPUs");
+  add_simulation(app, options);
+  launcher->excludes(gpus)->excludes("--simulate");
+  gpus->excludes("--simulate");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  }
+  return -1;
+}
+
+void measure(const Options& options, vg::parallel::Communicator& world, ordered_json about) {
+  about["gpu"] = gpu_name(world.device().index);
+  about["ranks"] = world.size();
+  about["batch"] = options.batch;
+  about["size"] = options.size;
+  if (options.unreached) about["unreached"] = true;
+  const Bench bench{options, world, std::move(about)};
+  for (const std::string& what : options.what) kMeasurements.at(what)(bench);
+}
+
+int run(const Options& options) {
+  const auto real = [&](vg::parallel::Communicator& world) { measure(options, world, {}); };
+  if (options.launcher) return vg::parallel::run(real, vg::Device::cuda());
+  vg::check(vg::cuda::is_available(), "scaling", "there is no GPU");
+  if (options.simulate.empty()) return vg::parallel::launch(options.gpus, real);
+  for (const int ranks : options.simulate) {
+    SimulatedCommunicator world(vg::Device::cuda(), {.ranks = ranks,
+                                                     .algorithm = options.algorithm,
+                                                     .latency_us = options.latency_us,
+                                                     .bandwidth = options.bandwidth,
+                                                     .blocks = options.blocks});
+    measure(options, world,
+            {{"simulated", true},
+             {"algorithm", options.algorithm},
+             {"latency_us", options.latency_us},
+             {"bandwidth", options.bandwidth},
+             {"blocks", options.blocks}});
+  }
+  return 0;
+}
+
+}  // namespace
+
+namespace scaling {
+
+void Bench::report(const char* what, const ordered_json& row) const {
+  if (world.rank() != 0) return;
+  ordered_json line{{"what", what}};
+  line.update(about);
+  line.update(row);
+  std::printf("%s\n", line.dump().c_str());
+  std::fflush(stdout);
+}
+
+std::vector<double> Bench::gather(double value) const {
+  return world.all_gather(vg::full({}, value, {.dtype = vg::f64})).to_vector();
+}
+
+}  // namespace scaling
+
+int main(int argc, char** argv) {
+  Options options;
+  if (const int code = parse(argc, argv, options); code >= 0) return code;
+  try {
+    return run(options);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 1;
+  }
+}

@@ -1,0 +1,51 @@
+// Many ranks on one GPU: reductions that take the time they would take, beside the real step.
+#pragma once
+
+#include <string>
+
+#include "cuda/cuda.h"
+#include "nn/parallel/communicator.h"
+
+namespace scaling {
+
+/// The ranks and what connects them. A reduction of `bytes` takes
+///   steps * latency + 2 (n - 1) / n * bytes / bandwidth
+/// where the algorithm has 2 ceil(log2 n) steps ("tree") or 2 (n - 1) ("ring").
+struct Simulation {
+  int ranks = 2;
+  std::string algorithm = "tree";
+  double latency_us = 0;
+  double bandwidth = 1e6;  ///< GB/s
+  int blocks = 16;         ///< thread blocks that a reduction occupies
+};
+
+/// Rank 0 of ranks that all hold the same. As NCCL's, reductions of tensors on the GPU are queued in a stream of their
+/// own, behind the current one: a kernel multiplies the values by the number of ranks, and ends when its time is over.
+class SimulatedCommunicator final : public voxgrad::parallel::Communicator {
+ public:
+  SimulatedCommunicator(voxgrad::Device device, const Simulation& simulation);
+
+  int rank() const override { return 0; }
+  int size() const override { return simulation_.ranks; }
+  int local_rank() const override { return 0; }
+  voxgrad::Device device() const override { return device_; }
+  void set_timeout(double) override {}
+  std::unique_ptr<voxgrad::parallel::Work> all_reduce_async(const voxgrad::Tensor& tensor,
+                                                            voxgrad::parallel::ReduceOp op) override;
+  /// Takes the time of half a reduction's bytes.
+  void broadcast(const voxgrad::Tensor& tensor, int root) override;
+  voxgrad::Tensor all_gather(const voxgrad::Tensor& tensor) override;
+  voxgrad::Tensor reduce_scatter(const voxgrad::Tensor& tensor, voxgrad::parallel::ReduceOp op) override;
+  void barrier() override { voxgrad::synchronize(device_); }
+  void abort(int code) override { std::_Exit(code); }
+
+ private:
+  std::unique_ptr<voxgrad::parallel::Work> queue(const voxgrad::Tensor& tensor, double microseconds, double factor);
+  double latency_us() const;
+
+  voxgrad::Device device_;
+  Simulation simulation_;
+  voxgrad::cuda::Stream stream_;
+};
+
+}  // namespace scaling

@@ -1,0 +1,104 @@
+#include "bench/scaling/stepper.h"
+
+#include "bench/scaling/simulated.h"
+#include "core/precision.h"
+#include "core/random.h"
+#include "ops/create.h"
+#include "ops/elementwise.h"
+
+namespace scaling {
+namespace vg = voxgrad;
+namespace {
+
+constexpr int64_t kStages = 6, kChannels = 32, kMostChannels = 320, kClasses = 3;
+
+/// For all ranks of a process, none of which is within a step then.
+void set_precision(const Bench& bench, const std::string& mode) {
+  bench.world.barrier();
+  vg::set_float32_precision(mode == "highest" ? vg::Float32Precision::highest : vg::Float32Precision::high);
+  bench.world.barrier();
+}
+
+std::unique_ptr<vg::UNetTraining> make_training(const Bench& bench, const std::string& mode) {
+  vg::manual_seed(0);
+  vg::nn::UNet model(vg::unet_options(kStages, kChannels, kMostChannels, kClasses));
+  model.to(bench.device());
+  model.to(vg::MemoryFormat::channels_last);
+  auto training = std::make_unique<vg::UNetTraining>(std::move(model), true,
+                                                     mode == "bf16" ? std::optional(vg::bf16) : std::nullopt);
+  const int64_t batch = bench.options.batch, size = bench.options.size;
+  // The lowest head has no weight in the loss. A bucket would wait for its gradients until the pass is over, as
+  // PyTorch's would.
+  if (!bench.options.unreached)
+    for (const auto& [name, parameter] : training->model.named_parameters())
+      if (name.starts_with("decoder.seg_layers.0.")) vg::Tensor(parameter).requires_grad_(false);
+  vg::Generator random(static_cast<uint64_t>(1 + bench.world.rank()));
+  training->x = vg::randn({batch, 1, size, size, size}, {}, &random).to(bench.device());
+  const vg::Tensor classes = (training->x > 0.5).to(vg::i64) + (training->x > 1.0).to(vg::i64);
+  training->target = classes.reshape({batch, size, size, size});
+  return training;
+}
+
+/// Kernels are loaded when they are first called, which may wait for the device: that must not happen while a rank
+/// waits for others there. So a step by itself comes first.
+void load_kernels(const Bench& bench, const std::string& mode, const vg::nn::DataParallelOptions& parallel_options) {
+  SimulatedCommunicator alone(bench.device(), {.ranks = 2});
+  const auto training = make_training(bench, mode);
+  const vg::nn::DataParallel parallel(training->model, alone, parallel_options);
+  training->step();
+  bench.world.barrier();
+}
+
+}  // namespace
+
+Stepper::Stepper(const Bench& bench, vg::parallel::Communicator& world, const std::string& mode,
+                 const std::string& scheme) {
+  const vg::nn::DataParallelOptions parallel_options{.reduce_dtype = vg::parse_dtype(bench.options.wire),
+                                                     .bucket_cap_mb = bench.options.bucket_mb};
+  set_precision(bench, mode);
+  load_kernels(bench, mode, parallel_options);
+  training = make_training(bench, mode);
+  if (scheme == "none") return;
+  parallel.emplace(training->model, world, parallel_options);
+  if (scheme == "zero") zero.emplace(training->optimizer, world);
+}
+
+void Stepper::step(bool reduce) {
+  if (!parallel || reduce) return training->step();
+  const auto guard = parallel->no_sync();
+  training->step();
+}
+
+int64_t Stepper::parameters() const {
+  int64_t count = 0;
+  for (const vg::Tensor& parameter : training->model.parameters()) count += parameter.numel();
+  return count;
+}
+
+/// FNV-1a of 32-bit words.
+uint64_t Stepper::checksum() const {
+  uint64_t hash = 0xcbf29ce484222325;
+  for (const vg::Tensor& parameter : training->model.parameters()) {
+    const vg::Tensor values = parameter.detach().to(vg::Device::cpu()).contiguous();
+    const auto* words = static_cast<const uint32_t*>(values.raw_data());
+    for (int64_t i = 0; i < values.numel(); ++i) hash = (hash ^ words[i]) * 0x100000001b3;
+  }
+  return hash;
+}
+
+Execution::Execution(const Bench& bench, bool graph, std::function<void()> step) : step_(std::move(step)) {
+  for (int i = 0; i < bench.options.warmup; ++i) step_();
+  if (graph) {  // a capture frees memory, which waits for the device: no rank may wait for another one meanwhile
+    bench.world.barrier();
+    graph_.emplace(bench.device().index).capture(step_);
+    bench.world.barrier();
+  }
+  (*this)();  // either way, so that both take the same number of steps
+}
+
+void each_execution(const Bench& bench, const std::function<void(bool graph)>& f) {
+  f(false);
+  if (bench.options.graph) f(true);
+}
+
+}  // namespace scaling

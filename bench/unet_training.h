@@ -1,0 +1,66 @@
+// nnU-Net's network in training, as compare_unet.py and scaling time it.
+#pragma once
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "core/autocast.h"
+#include "core/autograd.h"
+#include "nn/optim/clip.h"
+#include "nn/optim/grad_scaler.h"
+#include "nn/optim/optimizers.h"
+#include "nn/unet.h"
+#include "ops/loss.h"
+
+namespace voxgrad {
+
+/// Channels double from stage to stage, up to `most_channels`.
+inline nn::UNetOptions unet_options(int64_t stages, int64_t channels, int64_t most_channels, int64_t classes,
+                                    bool checkpoint = false) {
+  nn::UNetOptions options{.num_classes = classes, .checkpoint = checkpoint};
+  for (int64_t i = 0; i < stages; ++i)
+    options.stages.push_back({.features = std::min(channels << i, most_channels), .stride = i ? 2 : 1});
+  return options;
+}
+
+/// A model in training: forward, loss, backward, clipping and a step of SGD.
+struct UNetTraining {
+  nn::UNet model;
+  bool deep;                 ///< deep supervision
+  std::optional<DType> low;  ///< autocast's dtype
+  optim::SGD optimizer;
+  optim::GradScaler scaler;
+  Tensor x{}, target{}, loss{};
+
+  UNetTraining(nn::UNet made, bool deep_supervision, std::optional<DType> dtype)
+      : model(std::move(made)),
+        deep(deep_supervision),
+        low(dtype),
+        optimizer(model.parameters(), {.lr = 0.01, .momentum = 0.99, .weight_decay = 3e-5, .nesterov = true}),
+        scaler({.enabled = low == f16}) {}
+
+  void forward() {
+    model.zero_grad();
+    const autocast guard(low.value_or(bf16), low.has_value());
+    const Tensors levels = deep ? model.levels(x) : Tensors{model.forward(x)};
+    loss = deep_supervision_loss(levels, target, {.dice = {.batch = true, .include_background = false}});
+  }
+  void backward() {
+    scaler.scale(loss).backward();
+    loss = loss.detach();
+  }
+  void update() {
+    if (scaler.is_enabled()) scaler.unscale_(optimizer);
+    optim::clip_grad_norm_(model.parameters(), 12);
+    scaler.step(optimizer);
+    if (scaler.is_enabled()) scaler.update();
+  }
+  void step() {
+    forward();
+    backward();
+    update();
+  }
+};
+
+}  // namespace voxgrad
