@@ -127,19 +127,19 @@ def measure(runner):
     options = runner.options
     modes = ["bf16"] if options.quick else ["bf16", "high"]
     for n in options.gpus:
-        scaling(runner, n, "step", "--what", "step", "--modes", *modes, "--graph")
+        scaling(runner, n, f"step, {n}", "--what", "step", "--modes", *modes, "--graph")
     for n in options.gpus[1:]:
-        scaling(runner, n, "collectives", "--what", "allreduce", "overlap", "--graph")
+        scaling(runner, n, f"collectives, {n}", "--what", "allreduce", "overlap", "--graph")
     if not options.no_torch:
         for n in options.gpus:
-            torch_side(runner, n, "PyTorch", "--what", "step", "allreduce", "--modes", *modes)
+            torch_side(runner, n, f"PyTorch, {n}", "--what", "step", "allreduce", "--modes", *modes)
     for n in options.gpus:
-        scaling(runner, n, "again", "--what", "step", "--schemes", *(["ddp", "zero", "none"] if n > 1 else ["ddp"]))
+        scaling(runner, n, f"again, {n}", "--what", "step", "--schemes", *(["ddp", "zero", "none"] if n > 1 else ["ddp"]))
     for n in options.gpus:
         superres(runner, n, 2)
     if not options.quick and not options.no_torch:
         for n in (options.gpus[0], options.gpus[-1]):
-            torch_side(runner, n, "torch.compile", "--sides", "compile", seconds=240)
+            torch_side(runner, n, f"torch.compile, {n}", "--sides", "compile", seconds=240)
 
 
 def name_of(row):

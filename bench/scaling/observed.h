@@ -36,6 +36,11 @@ class ObservedCommunicator final : public voxgrad::parallel::Communicator {
     return base_.all_reduce_async(tensor, op);
   }
   void broadcast(const voxgrad::Tensor& tensor, int root) override { base_.broadcast(tensor, root); }
+  std::unique_ptr<voxgrad::parallel::Work> send_receive_async(
+      const std::vector<voxgrad::parallel::Message>& sends,
+      const std::vector<voxgrad::parallel::Message>& receives) override {
+    return base_.send_receive_async(sends, receives);
+  }
   voxgrad::Tensor all_gather(const voxgrad::Tensor& tensor) override { return base_.all_gather(tensor); }
   voxgrad::Tensor reduce_scatter(const voxgrad::Tensor& tensor, voxgrad::parallel::ReduceOp op) override {
     return base_.reduce_scatter(tensor, op);

@@ -1,5 +1,6 @@
 #include "bench/scaling/simulated.h"
 
+#include <algorithm>
 #include <bit>
 #include <cstdlib>
 
@@ -84,6 +85,20 @@ std::unique_ptr<vg::parallel::Work> SimulatedCommunicator::all_reduce_async(cons
 void SimulatedCommunicator::broadcast(const vg::Tensor& tensor, int) {
   if (tensor.device().is_cpu()) return;
   queue(tensor, latency_us() / 2 + bytes_of(tensor) / simulation_.bandwidth * 1e-3, 1)->wait();
+}
+
+std::unique_ptr<vg::parallel::Work> SimulatedCommunicator::send_receive_async(
+    const std::vector<vg::parallel::Message>& sends, const std::vector<vg::parallel::Message>& receives) {
+  const vg::NoGradGuard no_grad;
+  double sent = 0, received = 0;
+  for (const auto& [tensor, peer] : sends) sent += bytes_of(tensor);
+  for (const auto& [tensor, peer] : receives) {
+    received += bytes_of(tensor);
+    tensor.detach().zero_();
+  }
+  if (sends.empty() && receives.empty()) return std::make_unique<Done>();
+  const double transfer = std::max(sent, received) / simulation_.bandwidth * 1e-3;
+  return queue((receives.empty() ? sends : receives)[0].tensor, simulation_.latency_us + transfer, 1);
 }
 
 vg::Tensor SimulatedCommunicator::all_gather(const vg::Tensor& tensor) {

@@ -34,6 +34,10 @@ class SimulatedCommunicator final : public voxgrad::parallel::Communicator {
                                                             voxgrad::parallel::ReduceOp op) override;
   /// Takes the time of half a reduction's bytes.
   void broadcast(const voxgrad::Tensor& tensor, int root) override;
+  /// Zeros come, after one step and the time of the bytes in one direction.
+  std::unique_ptr<voxgrad::parallel::Work> send_receive_async(
+      const std::vector<voxgrad::parallel::Message>& sends,
+      const std::vector<voxgrad::parallel::Message>& receives) override;
   voxgrad::Tensor all_gather(const voxgrad::Tensor& tensor) override;
   voxgrad::Tensor reduce_scatter(const voxgrad::Tensor& tensor, voxgrad::parallel::ReduceOp op) override;
   void barrier() override { voxgrad::synchronize(device_); }
