@@ -2,6 +2,7 @@
 #include <cmath>
 #include <cstdio>
 #include <deque>
+#include <mutex>
 #include <numeric>
 
 #include "bench/scaling/observed.h"
@@ -44,13 +45,19 @@ bool same_on_all_ranks(const Bench& bench, uint64_t value) {
 
 /// A trace of three steps of all ranks that are threads of this process.
 void write_trace(const Bench& bench, Stepper& stepper) {
+  // stop() waits for all their GPUs, none of which may wait for rank 0 meanwhile.
+  static std::mutex stopping;
+  std::unique_lock lock(stopping, std::defer_lock);
   std::optional<vg::profiler::Session> session;
   bench.world.barrier();
-  if (bench.world.rank() == 0) session.emplace();
+  if (bench.world.rank() == 0) {
+    lock.lock();
+    session.emplace();
+  }
   bench.world.barrier();
   for (int i = 0; i < 3; ++i) stepper.step();
   bench.world.barrier();
-  if (!session) return;
+  if (!session) return lock.lock();
   session->stop();
   session->save_trace(bench.options.trace);
 }
