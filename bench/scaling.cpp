@@ -23,10 +23,9 @@ namespace vg = voxgrad;
 using namespace scaling;
 
 const std::map<std::string, void (*)(const Bench&)> kMeasurements{
-    {"step", measure_step},
-    {"overlap", measure_overlap},
-    {"buckets", measure_buckets},
-    {"allreduce", measure_all_reduce},
+    {"step", measure_step},       {"overlap", measure_overlap},
+    {"buckets", measure_buckets}, {"allreduce", measure_all_reduce},
+    {"spatial", measure_spatial},
 };
 
 void add_simulation(CLI::App& app, Options& options) {
@@ -72,15 +71,14 @@ int parse(int argc, char** argv, Options& options) {
   app.add_option("--bucket-mb", options.bucket_mb, "MiB of a bucket")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  app.add_flag("--unreached", options.unreached,
-               "train the lowest head, too, which no gradient reaches: what that costs (eager steps only)")
-      ->excludes("--graph");
   app.add_option("--batch", options.batch, "patches of a step on each GPU")
       ->check(CLI::Range(1, 64))
       ->capture_default_str();
   app.add_option("--size", options.size, "voxels along a patch's side, a multiple of 32")
       ->check(CLI::Range(64, 512))
       ->capture_default_str();
+  app.add_option("--depth", options.depth, "planes of the volume that the ranks of `spatial` share; else the size")
+      ->check(CLI::NonNegativeNumber);
   app.add_option("--warmup", options.warmup, "steps before each measurement")->check(CLI::Range(1, 1000));
   app.add_option("--rounds", options.rounds, "of which the median counts")->check(CLI::Range(1, 1000));
   app.add_option("--steps", options.steps, "in a round")->check(CLI::Range(2, 10000))->capture_default_str();
@@ -101,7 +99,6 @@ void measure(const Options& options, vg::parallel::Communicator& world, ordered_
   about["ranks"] = world.size();
   about["batch"] = options.batch;
   about["size"] = options.size;
-  if (options.unreached) about["unreached"] = true;
   const Bench bench{options, world, std::move(about)};
   for (const std::string& what : options.what) kMeasurements.at(what)(bench);
 }

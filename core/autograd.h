@@ -11,6 +11,7 @@
 #include <mutex>
 #include <string>
 #include <type_traits>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -184,6 +185,9 @@ Tensors grad(const Tensors& outputs, const Tensors& inputs, const Tensors& grad_
 /// For hooks: calls `callback` at the end of the backward pass that is running on this thread, when all gradients have
 /// arrived, in the order of the calls. None is called if the pass throws. Throws if no backward pass is running.
 void queue_callback(std::function<void()> callback);
+
+/// For hooks: the leaves that the backward pass which is running on this thread leads to. Throws if none is running.
+std::unordered_set<const TensorBody*> reached_leaves();
 
 /// backward() from several tensors at once.
 void backward(const Tensors& outputs, const Tensors& grad_outputs = {}, bool retain_graph = false,

@@ -17,7 +17,9 @@ namespace voxgrad {
 namespace {
 
 thread_local const Node* running = nullptr;
-thread_local std::vector<std::function<void()>>* run_callbacks = nullptr;  // of the innermost run
+// Of the innermost run:
+thread_local std::vector<std::function<void()>>* run_callbacks = nullptr;
+thread_local const std::vector<Edge>* run_roots = nullptr;
 
 bool later(const std::shared_ptr<Node>& a, const std::shared_ptr<Node>& b) { return a->sequence > b->sequence; }
 
@@ -30,8 +32,12 @@ Edge root_of(const Tensor& tensor, const char* op) {
 /// What queue_callback() collects while a run lasts.
 class Callbacks {
  public:
-  Callbacks() : outer_(std::exchange(run_callbacks, &queued_)) {}
-  ~Callbacks() { run_callbacks = outer_; }
+  explicit Callbacks(const std::vector<Edge>& roots)
+      : outer_(std::exchange(run_callbacks, &queued_)), outer_roots_(std::exchange(run_roots, &roots)) {}
+  ~Callbacks() {
+    run_callbacks = outer_;
+    run_roots = outer_roots_;
+  }
   Callbacks(const Callbacks&) = delete;
   Callbacks& operator=(const Callbacks&) = delete;
 
@@ -45,7 +51,25 @@ class Callbacks {
  private:
   std::vector<std::function<void()>> queued_;
   std::vector<std::function<void()>>* outer_;
+  const std::vector<Edge>* outer_roots_;
 };
+
+/// What these edges lead to, each node once.
+std::vector<Node*> reachable_from(const std::vector<Edge>& roots) {
+  std::vector<Node*> reachable, stack;
+  std::unordered_set<Node*> seen;
+  const auto push = [&](const Edge& edge) {
+    if (edge.node && seen.insert(edge.node.get()).second) stack.push_back(edge.node.get());
+  };
+  for (const Edge& root : roots) push(root);
+  while (!stack.empty()) {
+    Node* node = stack.back();
+    stack.pop_back();
+    reachable.push_back(node);
+    for (const Edge& edge : node->edges) push(edge);
+  }
+  return reachable;
+}
 
 class Engine {
  public:
@@ -82,18 +106,7 @@ class Engine {
 void Engine::capture(std::vector<Edge> wanted, const std::vector<Edge>& roots) {
   wanted_ = std::move(wanted);
   captured.resize(wanted_.size());
-  std::vector<Node*> reachable, stack;
-  std::unordered_set<Node*> seen;
-  const auto push = [&](const Edge& edge) {
-    if (edge.node && seen.insert(edge.node.get()).second) stack.push_back(edge.node.get());
-  };
-  for (const Edge& root : roots) push(root);
-  while (!stack.empty()) {
-    Node* node = stack.back();
-    stack.pop_back();
-    reachable.push_back(node);
-    for (const Edge& edge : node->edges) push(edge);
-  }
+  std::vector<Node*> reachable = reachable_from(roots);
   for (const Edge& edge : wanted_) needed_.insert(edge.node.get());
   std::sort(reachable.begin(), reachable.end(), [](Node* a, Node* b) { return a->sequence < b->sequence; });
   for (const Node* node : reachable)
@@ -105,7 +118,7 @@ void Engine::run(const std::vector<Edge>& roots, const Tensors& gradients) {
   GradModeGuard mode(create_);
   const autocast off(f32, false);                    // gradients have the dtypes that the forward pass chose
   const parallel::SpatialGroupGuard apart(nullptr);  // and go the ways that it went
-  const Callbacks callbacks;
+  const Callbacks callbacks(roots);
   for (size_t i = 0; i < roots.size(); ++i) send(roots[i], gradients[i], "the root");
   while (!ready_.empty()) {
     std::shared_ptr<Node> node = ready_.top();
@@ -265,6 +278,14 @@ void autograd::queue_callback(std::function<void()> callback) {
   check(static_cast<bool>(callback), "queue_callback", "the callback is empty");
   check(run_callbacks != nullptr, "queue_callback", "no backward pass is running on this thread");
   run_callbacks->push_back(std::move(callback));
+}
+
+std::unordered_set<const TensorBody*> autograd::reached_leaves() {
+  check(run_roots != nullptr, "reached_leaves", "no backward pass is running on this thread");
+  std::unordered_set<const TensorBody*> leaves;
+  for (const Node* node : reachable_from(*run_roots))
+    if (node->leaf) leaves.insert(node->leaf.get());
+  return leaves;
 }
 
 std::string autograd::running_node() { return running ? running->name : ""; }

@@ -60,6 +60,7 @@ void measure_step(const Bench& bench);
 void measure_overlap(const Bench& bench);
 void measure_buckets(const Bench& bench);
 void measure_all_reduce(const Bench& bench);
+void measure_spatial(const Bench& bench);
 
 /// Memory of the size of DataParallel's buckets, in their order.
 voxgrad::Tensors make_buckets(const Bench& bench);

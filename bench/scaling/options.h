@@ -15,8 +15,8 @@ struct Options {
   bool graph = false;  ///< the step as a CUDA graph, too
   std::string wire = "f32";
   double bucket_mb = 25;
-  bool unreached = false;  ///< the lowest head, which no gradient reaches, is among the parameters
   int64_t batch = 2, size = 128;
+  int64_t depth = 0;  ///< of the volume of `spatial`; 0: size
   int warmup = 3, rounds = 3, steps = 20;
   std::string trace;
 

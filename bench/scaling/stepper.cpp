@@ -27,15 +27,8 @@ std::unique_ptr<vg::UNetTraining> make_training(const Bench& bench, const std::s
   auto training = std::make_unique<vg::UNetTraining>(std::move(model), true,
                                                      mode == "bf16" ? std::optional(vg::bf16) : std::nullopt);
   const int64_t batch = bench.options.batch, size = bench.options.size;
-  // The lowest head has no weight in the loss. A bucket would wait for its gradients until the pass is over, as
-  // PyTorch's would.
-  if (!bench.options.unreached)
-    for (const auto& [name, parameter] : training->model.named_parameters())
-      if (name.starts_with("decoder.seg_layers.0.")) vg::Tensor(parameter).requires_grad_(false);
   vg::Generator random(static_cast<uint64_t>(1 + bench.world.rank()));
-  training->x = vg::randn({batch, 1, size, size, size}, {}, &random).to(bench.device());
-  const vg::Tensor classes = (training->x > 0.5).to(vg::i64) + (training->x > 1.0).to(vg::i64);
-  training->target = classes.reshape({batch, size, size, size});
+  set_volumes(*training, vg::randn({batch, 1, size, size, size}, {.device = bench.device()}, &random));
   return training;
 }
 
@@ -50,6 +43,11 @@ void load_kernels(const Bench& bench, const std::string& mode, const vg::nn::Dat
 }
 
 }  // namespace
+
+void set_volumes(vg::UNetTraining& training, const vg::Tensor& x) {
+  training.x = x;
+  training.target = ((x > 0.5).to(vg::u8) + (x > 1.0).to(vg::u8)).select(1, 0).contiguous();
+}
 
 Stepper::Stepper(const Bench& bench, vg::parallel::Communicator& world, const std::string& mode,
                  const std::string& scheme) {

@@ -14,6 +14,9 @@
 
 namespace scaling {
 
+/// Steps are on `x` (N, 1, D, H, W) from now on, with labels that follow from it.
+void set_volumes(voxgrad::UNetTraining& training, const voxgrad::Tensor& x);
+
 /// Equal parameters and data of its own on each rank.
 struct Stepper {
   /// scheme: "ddp", "zero" (with DataParallel, too) or "none", each rank by itself.

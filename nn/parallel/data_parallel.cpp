@@ -1,11 +1,13 @@
 #include "nn/parallel/data_parallel.h"
 
 #include <algorithm>
-#include <set>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "core/autograd.h"
+#include "core/capture.h"
+#include "cuda/cuda.h"
 #include "ops/create.h"
 
 namespace voxgrad::nn {
@@ -83,12 +85,13 @@ class DataParallel::Reducer {
     Tensor param;
     size_t bucket = 0;
     Tensor values{};  // of the parameter's shape and strides
-    Tensor used{};    // one element behind the bucket's gradients: not 0 if a rank has a gradient
+    Tensor flag{};    // one element behind the bucket's gradients: not 0 if a rank has a gradient
     bool filled = false, used_here = false;
+    bool used = false;  // by a rank, in the last pass that was not captured
   };
   struct Bucket {
     Tensor memory{};
-    Tensor used{};  // of all slots
+    Tensor flags{};  // of all slots
     std::vector<size_t> slots{};
     size_t missing = 0;
     std::unique_ptr<parallel::Work> work{};
@@ -101,14 +104,15 @@ class DataParallel::Reducer {
   void fill(Slot& slot);
   void start_full_buckets();
   void finish();
-  void take(const Slot& slot) const;
+  bool is_used(const Bucket& bucket, const Slot& slot);
 
   Communicator& group_;
   DType reduce_dtype_;
   std::vector<Slot> slots_;
   std::vector<Bucket> buckets_;
   std::vector<HookHandle> hooks_;
-  size_t next_ = 0;          // bucket to be started: all ranks start them in the same order
+  size_t next_ = 0;  // bucket to be started: all ranks start them in the same order
+  std::optional<cuda::Stream> flags_stream_;
   std::weak_ptr<int> pass_;  // lives while a backward pass does, also one that throws
 };
 
@@ -154,8 +158,8 @@ void DataParallel::Reducer::make_buckets(const Tensors& params, double cap_bytes
       slot.values = as_strided(bucket.memory, slot.param.shape(), slot.param.strides(), place);
       place += slot.param.numel();
     }
-    bucket.used = as_strided(bucket.memory, {std::ssize(bucket.slots)}, {1}, place);
-    for (const size_t i : bucket.slots) slots_[i].used = as_strided(bucket.memory, {}, {}, place++);
+    bucket.flags = as_strided(bucket.memory, {std::ssize(bucket.slots)}, {1}, place);
+    for (const size_t i : bucket.slots) slots_[i].flag = as_strided(bucket.memory, {}, {}, place++);
   }
 }
 
@@ -168,9 +172,12 @@ void DataParallel::Reducer::begin() {
   for (Slot& slot : slots_) slot.filled = false;
   for (Bucket& bucket : buckets_) {
     bucket.missing = bucket.slots.size();
-    bucket.used.fill_(1);
+    bucket.flags.fill_(1);
   }
   next_ = 0;
+  const auto reached = autograd::reached_leaves();
+  for (Slot& slot : slots_)
+    if (!reached.contains(slot.param.body().get())) fill(slot);
 }
 
 void DataParallel::Reducer::arrived(size_t slot) {
@@ -190,7 +197,7 @@ void DataParallel::Reducer::fill(Slot& slot) {
   slot.used_here = grad.defined();
   if (!grad.defined()) {
     slot.values.zero_();
-    slot.used.zero_();
+    slot.flag.zero_();
   } else if (grad.raw_data() != slot.values.raw_data()) {
     slot.values.copy_(grad);
   }
@@ -209,19 +216,30 @@ void DataParallel::Reducer::finish() {
     if (!slot.filled) fill(slot);
   start_full_buckets();
   for (Bucket& bucket : buckets_) {
+    for (const size_t i : bucket.slots) slots_[i].used = is_used(bucket, slots_[i]);
     bucket.work->wait();
     bucket.work.reset();
     bucket.memory.mul_(1.0 / group_.size());
-    for (const size_t i : bucket.slots) take(slots_[i]);
+    for (const size_t i : bucket.slots)
+      if (const Slot& slot = slots_[i]; slot.used)
+        slot.param.set_grad(slot.values.dtype() == slot.param.dtype() ? slot.values
+                                                                      : slot.values.to(slot.param.dtype()));
   }
   pass_.reset();
 }
 
-/// Puts the mean in the place of the rank's own gradient. On a GPU the host waits only for parameters that have none
-/// here.
-void DataParallel::Reducer::take(const Slot& slot) const {
-  if (!slot.used_here && slot.used.item() == 0) return;
-  slot.param.set_grad(slot.values.dtype() == slot.param.dtype() ? slot.values : slot.values.to(slot.param.dtype()));
+/// Whether a rank has a gradient. Of parameters that have none here the host waits for their bucket, on a GPU in a
+/// stream of its own, while the pass before it goes on there.
+bool DataParallel::Reducer::is_used(const Bucket& bucket, const Slot& slot) {
+  if (slot.used_here) return true;
+  if (Capture::current()) return slot.used;
+  std::optional<cuda::StreamGuard> guard;
+  if (const Device device = slot.param.device(); device.is_cuda()) {
+    if (!flags_stream_) flags_stream_.emplace(device.index);
+    guard.emplace(*flags_stream_);
+  }
+  bucket.work->wait();
+  return slot.flag.item() != 0;
 }
 
 DataParallel::DataParallel(const Module& module, Communicator& communicator, const DataParallelOptions& options)

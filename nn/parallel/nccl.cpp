@@ -145,8 +145,7 @@ class NcclCommunicator::NcclWork : public Work {
 
  private:
   cudaError_t order() {
-    const auto mark = std::exchange(over, nullptr);
-    return mark ? cudaStreamWaitEvent(static_cast<cudaStream_t>(cuda_runtime().stream(device_)), mark->event())
+    return over ? cudaStreamWaitEvent(static_cast<cudaStream_t>(cuda_runtime().stream(device_)), over->event())
                 : cudaSuccess;
   }
   int device_;

@@ -69,9 +69,9 @@ void check_group_norm() {
       gamma.random(0.5, 1.5, 3);
       beta.random(-1, 1, 4);
       cpu.group_norm(y.view, mean.view, rstd.view, x.view, affine ? &gamma.view : nullptr,
-                     affine ? &beta.view : nullptr, kEps, {});
+                     affine ? &beta.view : nullptr, kEps, {}, nullptr);
       cpu.group_norm_backward({dx.view, &dgamma.view, &dbeta.view}, dy.view, x.view, mean.view, rstd.view,
-                              affine ? &gamma.view : nullptr, nullptr, {});
+                              affine ? &gamma.view : nullptr, nullptr, {}, nullptr);
 
       const auto number = [&](const Dims& i) { return static_cast<size_t>(i[0] * groups + i[1] / per); };
       const auto group_means = [&](auto f) {
@@ -137,9 +137,9 @@ void check_relu_bias() {
     Array<T> dx = rows_array<T>(2, 6, 3001, inner);
     mean.random(0, 0.1);
     rstd.random(1, 2);
-    cpu.group_norm_backward({dx.view}, dy.view, y.view, mean.view, rstd.view, nullptr, nullptr, {});
+    cpu.group_norm_backward({dx.view}, dy.view, y.view, mean.view, rstd.view, nullptr, nullptr, {}, nullptr);
     cpu.group_norm_backward({dz.view, nullptr, nullptr, &dbias.view}, dy.view, y.view, mean.view, rstd.view, nullptr,
-                            nullptr, {.before = {ActivationKind::relu}});
+                            nullptr, {.before = {ActivationKind::relu}}, nullptr);
     const auto behind = [&](const Dims& i) { return static_cast<double>(y(i)) > 0 ? static_cast<double>(dx(i)) : 0.0; };
     expect_close<T>(dz, behind, norm_tolerance<T, T>());
     expect_close<Parameter>(

@@ -1,5 +1,4 @@
 // Collectives and nn::DataParallel, on as many ranks as mpirun starts, one too.
-#include <array>
 #include <cmath>
 
 #include "core/autograd.h"
@@ -218,6 +217,52 @@ TEST_F(Ranks, GradientsTravelWhileThePassGoesOn) {
   EXPECT_TRUE(seen);
 }
 
+/// Passes everything on, and counts reductions.
+class CountingCommunicator : public parallel::Communicator {
+ public:
+  explicit CountingCommunicator(Communicator& real) : real_(real) {}
+  int rank() const override { return real_.rank(); }
+  int size() const override { return real_.size(); }
+  int local_rank() const override { return real_.local_rank(); }
+  Device device() const override { return real_.device(); }
+  void set_timeout(double seconds) override { real_.set_timeout(seconds); }
+  std::unique_ptr<parallel::Work> all_reduce_async(const Tensor& tensor, parallel::ReduceOp op) override {
+    ++reductions;
+    return real_.all_reduce_async(tensor, op);
+  }
+  void broadcast(const Tensor& tensor, int root) override { real_.broadcast(tensor, root); }
+  std::unique_ptr<parallel::Work> send_receive_async(const std::vector<parallel::Message>& sends,
+                                                     const std::vector<parallel::Message>& receives) override {
+    return real_.send_receive_async(sends, receives);
+  }
+  Tensor all_gather(const Tensor& tensor) override { return real_.all_gather(tensor); }
+  Tensor reduce_scatter(const Tensor& t, parallel::ReduceOp op) override { return real_.reduce_scatter(t, op); }
+  void barrier() override { real_.barrier(); }
+  void abort(int code) override { real_.abort(code); }
+
+  int reductions = 0;
+
+ private:
+  Communicator& real_;
+};
+
+TEST_F(Ranks, UnreachedParametersHoldUpNoBucket) {
+  if (size_ == 1) GTEST_SKIP() << "one rank reduces nothing";
+  manual_seed(0);
+  Model model;  // its last parameters, whose buckets come first, are not reached
+  CountingCommunicator counting(*world_);
+  nn::DataParallel parallel(model, counting, {.bucket_cap_mb = 1e-6});
+  const Tensor hidden = tanh(model.first(ones({2, 6})));
+  int under_way = 0;
+  hidden.register_hook([&](const Tensor&) {
+    under_way = counting.reductions;
+    return Tensor();
+  });
+  sum(model.second(hidden)).backward();
+  EXPECT_EQ(under_way, 7);  // frozen, never's and spare's two, second's two
+  EXPECT_EQ(counting.reductions, 9);
+}
+
 TEST_F(Ranks, HooksEndWithTheObjectAndRecordedGradientsAreRefused) {
   manual_seed(0);
   Model model;
@@ -275,12 +320,7 @@ TEST_F(Ranks, StepsCanBeCaptured) {
   if (!device.is_cuda()) GTEST_SKIP() << "needs GPUs";
   manual_seed(1);
   Model eager, captured;
-  for (Model* model : {&eager, &captured}) {
-    for (Tensor& unused : std::array<Tensor, 5>{model->spare.weight, model->spare.bias, model->never.weight,
-                                                model->never.bias, model->frozen})
-      unused.requires_grad_(false);
-    model->to(device);
-  }
+  for (Model* model : {&eager, &captured}) model->to(device);
   const nn::DataParallel of_eager(eager, *world_), of_captured(captured, *world_);
   captured.load_state_dict(eager.state_dict());
   optim::SGD first(eager.parameters(), {.lr = 0.1, .momentum = 0.9}),
@@ -288,7 +328,7 @@ TEST_F(Ranks, StepsCanBeCaptured) {
   const Tensor x = zeros({4, 6}, {.device = device});
   const auto step = [&](Model& model, optim::SGD& optimizer) {
     optimizer.zero_grad();
-    loss_of(model, x).backward();
+    loss_of(model, x, rank_ == size_ - 1).backward();  // the spare is reached on one rank only, others on none
     optimizer.step();
   };
   cuda::CUDAGraph graph(device.index);

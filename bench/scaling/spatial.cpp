@@ -1,0 +1,59 @@
+// One volume over all ranks, beside the whole of it on each by itself: time, memory and losses of training steps.
+#include "ops/spatial.h"
+#include "bench/scaling/stepper.h"
+#include "core/random.h"
+#include "ops/create.h"
+
+namespace scaling {
+namespace vg = voxgrad;
+namespace {
+
+/// The whole volume, equal on all ranks, or this rank's slab of it.
+vg::Tensor volume_of(const Bench& bench, bool shared) {
+  const int64_t size = bench.options.size, depth = bench.options.depth > 0 ? bench.options.depth : size;
+  vg::Generator random(1);
+  const vg::Tensor whole = vg::randn({bench.options.batch, 1, depth, size, size}, {.device = bench.device()}, &random);
+  return shared ? vg::parallel::SpatialParallel(bench.world).slab(whole) : whole;
+}
+
+void measure(const Bench& bench, const std::string& mode, bool shared, bool graph) {
+  ordered_json row{{"mode", mode}, {"graph", graph}, {"shared", shared}, {"depth", bench.options.depth}};
+  try {
+    Options small = bench.options;  // until the volume is there
+    small.batch = 1;
+    small.size = 64;
+    Stepper stepper({small, bench.world, {}}, bench.world, mode, shared ? "ddp" : "none");
+    set_volumes(*stepper.training, volume_of(bench, shared));
+    vg::memory::empty_cache(bench.device());
+    vg::memory::reset_peak(bench.device());
+    ordered_json losses = ordered_json::array();
+    const auto step = [&] {
+      std::optional<vg::parallel::SpatialParallel> spatial;
+      if (shared) spatial.emplace(bench.world);
+      stepper.step();
+    };
+    for (int i = 0; i < 3; ++i) {
+      step();
+      losses.push_back(stepper.training->loss.item());
+    }
+    Execution execution(bench, graph, step);
+    const Times times = time_rounds(bench, bench.options.steps, execution);
+    const std::vector<double> peaks = bench.gather(static_cast<double>(vg::memory::stats(bench.device()).peak));
+    row.update(
+        {{"ms", times.slowest}, {"peak_gb", *std::max_element(peaks.begin(), peaks.end()) / 1e9}, {"losses", losses}});
+  } catch (const vg::OutOfMemoryError& error) {
+    if (shared) throw;  // not all ranks need have come here
+    row["error"] = "does not fit on one GPU";
+  }
+  bench.report("spatial", row);
+}
+
+}  // namespace
+
+void measure_spatial(const Bench& bench) {
+  for (const std::string& mode : bench.options.modes)
+    for (const bool shared : {false, true})
+      each_execution(bench, [&](bool graph) { measure(bench, mode, shared, graph); });
+}
+
+}  // namespace scaling
