@@ -87,6 +87,28 @@ __global__ void __launch_bounds__(kBlock)
   }
 }
 
+/// (mean, rstd) of each group from those of all ranks: the variances, with eps in them rstd^-2, are joined about the
+/// common mean.
+template <class Wide>
+__global__ void __launch_bounds__(kBlock) join_ranks_kernel(const __grid_constant__ Groups shape, const double2* all,
+                                                            int64_t ranks, Matrix mean, Matrix rstd, double2* exact) {
+  for (int64_t number = thread_index(); number < shape.count(); number += thread_count()) {
+    double centre = 0, variance = 0;
+    for (int64_t rank = 0; rank < ranks; ++rank)
+      centre += all[rank * shape.count() + number].x / static_cast<double>(ranks);
+    for (int64_t rank = 0; rank < ranks; ++rank) {
+      const double2 own = all[rank * shape.count() + number];
+      const double d = own.x - centre;
+      variance += (1 / (own.y * own.y) + d * d) / static_cast<double>(ranks);
+    }
+    const double2 joined{centre, 1 / sqrt(variance)};
+    exact[number] = joined;
+    const int64_t n = quotient(number, shape.groups), group = number - n * shape.groups;
+    mean.at<Wide>(n, group) = static_cast<Wide>(joined.x);
+    rstd.at<Wide>(n, group) = static_cast<Wide>(joined.y);
+  }
+}
+
 /// y = after((before(x) - mean) * rstd * gamma + beta). `exact`: mean and rstd in double, or null if they are given.
 template <class T, class Activations>
 struct Normalize {
@@ -132,7 +154,12 @@ void forward(const View& y, const View& mean, const View& rstd, const View& x, c
   statistics_kernel<<<grid_size(shape.count(), layout.columns), kBlock, 0, launch.stream>>>(
       shape, layout, deviations, total.as<double2>(), Matrix(mean), Matrix(rstd), exact.as<double2>(), eps);
   check_launch(kOp);
-  if (over_ranks) (*over_ranks)(double_matrix(x, exact.as<double2>(), shape.count(), 2));
+  if (over_ranks) {
+    const View all = (*over_ranks)(double_matrix(x, exact.as<double2>(), shape.count(), 2));
+    join_ranks_kernel<compute_t<T>><<<grid_size(shape.count()), kBlock, 0, launch.stream>>>(
+        shape, all.as<const double2>(), all.size[0], Matrix(mean), Matrix(rstd), exact.as<double2>());
+    check_launch(kOp);
+  }
   const Normalize<T, Activations> formula{
       shape, exact.as<double2>(), Matrix(mean), Matrix(rstd), PerChannel(gamma), PerChannel(beta), activations};
   apply_formula<T>(kOp, formula, launch, nullptr, &y, x);

@@ -79,6 +79,16 @@ __global__ void __launch_bounds__(kBlock)
   }
 }
 
+/// mean[group] = the mean of all[rank][group].
+__global__ void __launch_bounds__(kBlock)
+    average_ranks_kernel(int64_t groups, const double2* all, int64_t ranks, double2* mean) {
+  for (int64_t group = thread_index(); group < groups; group += thread_count()) {
+    double2 sum{0, 0};
+    for (int64_t rank = 0; rank < ranks; ++rank) sum = add(sum, all[rank * groups + group]);
+    mean[group] = {sum.x / static_cast<double>(ranks), sum.y / static_cast<double>(ranks)};
+  }
+}
+
 /// dx = before's gradient of rstd * (h - mean(h) - n * mean(h * n)).
 template <class T, class Activations>
 struct InputGradient {
@@ -122,7 +132,12 @@ void backward(const GroupNormGradients& out, const View& dy, const View& x, cons
   group_means_kernel<T><<<grid_size(shape.count(), layout.columns), kBlock, 0, launch.stream>>>(
       shape, layout, total.as<double2>(), Matrix(rstd), PerChannel(gamma), group_means.as<double2>());
   check_launch(kOp);
-  if (over_ranks) (*over_ranks)(double_matrix(x, group_means.as<double2>(), shape.count(), 2));
+  if (over_ranks) {
+    const View all = (*over_ranks)(double_matrix(x, group_means.as<double2>(), shape.count(), 2));
+    average_ranks_kernel<<<grid_size(shape.count()), kBlock, 0, launch.stream>>>(
+        shape.count(), all.as<const double2>(), all.size[0], group_means.as<double2>());
+    check_launch(kOp);
+  }
   parameter_gradients<T>(kOp, shape, total.as<double2>(), Matrix(rstd), out.dgamma, out.dbeta, launch);
   const InputGradient<T, Activations> formula{norm, group_means.as<double2>()};
   if (out.sums)

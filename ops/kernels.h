@@ -63,9 +63,10 @@ struct GroupNormGradients {
   const View *dgamma = nullptr, *dbeta = nullptr, *sums = nullptr;
 };
 
-/// Of a normalisation whose groups lie on several ranks: called between the sums over this rank's part and what follows
-/// from them, with an f64 (groups, k), which it replaces by that of all ranks. Queues its work as kernels do.
-using OverRanks = std::function<void(const View& of_groups)>;
+/// Of a normalisation whose groups lie on several ranks, with equal parts of each: called between the sums over this
+/// rank's part and what follows from them with an f64 (groups, k), it gives that of all ranks, a contiguous (ranks,
+/// groups, k) that stays as long as the kernel is called. Queues its work as kernels do.
+using OverRanks = std::function<View(const View& of_groups)>;
 
 /// What class_sums takes for the probability p of a class, and which voxels it passes over.
 struct ClassSums {
@@ -192,15 +193,13 @@ struct Kernels {
   // ---- normalisation: x (N, C, L) contiguous or with channels innermost, any floating dtype; mean and rstd (N,
   // groups) of compute_t of it, or (1, groups): over the samples too; gamma, beta and gradients over the channels (C)
   // of either of the two, or null
-  /// y = after((before(x) - mean) * rstd * gamma + beta). over_ranks, or null: of (mean, rstd); mean and rstd are then
-  /// its to set.
+  /// y = after((before(x) - mean) * rstd * gamma + beta). over_ranks, or null: of (mean, rstd).
   void (*group_norm)(const View& y, const View& mean, const View& rstd, const View& x, const View* gamma,
                      const View* beta, double eps, const NormActivations& activations, const OverRanks* over_ranks);
   /// The same, without activations, with mean and rstd that are given.
   void (*normalize)(const View& y, const View& x, const View& mean, const View& rstd, const View* gamma,
                     const View* beta);
-  /// over_ranks, or null: of means over the groups, to be replaced by their means over the ranks. dgamma, dbeta and
-  /// sums are this rank's.
+  /// over_ranks, or null: of means over the groups. dgamma, dbeta and sums are this rank's.
   void (*group_norm_backward)(const GroupNormGradients& out, const View& dy, const View& x, const View& mean,
                               const View& rstd, const View* gamma, const View* beta, const NormActivations& activations,
                               const OverRanks* over_ranks);

@@ -81,34 +81,13 @@ Tensors composed_gradients(const Tensor& grad, const Tensor& saved, const Tensor
   return grads;
 }
 
-/// `of_groups` as a tensor.
-Tensor tensor_of(const View& of_groups) {
-  const Device device = of_groups.device < 0 ? Device::cpu() : Device::cuda(of_groups.device);
-  return from_blob(of_groups.data, {of_groups.size[0], of_groups.size[1]}, {f64, device}, {});
-}
-
-/// For a kernel: joins the statistics of ranks that have equal parts of each group, and sets mean and rstd to them. The
-/// variances are joined about the common mean (Chan, Golub and LeVeque, see the kernels).
-OverRanks joined_statistics(parallel::Communicator& ranks, const Tensor& mean, const Tensor& rstd) {
+/// For a kernel: what all ranks have, which `all` keeps.
+OverRanks of_all(parallel::Communicator& ranks, Tensor& all) {
   return [&](const View& of_groups) {
     const NoGradGuard no_grad;
-    const Tensor own = tensor_of(of_groups), all = ranks.all_gather(own);
-    const Tensor means = select(all, 2, 0), joined = voxgrad::mean(means, {0}), deviations = means - joined;
-    // rstd^-2 is the variance with eps.
-    const Tensor scale = rsqrt(voxgrad::mean(pow(select(all, 2, 1), -2) + deviations * deviations, {0}));
-    select(own, 1, 0).copy_(joined);
-    select(own, 1, 1).copy_(scale);
-    mean.copy_(reshape(joined, mean.shape()));
-    rstd.copy_(reshape(scale, rstd.shape()));
-  };
-}
-
-OverRanks averaged(parallel::Communicator& ranks) {
-  return [&](const View& of_groups) {
-    const NoGradGuard no_grad;
-    const Tensor own = tensor_of(of_groups);
-    ranks.all_reduce(own);
-    own.mul_(1.0 / ranks.size());
+    const Device device = of_groups.device < 0 ? Device::cpu() : Device::cuda(of_groups.device);
+    all = ranks.all_gather(from_blob(of_groups.data, {of_groups.size[0], of_groups.size[1]}, {f64, device}, {}));
+    return all.view_in();
   };
 }
 
@@ -133,7 +112,8 @@ Tensors fused_gradients(const Tensor& grad, const Tensor& x, const Tensor& mean,
     sums.reset();
   }
   const auto gamma = optional_view(weight), beta = optional_view(bias);
-  const OverRanks over_ranks = r.ranks ? averaged(*r.ranks) : OverRanks();
+  Tensor all;
+  const OverRanks over_ranks = r.ranks ? of_all(*r.ranks, all) : OverRanks();
   kernels(x.device())
       .group_norm_backward({as_rows(x, dx.view_out()), pointer(dweight), pointer(dbias), pointer(sums)},
                            as_rows(x, dy.view_in()), as_rows(x, x.view_in()), mean.view_in(), rstd.view_in(),
@@ -163,7 +143,8 @@ Normalised normalise(const char* op, const Tensor& input, const Shape& groups, c
   const Tensor y = empty_like(x);
   const Tensor mean = empty(groups, {wide(x.dtype()), x.device()}), rstd = empty_like(mean);
   const auto gamma = optional_view(weight), beta = optional_view(bias);
-  const OverRanks over_ranks = ranks ? joined_statistics(*ranks, mean, rstd) : OverRanks();
+  Tensor all;
+  const OverRanks over_ranks = ranks ? of_all(*ranks, all) : OverRanks();
   kernels(x.device())
       .group_norm(as_rows(x, y.view_out()), mean.view_out(), rstd.view_out(), as_rows(x, x.view_in()), pointer(gamma),
                   pointer(beta), eps, activations, ranks ? &over_ranks : nullptr);

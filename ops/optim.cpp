@@ -189,4 +189,8 @@ void scale_gradients(TensorSpan grads, const Tensor& factor) {
   }
 }
 
+void scaled_copies(TensorSpan targets, TensorSpan sources, double factor) {
+  run("scaled_copies", targets, sources, {}, CopyStep{factor});
+}
+
 }  // namespace voxgrad

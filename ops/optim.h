@@ -54,7 +54,12 @@ struct UnscaleStep {
 struct ScaleStep {
   const double* factor = nullptr;
 };
-using AnyStep = std::variant<SgdStep, AdamStep, RmspropStep, AdagradStep, LionStep, EmaStep, UnscaleStep, ScaleStep>;
+/// parameter = factor * gradient: copies of a list.
+struct CopyStep {
+  double factor = 1;
+};
+using AnyStep =
+    std::variant<SgdStep, AdamStep, RmspropStep, AdagradStep, LionStep, EmaStep, UnscaleStep, ScaleStep, CopyStep>;
 
 /// Gradient scaling (nn/optim/grad_scaler.h): tensors of one element on the parameters' device, or null. Only the
 /// device looks at them.
@@ -88,5 +93,8 @@ void unscale_gradients(TensorSpan grads, const Tensor& found_inf, const Tensor* 
 Tensor sum_of_squares(TensorSpan grads);
 /// Multiplies `grads`, floating and with any strides, by `factor` (f64, one element), in place.
 void scale_gradients(TensorSpan grads, const Tensor& factor);
+/// targets = factor * sources, which have their shapes, dtypes and devices and any strides; targets are contiguous or
+/// channels_last.
+void scaled_copies(TensorSpan targets, TensorSpan sources, double factor);
 
 }  // namespace voxgrad

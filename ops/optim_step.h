@@ -219,6 +219,15 @@ struct StepUpdate<ScaleStep, T> {
   VG_HOST_DEVICE void operator()(T& param, T) const { param *= static_cast<T>(*factor); }
 };
 
+template <class T>
+struct StepUpdate<CopyStep, T> {
+  T factor;
+
+  static int states(const CopyStep&) { return 0; }
+  explicit StepUpdate(const CopyStep& step) : factor(static_cast<T>(step.factor)) {}
+  VG_HOST_DEVICE void operator()(T& param, T grad) const { param = factor * grad; }
+};
+
 /// Calls run<states>(update) with the update of a step; T is compute_t.
 template <class T, class Step, class F>
 void with_update(const Step& step, const F& run) {

@@ -9,6 +9,7 @@
 #include "core/capture.h"
 #include "cuda/cuda.h"
 #include "ops/create.h"
+#include "ops/optim.h"
 
 namespace voxgrad::nn {
 namespace {
@@ -80,18 +81,17 @@ class DataParallel::Reducer {
   bool no_sync = false;
 
  private:
-  /// A parameter's place in its bucket, and whether its gradient lies there.
+  /// A parameter, and its gradient's place in its bucket.
   struct Slot {
     Tensor param;
     size_t bucket = 0;
-    Tensor values{};  // of the parameter's shape and strides
-    Tensor flag{};    // one element behind the bucket's gradients: not 0 if a rank has a gradient
-    bool filled = false, used_here = false;
-    bool used = false;  // by a rank, in the last pass that was not captured
+    Tensor values{};       // of the parameter's shape and strides
+    bool arrived = false;  // its gradient, or the certainty that there will be none
   };
+  /// Gradients of one dtype and device.
   struct Bucket {
     Tensor memory{};
-    Tensor flags{};  // of all slots
+    Tensor wire{};  // what travels: memory itself, or a copy in another dtype
     std::vector<size_t> slots{};
     size_t missing = 0;
     std::unique_ptr<parallel::Work> work{};
@@ -100,20 +100,26 @@ class DataParallel::Reducer {
   DType wire_dtype(const Tensor& param) const { return param.dtype() == f64 ? f64 : reduce_dtype_; }
   void make_buckets(const Tensors& params, double cap_bytes);
   void begin();
+  void send_flags();
   void arrived(size_t slot);
-  void fill(Slot& slot);
+  void mark(Slot& slot);
   void start_full_buckets();
+  void start(Bucket& bucket);
+  std::vector<double> used();
   void finish();
-  bool is_used(const Bucket& bucket, const Slot& slot);
 
   Communicator& group_;
   DType reduce_dtype_;
   std::vector<Slot> slots_;
   std::vector<Bucket> buckets_;
   std::vector<HookHandle> hooks_;
-  size_t next_ = 0;  // bucket to be started: all ranks start them in the same order
-  std::optional<cuda::Stream> flags_stream_;
+  size_t next_ = 0;          // bucket to be started: all ranks start them in the same order
   std::weak_ptr<int> pass_;  // lives while a backward pass does, also one that throws
+  // By slot, not 0: this rank has a gradient in this pass; a rank had one in the last pass that was not captured.
+  std::vector<double> here_, anywhere_;
+  Tensor flags_;  // here_ on its way to become anywhere_
+  std::unique_ptr<parallel::Work> flags_work_;
+  std::optional<cuda::Stream> flags_stream_;  // on a GPU
 };
 
 DataParallel::Reducer::Reducer(const Module& module, Communicator& group, const DataParallelOptions& options)
@@ -131,14 +137,14 @@ DataParallel::Reducer::Reducer(const Module& module, Communicator& group, const 
   make_buckets(params, options.bucket_cap_mb * 1024 * 1024);
   for (size_t i = 0; i < slots_.size(); ++i)
     hooks_.push_back(slots_[i].param.register_post_accumulate_grad_hook([this, i](const Tensor&) { arrived(i); }));
+  if (group.device().is_cuda()) flags_stream_.emplace(group.device().index);
 }
 
 void DataParallel::Reducer::make_buckets(const Tensors& params, double cap_bytes) {
   double bytes = 0;
   for (const Tensor& param : params) {
-    const DType dtype = wire_dtype(param);
-    const auto own = static_cast<double>(param.numel() * item_size(dtype));
-    if (buckets_.empty() || bytes + own > cap_bytes || wire_dtype(slots_.back().param) != dtype ||
+    const auto own = static_cast<double>(param.numel() * item_size(wire_dtype(param)));
+    if (buckets_.empty() || bytes + own > cap_bytes || slots_.back().param.dtype() != param.dtype() ||
         slots_.back().param.device() != param.device()) {
       buckets_.emplace_back();
       bytes = 0;
@@ -148,18 +154,18 @@ void DataParallel::Reducer::make_buckets(const Tensors& params, double cap_bytes
     slots_.push_back({.param = param, .bucket = buckets_.size() - 1});
   }
   for (Bucket& bucket : buckets_) {
-    int64_t count = std::ssize(bucket.slots);
+    int64_t count = 0;
     for (const size_t i : bucket.slots) count += slots_[i].param.numel();
     const Tensor& first = slots_[bucket.slots[0]].param;
-    bucket.memory = empty({count}, {wire_dtype(first), first.device()});
+    bucket.memory = empty({count}, {first.dtype(), first.device()});
+    bucket.wire =
+        wire_dtype(first) == first.dtype() ? bucket.memory : empty({count}, {wire_dtype(first), first.device()});
     int64_t place = 0;
     for (const size_t i : bucket.slots) {
-      Slot& slot = slots_[i];
-      slot.values = as_strided(bucket.memory, slot.param.shape(), slot.param.strides(), place);
-      place += slot.param.numel();
+      const Tensor& param = slots_[i].param;
+      slots_[i].values = as_strided(bucket.memory, param.shape(), param.strides(), place);
+      place += param.numel();
     }
-    bucket.flags = as_strided(bucket.memory, {std::ssize(bucket.slots)}, {1}, place);
-    for (const size_t i : bucket.slots) slots_[i].flag = as_strided(bucket.memory, {}, {}, place++);
   }
 }
 
@@ -169,77 +175,95 @@ void DataParallel::Reducer::begin() {
   const auto pass = std::make_shared<int>();
   autograd::queue_callback([this, pass] { finish(); });
   pass_ = pass;
-  for (Slot& slot : slots_) slot.filled = false;
-  for (Bucket& bucket : buckets_) {
-    bucket.missing = bucket.slots.size();
-    bucket.flags.fill_(1);
-  }
   next_ = 0;
+  here_.assign(slots_.size(), 0);
+  for (Bucket& bucket : buckets_) bucket.missing = bucket.slots.size();
+  for (Slot& slot : slots_) slot.arrived = false;
   const auto reached = autograd::reached_leaves();
-  for (Slot& slot : slots_)
-    if (!reached.contains(slot.param.body().get())) fill(slot);
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    const bool comes = reached.contains(slots_[i].param.body().get());
+    here_[i] = comes || slots_[i].param.grad().defined();
+    if (!comes) mark(slots_[i]);
+  }
+  send_flags();
+}
+
+/// Ahead of what the pass has queued on a GPU, so that nobody has to wait for that.
+void DataParallel::Reducer::send_flags() {
+  if (Capture::current()) return;
+  std::optional<cuda::StreamGuard> guard;
+  if (flags_stream_) guard.emplace(*flags_stream_);
+  flags_ = from_span<double>(here_, {std::ssize(here_)}, group_.device());
+  flags_work_ = group_.all_reduce_async(flags_, parallel::ReduceOp::max);
 }
 
 void DataParallel::Reducer::arrived(size_t slot) {
   if (no_sync) return;
   const NoGradGuard no_grad;
   if (pass_.expired()) begin();
-  fill(slots_[slot]);
+  mark(slots_[slot]);
   start_full_buckets();
   for (const Bucket& bucket : buckets_)
     if (bucket.work) bucket.work->test();  // MPI moves only while it is called
 }
 
-/// A parameter without a gradient counts as zero.
-void DataParallel::Reducer::fill(Slot& slot) {
+void DataParallel::Reducer::mark(Slot& slot) {
   const Tensor grad = slot.param.grad();
   check(!grad.defined() || !grad.requires_grad(), kOp, "gradients that are recorded (create_graph) cannot be averaged");
-  slot.used_here = grad.defined();
-  if (!grad.defined()) {
-    slot.values.zero_();
-    slot.flag.zero_();
-  } else if (grad.raw_data() != slot.values.raw_data()) {
-    slot.values.copy_(grad);
-  }
-  if (!slot.filled) --buckets_[slot.bucket].missing;
-  slot.filled = true;
+  if (!slot.arrived) --buckets_[slot.bucket].missing;
+  slot.arrived = true;
 }
 
 void DataParallel::Reducer::start_full_buckets() {
-  for (; next_ < buckets_.size() && buckets_[next_].missing == 0; ++next_)
-    buckets_[next_].work = group_.all_reduce_async(buckets_[next_].memory);
+  for (; next_ < buckets_.size() && buckets_[next_].missing == 0; ++next_) start(buckets_[next_]);
+}
+
+/// Each gradient's part of the mean; a parameter without one counts as zero.
+void DataParallel::Reducer::start(Bucket& bucket) {
+  Tensors places, grads;
+  for (const size_t i : bucket.slots) {
+    const Tensor grad = slots_[i].param.grad();
+    if (!grad.defined()) {
+      slots_[i].values.zero_();
+      continue;
+    }
+    places.push_back(slots_[i].values);
+    grads.push_back(grad);
+  }
+  scaled_copies(places, grads, 1.0 / group_.size());
+  if (!bucket.wire.is_same(bucket.memory)) bucket.wire.copy_(bucket.memory);
+  bucket.work = group_.all_reduce_async(bucket.wire);
+}
+
+/// By slot, not 0: a rank has a gradient. Only a rank that lacks some waits for the others to know.
+std::vector<double> DataParallel::Reducer::used() {
+  std::vector<double> result = here_;
+  if (Capture::current()) {
+    for (size_t i = 0; i < anywhere_.size(); ++i) result[i] = std::max(result[i], anywhere_[i]);
+    return result;
+  }
+  std::optional<cuda::StreamGuard> guard;
+  if (flags_stream_) guard.emplace(*flags_stream_);
+  std::exchange(flags_work_, nullptr)->wait();
+  if (std::ranges::find(here_, 0.0) != here_.end()) result = flags_.to_vector();
+  flags_ = {};
+  return anywhere_ = result;
 }
 
 void DataParallel::Reducer::finish() {
   const NoGradGuard no_grad;
   for (Slot& slot : slots_)
-    if (!slot.filled) fill(slot);
+    if (!slot.arrived) mark(slot);
   start_full_buckets();
+  const std::vector<double> is_used = used();
   for (Bucket& bucket : buckets_) {
-    for (const size_t i : bucket.slots) slots_[i].used = is_used(bucket, slots_[i]);
     bucket.work->wait();
     bucket.work.reset();
-    bucket.memory.mul_(1.0 / group_.size());
+    if (!bucket.wire.is_same(bucket.memory)) bucket.memory.copy_(bucket.wire);
     for (const size_t i : bucket.slots)
-      if (const Slot& slot = slots_[i]; slot.used)
-        slot.param.set_grad(slot.values.dtype() == slot.param.dtype() ? slot.values
-                                                                      : slot.values.to(slot.param.dtype()));
+      if (is_used[i] != 0) slots_[i].param.set_grad(slots_[i].values);
   }
   pass_.reset();
-}
-
-/// Whether a rank has a gradient. Of parameters that have none here the host waits for their bucket, on a GPU in a
-/// stream of its own, while the pass before it goes on there.
-bool DataParallel::Reducer::is_used(const Bucket& bucket, const Slot& slot) {
-  if (slot.used_here) return true;
-  if (Capture::current()) return slot.used;
-  std::optional<cuda::StreamGuard> guard;
-  if (const Device device = slot.param.device(); device.is_cuda()) {
-    if (!flags_stream_) flags_stream_.emplace(device.index);
-    guard.emplace(*flags_stream_);
-  }
-  bucket.work->wait();
-  return slot.flag.item() != 0;
 }
 
 DataParallel::DataParallel(const Module& module, Communicator& communicator, const DataParallelOptions& options)

@@ -145,8 +145,10 @@ class NcclCommunicator::NcclWork : public Work {
 
  private:
   cudaError_t order() {
-    return over ? cudaStreamWaitEvent(static_cast<cudaStream_t>(cuda_runtime().stream(device_)), over->event())
-                : cudaSuccess;
+    const auto mark = std::exchange(over, nullptr);
+    if (!mark) return cudaSuccess;
+    const DeviceGuard guard(device_);  // whose default stream is meant
+    return cudaStreamWaitEvent(static_cast<cudaStream_t>(cuda_runtime().stream(device_)), mark->event());
   }
   int device_;
   Tensors tensors_;

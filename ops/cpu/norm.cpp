@@ -298,6 +298,22 @@ void normalise(const Slabs& slabs, const View& y, const View& x, const View& gro
       slabs, affine, [a](const Affine<T>& f, T v, T) { return a.after.value(f(a.before.value(v))); }, y, x, x);
 }
 
+/// (mean, rstd) of each group from those of all ranks (ranks, groups, 2): the variances, with eps in them rstd^-2, are
+/// joined about the common mean.
+void join_ranks(const View& all, std::pair<double, double>* statistics) {
+  const int64_t ranks = all.size[0], groups = all.size[1];
+  for (int64_t group = 0; group < groups; ++group) {
+    const auto* given = all.as<const double>() + 2 * group;
+    double mean = 0, variance = 0;
+    for (int64_t rank = 0; rank < ranks; ++rank) mean += given[2 * rank * groups] / static_cast<double>(ranks);
+    for (int64_t rank = 0; rank < ranks; ++rank) {
+      const double d = given[2 * rank * groups] - mean, rstd = given[2 * rank * groups + 1];
+      variance += (1 / (rstd * rstd) + d * d) / static_cast<double>(ranks);
+    }
+    statistics[group] = {mean, 1 / std::sqrt(variance)};
+  }
+}
+
 template <class T, class Activations>
 void forward(const View& y, const View& mean, const View& rstd, const View& x, const View* gamma, const View* beta,
              double eps, const Activations& activations, const OverRanks* over_ranks) {
@@ -319,11 +335,13 @@ void forward(const View& y, const View& mean, const View& rstd, const View& x, c
         total.join(moments[static_cast<size_t>((n * slabs.chunks + chunk) * slabs.channels + c)]);
       });
     const double scale = 1 / std::sqrt(total.squares / std::max(total.count, 1.0) + eps);
-    at<T>(mean, group.number) = static_cast<T>(total.mean);
-    at<T>(rstd, group.number) = static_cast<T>(scale);
     statistics[static_cast<size_t>(group.number)] = {total.mean, scale};
   });
-  if (over_ranks) (*over_ranks)(double_matrix(x, statistics.data(), mean.numel(), 2));
+  if (over_ranks) join_ranks((*over_ranks)(double_matrix(x, statistics.data(), mean.numel(), 2)), statistics.data());
+  for (int64_t number = 0; number < mean.numel(); ++number) {
+    at<T>(mean, number) = static_cast<T>(statistics[static_cast<size_t>(number)].first);
+    at<T>(rstd, number) = static_cast<T>(statistics[static_cast<size_t>(number)].second);
+  }
   normalise<T>(slabs, y, x, mean, gamma, beta, activations,
                [&](const Group& group) { return statistics[static_cast<size_t>(group.number)]; });
 }
@@ -406,7 +424,16 @@ void backward(const GroupNormGradients& out, const View& dy, const View& x, cons
       total.join({weight * own.g, weight * own.g_centred, own.centred / count});
     });
   });
-  if (over_ranks) (*over_ranks)(double_matrix(x, means.data(), mean.numel(), 3));
+  if (over_ranks) {
+    const View all = (*over_ranks)(double_matrix(x, means.data(), mean.numel(), 3));
+    const auto* given = all.as<const GradientSums>();
+    const auto ranks = static_cast<size_t>(all.size[0]);
+    for (size_t i = 0; i < means.size(); ++i) {
+      means[i] = {};
+      for (size_t rank = 0; rank < ranks; ++rank) means[i].join(given[rank * means.size() + i]);
+      for (double* value : {&means[i].g, &means[i].g_centred, &means[i].centred}) *value /= static_cast<double>(ranks);
+    }
+  }
 
   struct Coefficients {
     Norm norm;

@@ -168,7 +168,7 @@ TEST_F(Launch, BadEnvironmentsAreRefused) {
   EXPECT_EQ(run_line("SLURM_STEP_NUM_TASKS=1 '" PROGRAM "' steps=1").code, 0);
 }
 
-/// By NCCL, as torchrun starts them. The two ranks share a GPU: NCCL takes them for two machines.
+/// By NCCL, as torchrun starts them. Where there is one GPU the two ranks share it: NCCL takes them for two machines.
 class LaunchOnGpu : public Launch {
  protected:
   void SetUp() override {
@@ -177,10 +177,12 @@ class LaunchOnGpu : public Launch {
     make_folder();
   }
   Result run_two(const std::string& options) {
-    return run_line(concat("export LOCAL_RANK=0 WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=", ++port_,
-                           " NCCL_SOCKET_IFNAME=lo; RANK=1 NCCL_HOSTID=b '" PROGRAM "' device=cuda ", options,
-                           " & RANK=0 NCCL_HOSTID=a '" PROGRAM "' device=cuda ", options,
-                           "; a=$?; wait $!; exit $((a + $?))"));
+    const bool apart = cuda::device_count() > 1;
+    return run_line(
+        concat("export WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=", ++port_, " NCCL_SOCKET_IFNAME=lo; ",
+               apart ? "RANK=1 LOCAL_RANK=1 '" : "RANK=1 LOCAL_RANK=0 NCCL_HOSTID=b '", PROGRAM "' device=cuda ",
+               options, " & RANK=0 LOCAL_RANK=0 ", apart ? "'" : "NCCL_HOSTID=a '", PROGRAM "' device=cuda ", options,
+               "; a=$?; wait $!; exit $((a + $?))"));
   }
   TensorMap train_two(const std::string& options = "") {
     const Result result = run_two(options + " out=out.safetensors");
@@ -199,6 +201,10 @@ TEST_F(LaunchOnGpu, OneAndTwoRanksLearnTheSame) {
   expect_close(two, one, 2e-5);
   EXPECT_EQ(two.at("samples").to_vector(), one.at("samples").to_vector());
   expect_equal(train_two(), two);
+  if (cuda::device_count() < 2) return;
+  const Result threads = run_line("'" PROGRAM "' launch=2 out=out.safetensors");
+  EXPECT_EQ(threads.code, 0) << threads.output;
+  expect_equal(load_safetensors(folder_ / "out.safetensors"), two);
 }
 
 TEST_F(LaunchOnGpu, GoesOnToTheSameBitsAfterAKill) {

@@ -259,8 +259,10 @@ TEST_F(Ranks, UnreachedParametersHoldUpNoBucket) {
     return Tensor();
   });
   sum(model.second(hidden)).backward();
-  EXPECT_EQ(under_way, 7);  // frozen, never's and spare's two, second's two
-  EXPECT_EQ(counting.reductions, 9);
+  // Of the flags and, each in a bucket of its own, frozen, never's and spare's two, and second's weight, if its
+  // gradient came before that of `hidden`.
+  EXPECT_GE(under_way, 6);
+  EXPECT_EQ(counting.reductions, 10);
 }
 
 TEST_F(Ranks, HooksEndWithTheObjectAndRecordedGradientsAreRefused) {

@@ -1,0 +1,57 @@
+// Training steps on CPUs: a batch on one process with several threads, or shared out to ranks of MPI with one thread
+// each. A small U-Net of three stages and patches of 48^3, float32; prints milliseconds a step, the median of rounds.
+//
+//   VOXGRAD_NUM_THREADS=2 build/release/bench/cpu_ranks
+//   mpirun -n 2 -x VOXGRAD_NUM_THREADS=1 build/release/bench/cpu_ranks
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+
+#include "core/random.h"
+#include "nn/optim/optimizers.h"
+#include "nn/parallel/data_parallel.h"
+#include "nn/parallel/run.h"
+#include "nn/unet.h"
+#include "ops/create.h"
+#include "ops/elementwise.h"
+#include "ops/loss.h"
+
+namespace {
+
+using namespace voxgrad;
+
+constexpr int64_t kBatch = 2, kSize = 48;  // of all ranks
+constexpr int kRounds = 9, kSteps = 4;
+
+void train(parallel::Communicator& world) {
+  check(kBatch % world.size() == 0, "cpu_ranks", "a batch of ", kBatch, " cannot be shared out to ", world.size());
+  manual_seed(0);
+  nn::UNet model({.num_classes = 3, .stages = {{16}, {32, 3, 2}, {64, 3, 2}}});
+  const nn::DataParallel parallel(model, world);
+  optim::SGD optimizer(model.parameters(), {.lr = 0.01, .momentum = 0.9});
+  const int64_t own = kBatch / world.size();
+  const Tensor x = randn({own, 1, kSize, kSize, kSize});
+  const Tensor target = (x > 0.0).to(i64).select(1, 0);
+  const auto step = [&] {
+    optimizer.zero_grad();
+    deep_supervision_loss(model.levels(x), target).backward();
+    optimizer.step();
+  };
+  step();
+  std::vector<double> ms;
+  for (int round = 0; round < kRounds; ++round) {
+    world.barrier();
+    const auto begin = std::chrono::steady_clock::now();
+    for (int i = 0; i < kSteps; ++i) step();
+    world.barrier();
+    const std::chrono::duration<double, std::milli> time = std::chrono::steady_clock::now() - begin;
+    ms.push_back(time.count() / kSteps);
+  }
+  std::sort(ms.begin(), ms.end());
+  if (world.rank() == 0) std::printf("%d rank(s): %.1f ms a step\n", world.size(), ms[kRounds / 2]);
+}
+
+}  // namespace
+
+int main() { return parallel::run(train); }
