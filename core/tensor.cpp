@@ -290,9 +290,10 @@ Tensor from_blob(void* data, const Shape& shape, TensorOptions options, std::fun
   return Tensor(std::move(body));
 }
 
-std::string describe(const Tensor& tensor) {
-  if (!tensor.defined()) return "undefined";
-  return concat(tensor.shape(), ' ', tensor.dtype(), " on ", tensor.device());
+std::ostream& operator<<(std::ostream& out, const Description& description) {
+  const Tensor& t = description.tensor;
+  if (!t.defined()) return out << "undefined";
+  return out << t.shape() << ' ' << t.dtype() << " on " << t.device();
 }
 
 }  // namespace voxgrad

@@ -214,8 +214,13 @@ struct Selection {
 std::ostream& operator<<(std::ostream& out, const Tensor& tensor);
 std::string to_string(const Tensor& tensor);
 
-/// "[2, 32, 8] f32 on cuda:0", for messages.
-std::string describe(const Tensor& tensor);
+/// For messages: what a tensor is, made into text when it is printed, which that of a check hardly ever is.
+struct Description {
+  const Tensor& tensor;
+};
+std::ostream& operator<<(std::ostream& out, const Description& description);
+/// "[2, 32, 8] f32 on cuda:0". For use in the same statement.
+inline Description describe(const Tensor& tensor) { return {tensor}; }
 
 /// An uninitialised tensor. Throws Error for a bad shape or device, OutOfMemoryError.
 Tensor empty(const Shape& shape, TensorOptions options = {}, MemoryFormat format = MemoryFormat::contiguous);

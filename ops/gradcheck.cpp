@@ -100,7 +100,7 @@ Check::Check(const char* op, Function function, const Tensors& inputs, const Gra
     const Tensor& input = inputs[i];
     const bool differentiated = input.defined() && input.requires_grad();
     check(!input.defined() || !is_floating(input.dtype()) || input.dtype() == f64, op, input_name_(i),
-          " must be f64, got ", input.defined() ? describe(input) : "");
+          " must be f64, got ", describe(input));
     points_.push_back(input.defined() ? input.detach().clone() : input);
     leaves_.push_back(input.defined() ? input.detach().clone() : input);
     if (!differentiated) continue;

@@ -266,7 +266,7 @@ std::unique_ptr<Work> NcclCommunicator::send_receive_async(const std::vector<Mes
   for (const auto* messages : {&sends, &receives})
     for (const Message& message : *messages) {
       check(message.tensor.defined() && message.tensor.device() == device(), kOp, "this rank's tensors lie on ",
-            device(), ", got ", message.tensor.defined() ? describe(message.tensor) : "none");
+            device(), ", got ", describe(message.tensor));
       check_message(kOp, message, *this);
       tensors.push_back(message.tensor);
     }

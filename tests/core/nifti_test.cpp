@@ -56,7 +56,7 @@ std::string gzip(const std::string& data) {
 
 TEST_F(NiftiTest, AxesSpacingAndDefaults) {
   const NiftiImage image = load_nifti(put("v.nii", Volume().bytes));
-  EXPECT_EQ(describe(image.data), "[2, 3, 4] f32 on cpu");
+  EXPECT_EQ(concat(describe(image.data)), "[2, 3, 4] f32 on cpu");
   for (int64_t k = 0; k < 2; ++k)
     for (int64_t j = 0; j < 3; ++j)
       for (int64_t i = 0; i < 4; ++i) EXPECT_EQ(image.data.at({k, j, i}), (k * 3 + j) * 4 + i);

@@ -34,8 +34,8 @@ TEST_F(PatchTest, APartOfTheSamplesHaveForegroundInTheMiddle) {
   for (int64_t i = 0; i < dataset.size(); ++i) {
     Generator random(static_cast<uint64_t>(i));
     const Sample sample = dataset.get(i, random);
-    ASSERT_EQ(describe(sample.input), "[1, 3, 3, 3] f32 on cpu");
-    ASSERT_EQ(describe(sample.target), "[3, 3, 3] u8 on cpu");
+    ASSERT_EQ(concat(describe(sample.input)), "[1, 3, 3, 3] f32 on cpu");
+    ASSERT_EQ(concat(describe(sample.target)), "[3, 3, 3] u8 on cpu");
     const int64_t first = sample.input.at<int64_t>({0, 0, 0, 0}) - 1;
     const Dims start{first / 96, first / 8 % 12, first % 8};
     EXPECT_EQ(sample.input.at({0, 2, 2, 2}), first + 1 + 2 * 96 + 2 * 8 + 2);

@@ -56,9 +56,9 @@ TEST_F(CaseTest, LoadsChannelsAndLabel) {
   save_nifti(path("b.nii"), volume({4, 5, 6}));
   save_nifti(path("l.nii.gz"), with_label(image, {1, 2, 3}, 2));
   const Case c = load_case("case", {path("a.nii.gz"), path("b.nii")}, path("l.nii.gz"), 3);
-  EXPECT_EQ(describe(c.image), "[2, 4, 5, 6] f32 on cpu");
+  EXPECT_EQ(concat(describe(c.image)), "[2, 4, 5, 6] f32 on cpu");
   EXPECT_EQ(c.image[0].to_vector(), image.data.to_vector());
-  EXPECT_EQ(describe(c.label), "[4, 5, 6] u8 on cpu");
+  EXPECT_EQ(concat(describe(c.label)), "[4, 5, 6] u8 on cpu");
   EXPECT_EQ(c.label.at({1, 2, 3}), 2);
   EXPECT_EQ(sum(c.label).item(), 2);
   for (size_t i = 0; i < 3; ++i) EXPECT_NEAR(c.geometry.spacing[i], image.spacing[i], 1e-6);
@@ -108,7 +108,7 @@ TEST_F(CaseTest, PartsOfAnOpenCase) {
   EXPECT_EQ(source.shape, (Shape{4, 5, 6}));
   const Tensor part = source.image({1, 2, 3}, {2, 3, 1});
   EXPECT_EQ(part.to_vector(), c.image.narrow(1, 1, 2).narrow(2, 2, 3).narrow(3, 3, 1).to_vector());
-  EXPECT_EQ(describe(source.label({1, 2, 3}, {2, 3, 1})), "[2, 3, 1] u8 on cpu");
+  EXPECT_EQ(concat(describe(source.label({1, 2, 3}, {2, 3, 1}))), "[2, 3, 1] u8 on cpu");
   EXPECT_EQ(source.label({1, 2, 3}, {2, 3, 1}).at({0, 0, 0}), 2);
   image.data.set({3, 4, 5}, std::nan(""));
   save_nifti(path("a.nii"), image);
