@@ -140,7 +140,7 @@ int run(const Options& options) {
   vg::runtime(device).require(device.index);
   Options settled = options;
   settled.train = settle(options.train, device);
-  examples::check_gpus("segment", options.gpus, settled.train.batch, options.device);
+  examples::check_gpus("segment", options.gpus, settled.train.batch, options.device, !settled.train.profile.empty());
   const Task task = task_of(options);
   const examples::OutputFolder folder(options.out);
   const std::filesystem::path& out = folder.path();

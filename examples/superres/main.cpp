@@ -171,7 +171,7 @@ int run(const Options& options) {
             device);
   Options settled = options;
   if (settled.train.batch == 0) settled.train.batch = device.is_cuda() ? 32 : 8;
-  examples::check_gpus("superres", options.gpus, settled.train.batch, options.device);
+  examples::check_gpus("superres", options.gpus, settled.train.batch, options.device, !settled.train.profile.empty());
 
   const Volume volume = main_volume(options);
   const std::optional<Volume> second = second_volume(options);

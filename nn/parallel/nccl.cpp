@@ -313,9 +313,15 @@ void NcclCommunicator::barrier() {
   synchronize(device());
 }
 
-std::string new_id() {
+/// Of what CUDA and NCCL read when they start, what the user did not set.
+void set_environment() {
   // Sums in the switches' own order are not said to be the same in two runs.
   ::setenv("NCCL_NVLS_ENABLE", "0", 0);
+  // Of more hardware queues those that wait for an event slow the others' launches down: docs/scaling.md.
+  ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "2", 0);
+}
+
+std::string new_id() {
   ncclUniqueId id;
   check_nccl(ncclGetUniqueId(&id), "ncclGetUniqueId");
   return std::string(id.internal, sizeof id.internal);
@@ -374,6 +380,7 @@ bool nccl_available() { return true; }
 
 Communicator& nccl_world() {
   if (world) return *world;
+  set_environment();
   if (const auto e = environment())
     world = from_environment(*e);
   else if (started_by_mpi())
@@ -391,6 +398,7 @@ void nccl_finalize() {
 int launch(int ranks, const std::function<void(Communicator& world)>& f) {
   constexpr const char* kOp = "parallel::launch";
   check(static_cast<bool>(f), kOp, "the function is empty");
+  set_environment();
   check(ranks > 0 && ranks <= cuda::device_count(), kOp, "there are ", cuda::device_count(), " GPUs for ", ranks,
         " ranks");
   const Listener listener(0);

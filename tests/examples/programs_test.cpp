@@ -201,6 +201,7 @@ TEST_F(Programs, MisuseExitsWith2) {
     EXPECT_NE(help.output.find("--device"), std::string::npos);
   }
   expect_refused("superres --steps 0", 2, "--steps");
+  expect_refused("superres --phantom --gpus 2 --profile trace.json", 1, "--profile is for one GPU, and --gpus is 2");
   expect_refused("superres --steps many", 2, "--steps");
   expect_refused("superres --phantom --steps 4294967296 --batch 4294967296", 2, "--batch");
   expect_refused("superres --steps 18446744073709551617", 2, "--steps");
