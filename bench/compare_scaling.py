@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Training on 1, 2, 4 and 8 GPUs of this host: voxgrad, and PyTorch's DistributedDataParallel beside it, weak scaling.
+"""Training on 1, 2, 4 and 8 GPUs of this host: voxgrad, and PyTorch's DistributedDataParallel beside it: weak scaling,
+and one volume over all GPUs.
 
     bench/compare_scaling.py [--build build/release] [--gpus 1 2] [--minutes 9] [--json FILE] [--quick] [--dry-run]
 
@@ -135,6 +136,10 @@ def measure(runner):
             torch_side(runner, n, f"PyTorch, {n}", "--what", "step", "allreduce", "--modes", *modes)
     for n in options.gpus:
         scaling(runner, n, f"again, {n}", "--what", "step", "--schemes", *(["ddp", "zero", "none"] if n > 1 else ["ddp"]))
+    for n in options.gpus[1:]:
+        for size in [256] if options.quick else [256, 384]:
+            scaling(runner, n, f"spatial, {n}", "--what", "spatial", "--size", str(size), "--batch", "1", "--steps", "5",
+                    "--graph")
     for n in options.gpus:
         superres(runner, n, 2)
     if not options.quick and not options.no_torch:
@@ -179,6 +184,20 @@ def report_steps(rows):
             peak = f"{found[0]['peak_gb']:.2f}" if "peak_gb" in found[0] else ""
             print(f"| {name} | {n} | {min(row['ms'] for row in found):.2f} | {best:.0f} | {efficiency} | "
                   f"{', '.join(sorted(bits))} | {peak} |")
+
+
+def report_spatial(rows):
+    shared = [row for row in rows if row.get("what") == "spatial" and row.get("shared") and "ms" in row]
+    if shared:
+        print("\n| one volume over GPUs | GPUs | ms a step | one GPU | efficiency | peak GB | one GPU |\n"
+              "|---|---:|---:|---:|---:|---:|---:|")
+    for row in shared:
+        one = next((other for other in rows if other.get("what") == "spatial" and not other.get("shared") and "ms" in other
+                    and all(other[key] == row[key] for key in ("size", "mode", "graph"))), None)
+        ms, efficiency, peak = ("", "", "") if one is None else (
+            f"{one['ms']:.1f}", f"{100 * one['ms'] / row['ms'] / row['ranks']:.1f} %", f"{one['peak_gb']:.1f}")
+        print(f"| {row['size']}^3, {row['mode']}{', CUDA graph' if row['graph'] else ''} | {row['ranks']} | {row['ms']:.1f} | "
+              f"{ms} | {efficiency} | {row['peak_gb']:.1f} | {peak} |")
 
 
 def report_collectives(rows):
@@ -231,6 +250,7 @@ def main():
     measure(runner)
     if not runner.options.dry_run:
         report_steps(runner.rows)
+        report_spatial(runner.rows)
         report_collectives(runner.rows)
 
 

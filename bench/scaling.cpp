@@ -106,8 +106,9 @@ void measure(const Options& options, vg::parallel::Communicator& world, ordered_
 int run(const Options& options) {
   const auto real = [&](vg::parallel::Communicator& world) { measure(options, world, {}); };
   if (options.launcher) return vg::parallel::run(real, vg::Device::cuda());
-  vg::check(vg::cuda::is_available(), "scaling", "there is no GPU");
   if (options.simulate.empty()) return vg::parallel::launch(options.gpus, real);
+  vg::parallel::set_environment();
+  vg::check(vg::cuda::is_available(), "scaling", "there is no GPU");
   for (const int ranks : options.simulate) {
     SimulatedCommunicator world(vg::Device::cuda(), {.ranks = ranks,
                                                      .algorithm = options.algorithm,

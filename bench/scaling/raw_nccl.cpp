@@ -33,10 +33,9 @@ class Raw final : public RawNccl {
     vg::check(cudaSetDevice(world.device().index) == cudaSuccess, "scaling", "cudaSetDevice failed");
     check_nccl(ncclCommInitRank(&comm_, world.size(), id, world.rank()));
   }
-  ~Raw() override {
-    cudaStreamSynchronize(static_cast<cudaStream_t>(stream_.handle()));
-    ncclCommDestroy(comm_);
-  }
+  /// The communicator stays until the process ends: NCCL frees those of all ranks of a process in one of its threads,
+  /// which waits for GPUs that wait for other ranks by then.
+  ~Raw() override { cudaStreamSynchronize(static_cast<cudaStream_t>(stream_.handle())); }
   Raw(const Raw&) = delete;
   Raw& operator=(const Raw&) = delete;
 

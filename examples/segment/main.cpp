@@ -136,6 +136,7 @@ void write_results(const std::filesystem::path& out, const Task& task, const Tra
 }
 
 int run(const Options& options) {
+  if (options.gpus > 0) vg::parallel::set_environment();
   const vg::Device device = examples::device_of(options.device);
   vg::runtime(device).require(device.index);
   Options settled = options;

@@ -165,6 +165,7 @@ void save_volume(const std::filesystem::path& path, const Volume& volume, const 
 }
 
 int run(const Options& options) {
+  if (options.gpus > 0) vg::parallel::set_environment();
   const vg::Device device = examples::device_of(options.device);
   vg::runtime(device).require(device.index);
   vg::check(!options.train.cuda_graph || device.is_cuda(), "superres", "--cuda-graph needs a GPU, the device is ",

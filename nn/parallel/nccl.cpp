@@ -313,14 +313,6 @@ void NcclCommunicator::barrier() {
   synchronize(device());
 }
 
-/// Of what CUDA and NCCL read when they start, what the user did not set.
-void set_environment() {
-  // Sums in the switches' own order are not said to be the same in two runs.
-  ::setenv("NCCL_NVLS_ENABLE", "0", 0);
-  // Of more hardware queues those that wait for an event slow the others' launches down: docs/scaling.md.
-  ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "2", 0);
-}
-
 std::string new_id() {
   ncclUniqueId id;
   check_nccl(ncclGetUniqueId(&id), "ncclGetUniqueId");
@@ -377,6 +369,13 @@ std::unique_ptr<Communicator> world;
 }  // namespace
 
 bool nccl_available() { return true; }
+
+void set_environment() {
+  // Sums in the switches' own order are not said to be the same in two runs.
+  ::setenv("NCCL_NVLS_ENABLE", "0", 0);
+  // Of more hardware queues those that wait for an event slow the others' launches down: docs/scaling.md.
+  ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "2", 0);
+}
 
 Communicator& nccl_world() {
   if (world) return *world;

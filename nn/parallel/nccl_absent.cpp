@@ -15,6 +15,8 @@ namespace {
 
 bool nccl_available() { return false; }
 
+void set_environment() {}
+
 Communicator& nccl_world() { fail_absent("parallel::nccl_world"); }
 
 void nccl_finalize() {}

@@ -7,6 +7,11 @@
 
 namespace voxgrad::parallel {
 
+/// Sets NCCL_NVLS_ENABLE to 0 and CUDA_DEVICE_MAX_CONNECTIONS to 2 where they are not set: two runs have the same bits,
+/// and kernels are launched without gaps while others wait (docs/scaling.md). CUDA reads the latter when it is first
+/// used. run() on GPUs and launch() do so: call it before them if the program uses a GPU, or asks for one, earlier.
+void set_environment();
+
 /// Calls f with all ranks that mpirun, srun or, on GPUs, torchrun started: mpi_world(), or nccl_world() for
 /// Device::cuda(), and leaves the group: `int main() { return parallel::run(train); }`. An exception that leaves f on
 /// one rank ends the processes of all ranks at once, after one line on stderr: "rank 1 of 4 on host node7: <what()>".

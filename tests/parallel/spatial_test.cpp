@@ -288,6 +288,27 @@ TEST_F(SpatialRanks, CrossEntropyOfTheWholeVolume) {
   expect_close(cross_entropy(spatial.slab(many), spatial.slab(labels)), of_many, 1e-6, "many classes");
 }
 
+TEST_F(SpatialRanks, LossesOfProbabilitiesAreOfTheWholeVolume) {
+  const Tensor logits = here(normal({2, 3, 2 * size_, 3, 3}, 1)), targets = softmax(here(normal(logits.shape(), 2)), 1);
+  const Tensor wanted = dice_ce_loss(logits, targets);
+  const SpatialParallel spatial(*world_);
+  expect_close(dice_ce_loss(spatial.slab(logits), spatial.slab(targets)), wanted, 1e-6, "dice_ce_loss");
+}
+
+/// What a backward pass calls is not of slabs, unless the forward pass was.
+TEST_F(SpatialRanks, HooksOfABackwardPassComputeAlone) {
+  const Tensor x = leaf(ones({1, 1, 4, 4, 4})), w = here(ones({1, 1, 3, 3, 3}));
+  const SpatialParallel spatial(*world_);
+  Tensor seen;
+  const Tensor y = x * 2.0;
+  y.register_hook([&](const Tensor& g) {
+    seen = conv3d(g, w);
+    return Tensor();
+  });
+  sum(y).backward();
+  EXPECT_EQ(seen.to(Device::cpu()).to_vector(), std::vector<double>(8, 27));
+}
+
 TEST_F(SpatialRanks, SyncBatchNormTakesTheWholeBatch) {
   manual_seed(0);
   const auto make = [] {
