@@ -17,9 +17,6 @@ namespace voxgrad {
 namespace {
 
 thread_local const Node* running = nullptr;
-// Of the innermost run:
-thread_local std::vector<std::function<void()>>* run_callbacks = nullptr;
-thread_local const std::vector<Edge>* run_roots = nullptr;
 
 bool later(const std::shared_ptr<Node>& a, const std::shared_ptr<Node>& b) { return a->sequence > b->sequence; }
 
@@ -29,30 +26,29 @@ Edge root_of(const Tensor& tensor, const char* op) {
   return autograd::edge_to(tensor);
 }
 
-/// What queue_callback() collects while a run lasts.
-class Callbacks {
+/// What hooks can ask of the innermost run on their thread.
+class Run {
  public:
-  explicit Callbacks(const std::vector<Edge>& roots)
-      : outer_(std::exchange(run_callbacks, &queued_)), outer_roots_(std::exchange(run_roots, &roots)) {}
-  ~Callbacks() {
-    run_callbacks = outer_;
-    run_roots = outer_roots_;
-  }
-  Callbacks(const Callbacks&) = delete;
-  Callbacks& operator=(const Callbacks&) = delete;
+  explicit Run(const std::vector<Edge>& from) : roots(from), outer_(std::exchange(current, this)) {}
+  ~Run() { current = outer_; }
+  Run(const Run&) = delete;
+  Run& operator=(const Run&) = delete;
 
   void call() const {
-    for (size_t i = 0; i < queued_.size(); ++i) {  // one may queue others
-      const std::function<void()> callback = queued_[i];
+    for (size_t i = 0; i < queued.size(); ++i) {  // one may queue others
+      const std::function<void()> callback = queued[i];
       callback();
     }
   }
 
+  static thread_local Run* current;
+  const std::vector<Edge>& roots;
+  std::vector<std::function<void()>> queued{};
+
  private:
-  std::vector<std::function<void()>> queued_;
-  std::vector<std::function<void()>>* outer_;
-  const std::vector<Edge>* outer_roots_;
+  Run* outer_;
 };
+thread_local Run* Run::current = nullptr;
 
 /// What these edges lead to, each node once.
 std::vector<Node*> reachable_from(const std::vector<Edge>& roots) {
@@ -117,8 +113,8 @@ void Engine::capture(std::vector<Edge> wanted, const std::vector<Edge>& roots) {
 void Engine::run(const std::vector<Edge>& roots, const Tensors& gradients) {
   GradModeGuard mode(create_);
   const autocast off(f32, false);                    // gradients have the dtypes that the forward pass chose
-  const parallel::SpatialGroupGuard apart(nullptr);  // and go the ways that it went
-  const Callbacks callbacks(roots);
+  const parallel::SpatialGroupGuard apart(nullptr);  // and use the group that it used
+  const Run hooks_ask(roots);
   for (size_t i = 0; i < roots.size(); ++i) send(roots[i], gradients[i], "the root");
   while (!ready_.empty()) {
     std::shared_ptr<Node> node = ready_.top();
@@ -126,7 +122,7 @@ void Engine::run(const std::vector<Edge>& roots, const Tensors& gradients) {
     auto entry = pending_.extract(node.get());
     visit(node, std::move(entry.mapped()));
   }
-  callbacks.call();
+  hooks_ask.call();
 }
 
 void Engine::send(const Edge& edge, const Tensor& grad, const std::string& from) {
@@ -276,14 +272,14 @@ Tensors seeds(const Tensors& outputs, const Tensors& given, const char* op) {
 
 void autograd::queue_callback(std::function<void()> callback) {
   check(static_cast<bool>(callback), "queue_callback", "the callback is empty");
-  check(run_callbacks != nullptr, "queue_callback", "no backward pass is running on this thread");
-  run_callbacks->push_back(std::move(callback));
+  check(Run::current != nullptr, "queue_callback", "no backward pass is running on this thread");
+  Run::current->queued.push_back(std::move(callback));
 }
 
 std::unordered_set<const TensorBody*> autograd::reached_leaves() {
-  check(run_roots != nullptr, "reached_leaves", "no backward pass is running on this thread");
+  check(Run::current != nullptr, "reached_leaves", "no backward pass is running on this thread");
   std::unordered_set<const TensorBody*> leaves;
-  for (const Node* node : reachable_from(*run_roots))
+  for (const Node* node : reachable_from(Run::current->roots))
     if (node->leaf) leaves.insert(node->leaf.get());
   return leaves;
 }

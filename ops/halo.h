@@ -1,16 +1,16 @@
 // What operators on slabs (ops/spatial.h) do together with other ranks. Private to the library.
 #pragma once
 
+#include <array>
+
 #include "core/communicator.h"
 #include "core/error.h"
 #include "core/tensor.h"
 
 namespace voxgrad {
 
-/// (N, C, planes, H, W) from, or for, the ranks in front and behind; undefined where there is none.
-struct Planes {
-  Tensor front, back;
-};
+/// (N, C, planes, H, W) of, or for, the rank in front and the rank behind; undefined where there is none.
+using Planes = std::array<Tensor, 2>;
 
 /// What planes have in common with the volume (N, C, D, H, W) that they belong to.
 struct PlaneForm {
@@ -24,9 +24,9 @@ struct PlaneForm {
 /// An exchange of planes under way.
 class PlaneExchange {
  public:
-  /// Sends the planes of `send` to the ranks in front and behind, and receives so many planes from each of them.
-  PlaneExchange(parallel::Communicator& group, const PlaneForm& form, const Planes& send, int64_t from_front,
-                int64_t from_back);
+  /// Sends planes to the ranks in front and behind, and receives so many from each of them.
+  PlaneExchange(parallel::Communicator& group, const PlaneForm& form, const Planes& send,
+                const std::array<int64_t, 2>& count);
   const Planes& wait();
 
  private:

@@ -92,9 +92,13 @@ Tensor interpolate(const Tensor& x, const InterpolateOptions& options) {
   check_input(x, options);
   const Dims size = result_size(x, options);
   const int64_t axes = size.size();
-  if (axes == 3)  // whole copies, or parts, of single voxels
-    check_within_slab(
-        kOp, size[0] == x.size(2) || (size[0] % x.size(2) == 0 && row_of(options.mode).map < Resample::Mode::linear));
+  if (axes == 3) {  // along D as it is, or each plane some times
+    const bool same = size[0] == x.size(2) && (!options.scale_factor || (*options.scale_factor)[0] == 1);
+    const bool repeats =
+        size[0] % x.size(2) == 0 && row_of(options.mode).map < Resample::Mode::linear &&
+        (!options.scale_factor || (*options.scale_factor)[0] == std::floor((*options.scale_factor)[0]));
+    check_within_slab(kOp, same || repeats);
+  }
   const bool cubic = options.mode == InterpolateMode::bicubic;
   ResampleMaps maps;
   bool same = true;

@@ -225,8 +225,11 @@ Tensor composed_cross_entropy(const char* op, const Tensor& input, const Tensor&
     losses = losses * (1 - o.label_smoothing) - (soft ? spread : where(voxels.counted, spread, 0.0));
   }
   const DType dtype = autocasted_result(input);
-  if (soft || o.reduction != Reduction::mean) return reduced(squeeze(losses, 1), o.reduction, dtype);
-  return (of_all_ranks(sum(losses), input) / of_all_ranks(sum(picked(weight)), input)).to(dtype);
+  if (soft || o.reduction == Reduction::none) return reduced(squeeze(losses, 1), o.reduction, dtype);
+  const Tensor total = of_all_ranks(sum(losses), input);
+  if (o.reduction == Reduction::sum) return total.to(dtype);
+  if (o.reduction == Reduction::batchmean) return (total / static_cast<double>(input.size(0))).to(dtype);
+  return (total / of_all_ranks(sum(picked(weight)), input)).to(dtype);
 }
 
 /// Matrices (N, C) have one voxel a sample, of which sums are not worth their while.

@@ -204,7 +204,7 @@ void check_parameters(const char* op, const Tensor& x, std::initializer_list<Ope
   }
 }
 
-/// How many times a channel's values are those that this rank has.
+/// How many ranks have a part of each channel.
 int64_t parts_of(parallel::Communicator* ranks) { return ranks ? ranks->size() : 1; }
 
 void check_group_norm(const Tensor& x, int64_t num_groups, const Tensor& weight, const Tensor& bias, double eps,
@@ -229,7 +229,7 @@ void check_instance_norm(const Tensor& x, const Tensor& weight, const Tensor& bi
   check(voxels != 1, "instance_norm", "expected more than 1 value per channel, got input ", x.shape());
 }
 
-void check_batch_norm(const Tensor& x, const NormArguments& norm, parallel::Communicator* ranks) {
+void check_batch_norm(const Tensor& x, const NormArguments& norm) {
   constexpr const char* kOp = "batch_norm";
   check_input(kOp, x, 2, "(N, C, spatial...)");
   check_eps(kOp, norm.eps);
@@ -242,29 +242,30 @@ void check_batch_norm(const Tensor& x, const NormArguments& norm, parallel::Comm
                    {x.size(1)});
   const bool tracks = norm.running_mean.defined() && norm.running_var.defined();
   check(norm.training || tracks, kOp, "needs running_mean and running_var where it is not training");
-  check(!norm.training || x.numel() == 0 || x.numel() * parts_of(ranks) != x.size(1), kOp,
+  check(!norm.training || x.numel() == 0 || x.numel() * parts_of(norm.ranks) != x.size(1), kOp,
         "expected more than 1 value per channel in training, got input ", x.shape());
 }
 
 /// The check of each kind, and the shape of its statistics.
-Shape checked_statistics(const Tensor& x, const NormArguments& norm, parallel::Communicator* ranks) {
+Shape checked_statistics(const Tensor& x, const NormArguments& norm) {
   if (norm.kind == NormKind::group) {
-    check_group_norm(x, norm.num_groups, norm.weight, norm.bias, norm.eps, ranks);
+    check_group_norm(x, norm.num_groups, norm.weight, norm.bias, norm.eps, norm.ranks);
     return {x.size(0), norm.num_groups};
   }
   if (norm.kind == NormKind::instance) {
-    check_instance_norm(x, norm.weight, norm.bias, norm.eps, ranks);
+    check_instance_norm(x, norm.weight, norm.bias, norm.eps, norm.ranks);
     return {x.size(0), x.size(1)};
   }
-  check_batch_norm(x, norm, ranks);
+  check_batch_norm(x, norm);
   return {1, x.size(1)};
 }
 
 /// Moves what is kept between batches, if there is such, towards the values of this one.
-void track(const Tensor& x, const Normalised& result, const NormArguments& norm, parallel::Communicator* ranks) {
+void track(const Tensor& x, const Normalised& result, const NormArguments& norm) {
   if (x.numel() == 0 || autograd::recomputing()) return;
   NoGradGuard no_grad;
-  const double count = static_cast<double>(x.numel() / x.size(1) * parts_of(ranks)), unbiased = count / (count - 1);
+  const double count = static_cast<double>(x.numel() / x.size(1) * parts_of(norm.ranks)),
+               unbiased = count / (count - 1);
   std::optional<View> mean, var;
   for (const Tensor& running : {norm.running_mean, norm.running_var})
     if (running.defined()) check_in_place("batch_norm", running);
@@ -277,10 +278,12 @@ void track(const Tensor& x, const Normalised& result, const NormArguments& norm,
 
 }  // namespace
 
-Tensor normalised(const Tensor& x, const NormArguments& norm, const NormActivations& activations, const Tensor& added) {
-  parallel::Communicator* ranks = x.defined() ? sharing_ranks(x.dim()) : nullptr;
-  if (norm.ranks && norm.ranks->size() > 1) ranks = norm.ranks;
-  const Shape groups = checked_statistics(x, norm, ranks);
+Tensor normalised(const Tensor& x, const NormArguments& given, const NormActivations& activations,
+                  const Tensor& added) {
+  NormArguments norm = given;
+  if (norm.ranks && norm.ranks->size() == 1) norm.ranks = nullptr;
+  if (!norm.ranks && x.defined()) norm.ranks = sharing_ranks(x.dim());
+  const Shape groups = checked_statistics(x, norm);
   if (norm.kind == NormKind::batch && x.dim() == 2) {  // one sample, channels innermost: its positions share the work
     const Tensor rows = unsqueeze(transpose(x, 0, 1), 0);
     return transpose(squeeze(normalised(rows, norm, activations, added), 0), 0, 1);
@@ -295,8 +298,8 @@ Tensor normalised(const Tensor& x, const NormArguments& norm, const NormActivati
                    : norm.kind == NormKind::group    ? "group_norm"
                    : norm.kind == NormKind::instance ? "instance_norm"
                                                      : "batch_norm";
-  const Normalised result = normalise(op, x, groups, norm.weight, norm.bias, norm.eps, activations, added, ranks);
-  if (norm.kind == NormKind::batch) track(x, result, norm, ranks);
+  const Normalised result = normalise(op, x, groups, norm.weight, norm.bias, norm.eps, activations, added, norm.ranks);
+  if (norm.kind == NormKind::batch) track(x, result, norm);
   return result.y;
 }
 

@@ -8,19 +8,18 @@
 namespace voxgrad {
 
 PlaneExchange::PlaneExchange(parallel::Communicator& group, const PlaneForm& form, const Planes& send,
-                             int64_t from_front, int64_t from_back) {
+                             const std::array<int64_t, 2>& count) {
   std::vector<parallel::Message> sends, receives;
-  const auto add = [&](int peer, const Tensor& planes, int64_t wanted, Tensor& received) {
-    if (peer < 0 || peer >= group.size()) return;
-    if (planes.defined()) sends.push_back({planes.detach().contiguous(form.format), peer});
-    if (wanted == 0) return;
+  for (size_t i = 0; i < 2; ++i) {
+    const int peer = group.rank() + (i == 0 ? -1 : 1);
+    if (peer < 0 || peer >= group.size()) continue;
+    if (send[i].defined()) sends.push_back({send[i].detach().contiguous(form.format), peer});
+    if (count[i] == 0) continue;
     Shape shape = form.shape;
-    shape[2] = wanted;
-    received = empty(shape, form.options, form.format);
-    receives.push_back({received, peer});
-  };
-  add(group.rank() - 1, send.front, from_front, received_.front);
-  add(group.rank() + 1, send.back, from_back, received_.back);
+    shape[2] = count[i];
+    received_[i] = empty(shape, form.options, form.format);
+    receives.push_back({received_[i], peer});
+  }
   work_ = group.send_receive_async(sends, receives);
 }
 
@@ -54,7 +53,7 @@ Tensor SpatialParallel::gather(const Tensor& slab) const {
   const Tensor all = group_.all_gather(slab);
   Tensors slabs;
   for (int64_t rank = 0; rank < group_.size(); ++rank) slabs.push_back(select(all, 0, rank));
-  return cat(slabs, slab.dim() - 3);
+  return cat(slabs, slab.dim() - 3).contiguous(slab.suggest_memory_format());
 }
 
 }  // namespace parallel

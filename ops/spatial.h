@@ -18,14 +18,15 @@ namespace voxgrad::parallel {
 ///   behind, while they compute what needs none. Their depth must change by the stride alone ("same" padding), and by a
 ///   stride that divides that of the slab.
 /// - group_norm, instance_norm and batch_norm take the statistics of the whole volume.
-/// - cross_entropy with class maps, dice_loss and dice_ce_loss are those of the whole volume, on all ranks. Other
-/// losses
-///   are those of the slab: the mean over the ranks of mse_loss is that of the whole volume.
+/// - cross_entropy and nll_loss with class maps, dice_loss and dice_ce_loss are those of the whole volume, on all
+///   ranks, but with Reduction::none. Others are those of the slab: their mean over the ranks is the whole volume's.
 /// - Pooling and interpolation work where no window reaches from one slab into the next, and throw where one would, as
 ///   padding along D and grid_sample do.
-/// - What else reaches along D (sums, softmax, flip, cumsum, layer_norm over D) sees the slab alone.
+/// - What else reaches along D (sums, softmax, flip, cumsum, layer_norm over D) sees the slab alone, and ranks with
+///   equal generators draw equal numbers (dropout).
 ///
-/// With nn::DataParallel on the same group the gradients are those of the whole volume. All ranks call the same
+/// Gradients are those of the sum of all ranks' losses: with nn::DataParallel on the same group, which divides by
+/// size(), those of the whole volume in the parameters. All ranks call the same
 /// operators in the same order. Gradients of such convolutions and norms cannot be differentiated again. Backward
 /// passes may run after it is gone; `group` must live until then. With one rank everything is as without it.
 class [[nodiscard]] SpatialParallel {

@@ -10,6 +10,7 @@
 #include "cuda/cuda.h"
 #include "ops/create.h"
 #include "ops/optim.h"
+#include "ops/volume.h"
 
 namespace voxgrad::nn {
 namespace {
@@ -115,11 +116,12 @@ class DataParallel::Reducer {
   std::vector<HookHandle> hooks_;
   size_t next_ = 0;          // bucket to be started: all ranks start them in the same order
   std::weak_ptr<int> pass_;  // lives while a backward pass does, also one that throws
-  // By slot, not 0: this rank has a gradient in this pass; a rank had one in the last pass that was not captured.
+  // By slot, not 0: this pass leads there on this rank, or it has a gradient; on a rank, in the last pass that was not
+  // captured.
   std::vector<double> here_, anywhere_;
-  Tensor flags_;  // here_ on its way to become anywhere_
-  std::unique_ptr<parallel::Work> flags_work_;
   std::optional<cuda::Stream> flags_stream_;  // on a GPU
+  Tensor flags_;                              // here_ on its way to become anywhere_
+  std::unique_ptr<parallel::Work> flags_work_;
 };
 
 DataParallel::Reducer::Reducer(const Module& module, Communicator& group, const DataParallelOptions& options)
@@ -127,6 +129,9 @@ DataParallel::Reducer::Reducer(const Module& module, Communicator& group, const 
   check(reduce_dtype_ == f32 || reduce_dtype_ == bf16, kOp, "reduce_dtype must be f32 or bf16, got ", reduce_dtype_);
   check(options.bucket_cap_mb > 0, kOp, "bucket_cap_mb must be positive, got ", options.bucket_cap_mb);
   check_same(group, describe_lines(module, options));
+  for (const auto& [name, param] : module.named_parameters())
+    check(is_dense_volume(param), kOp, "parameter ", name,
+          " is neither contiguous nor channels_last: ", describe(param));
   const NoGradGuard no_grad;
   for (const Tensor& tensor : module.parameters()) group.broadcast(tensor);
   for (const Tensor& tensor : module.buffers()) group.broadcast(tensor);
@@ -170,8 +175,9 @@ void DataParallel::Reducer::make_buckets(const Tensors& params, double cap_bytes
 }
 
 void DataParallel::Reducer::begin() {
-  for (const Bucket& bucket : buckets_)
-    check(!bucket.work, kOp, "the backward pass before this one failed while gradients travelled: the ranks are apart");
+  bool under_way = flags_work_ != nullptr;
+  for (const Bucket& bucket : buckets_) under_way = under_way || bucket.work;
+  check(!under_way, kOp, "the backward pass before this one failed while gradients travelled: the ranks are apart");
   const auto pass = std::make_shared<int>();
   autograd::queue_callback([this, pass] { finish(); });
   pass_ = pass;
@@ -199,6 +205,7 @@ void DataParallel::Reducer::send_flags() {
 
 void DataParallel::Reducer::arrived(size_t slot) {
   if (no_sync) return;
+  check(!grad_enabled(), kOp, "gradients that are recorded (create_graph) cannot be averaged");
   const NoGradGuard no_grad;
   if (pass_.expired()) begin();
   mark(slots_[slot]);
@@ -208,8 +215,6 @@ void DataParallel::Reducer::arrived(size_t slot) {
 }
 
 void DataParallel::Reducer::mark(Slot& slot) {
-  const Tensor grad = slot.param.grad();
-  check(!grad.defined() || !grad.requires_grad(), kOp, "gradients that are recorded (create_graph) cannot be averaged");
   if (!slot.arrived) --buckets_[slot.bucket].missing;
   slot.arrived = true;
 }
@@ -230,8 +235,12 @@ void DataParallel::Reducer::start(Bucket& bucket) {
     places.push_back(slots_[i].values);
     grads.push_back(grad);
   }
-  scaled_copies(places, grads, 1.0 / group_.size());
+  // In the wider of the two dtypes.
+  const double part = 1.0 / group_.size();
+  const bool widens = item_size(bucket.wire.dtype()) > item_size(bucket.memory.dtype());
+  scaled_copies(places, grads, widens ? 1 : part);
   if (!bucket.wire.is_same(bucket.memory)) bucket.wire.copy_(bucket.memory);
+  if (widens) bucket.wire.mul_(part);
   bucket.work = group_.all_reduce_async(bucket.wire);
 }
 

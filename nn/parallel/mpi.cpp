@@ -154,7 +154,7 @@ class MpiWork : public Work {
 MpiCommunicator::MpiCommunicator() {
   check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, &comm_), "MPI_Comm_dup");
   check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, &alarm_), "MPI_Comm_dup");
-  MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);
+  for (MPI_Comm comm : {comm_, MPI_COMM_WORLD}) MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);  // to be thrown
   MPI_Comm_rank(comm_, &rank_);
   MPI_Comm_size(comm_, &size_);
   MPI_Comm machine = MPI_COMM_NULL;

@@ -271,12 +271,14 @@ std::unique_ptr<Work> NcclCommunicator::send_receive_async(const std::vector<Mes
       tensors.push_back(message.tensor);
     }
   return queue(kOp, tensors, [&](cudaStream_t stream) {
-    check_nccl(ncclGroupStart(), kOp);
+    ncclResult_t result = ncclGroupStart();
+    const auto keep = [&result](ncclResult_t code) { result = result == ncclSuccess ? code : result; };
     for (const auto& [tensor, peer] : sends)
-      check_nccl(ncclSend(tensor.raw_data(), bytes_of(tensor), ncclUint8, peer, comm_, stream), kOp);
+      keep(ncclSend(tensor.raw_data(), bytes_of(tensor), ncclUint8, peer, comm_, stream));
     for (const auto& [tensor, peer] : receives)
-      check_nccl(ncclRecv(tensor.mutable_raw_data(), bytes_of(tensor), ncclUint8, peer, comm_, stream), kOp);
-    return ncclGroupEnd();
+      keep(ncclRecv(tensor.mutable_raw_data(), bytes_of(tensor), ncclUint8, peer, comm_, stream));
+    keep(ncclGroupEnd());
+    return result;
   });
 }
 

@@ -284,6 +284,38 @@ TEST_F(Ranks, HooksEndWithTheObjectAndRecordedGradientsAreRefused) {
     EXPECT_NE(gathered[other].to_vector(), gathered[0].to_vector()) << "rank " << other;
 }
 
+TEST_F(Ranks, APassThatFailedWhileGradientsTravelledIsTheLast) {
+  if (size_ == 1) GTEST_SKIP() << "one rank reduces nothing";
+  manual_seed(0);
+  Model model;
+  const nn::DataParallel parallel(model, *world_);
+  const Tensor hidden = tanh(model.first(ones({2, 6})));
+  hidden.register_hook([](const Tensor&) -> Tensor { fail("hook", "fails"); });
+  EXPECT_ERROR(sum(model.second(hidden)).backward(), "hook: fails");
+  model.zero_grad();
+  EXPECT_ERROR(loss_of(model, ones({2, 6})).backward(),
+               "the backward pass before this one failed while gradients travelled");
+}
+
+TEST_F(Ranks, GradientsOfHalvesAreDividedInTheWiderDtype) {
+  nn::Linear layer(1, 1, {.bias = false});
+  layer.to(f16);
+  const nn::DataParallel parallel(layer, *world_);
+  const Tensor x = full({1, 1}, 0x1p-24, {.dtype = f16});  // the smallest: a part of it would be zero
+  sum(layer(x)).backward();
+  EXPECT_EQ(layer.weight.grad().item(), 0x1p-24);
+}
+
+struct Transposed : nn::Module {
+  nn::Parameter odd{ones({3, 2}).transpose(0, 1)};
+  VG_MODULE(odd)
+};
+
+TEST_F(Ranks, ParametersOfOtherStridesAreRefused) {
+  Transposed module;
+  EXPECT_ERROR(nn::DataParallel(module, *world_), "parameter odd is neither contiguous nor channels_last: [2, 3] f32");
+}
+
 /// On the device of the ranks, with parameters in both dtypes of gradients on their way.
 TEST_F(Ranks, StepsOnTheRanksDeviceAreThoseOfTheWholeBatch) {
   for (const DType reduce_dtype : {f32, bf16}) {
