@@ -5,6 +5,7 @@
 
 #include "core/autograd.h"
 #include "ops/create.h"
+#include "ops/optim.h"
 
 namespace voxgrad::nn {
 namespace {
@@ -76,16 +77,15 @@ void ZeroRedundancy::exchange() {
       }
       if (count == 0) continue;
       const Tensor message = empty({count}, {.dtype = dtype, .device = params[0].device()});
-      const auto each = [&](const auto& f) {
-        int64_t place = 0;
-        for (const Tensor& param : params) {
-          f(as_strided(message, {param.numel()}, {1}, place), param);
-          place += param.numel();
-        }
-      };
-      if (rank == group_.rank()) each([](const Tensor& part, const Tensor& param) { part.copy_(param); });
+      Tensors parts;
+      int64_t place = 0;
+      for (const Tensor& param : params) {
+        parts.push_back(as_strided(message, {param.numel()}, {1}, place));
+        place += param.numel();
+      }
+      if (rank == group_.rank()) scaled_copies(parts, params, 1);
       group_.broadcast(message, rank);
-      if (rank != group_.rank()) each([](const Tensor& part, const Tensor& param) { Tensor(param).copy_(part); });
+      if (rank != group_.rank()) scaled_copies(params, parts, 1);
     }
   optimizer_.consolidated_ = group_.size() == 1;
 }

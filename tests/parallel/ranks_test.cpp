@@ -1,14 +1,18 @@
 // Collectives and nn::DataParallel, on as many ranks as mpirun starts, one too.
 #include <cmath>
 
+#include "core/autocast.h"
 #include "core/autograd.h"
 #include "core/random.h"
 #include "cuda/cuda.h"
 #include "nn/layers.h"
 #include "nn/optim/clip.h"
+#include "nn/optim/ema.h"
+#include "nn/optim/grad_scaler.h"
 #include "nn/optim/optimizers.h"
 #include "nn/parallel/data_parallel.h"
 #include "nn/parallel/zero.h"
+#include "nn/recompute.h"
 #include "ops/create.h"
 #include "ops/elementwise.h"
 #include "ops/loss.h"
@@ -347,6 +351,50 @@ TEST_F(Ranks, StepsOnTheRanksDeviceAreThoseOfTheWholeBatch) {
       expect_same_everywhere(got.to(Device::cpu()));
     }
   }
+}
+
+/// Autocast in f16 with a scaler, a checkpoint, clipping and averages: steps of all ranks together are those of the
+/// whole batch, and one in which the gradients of a single rank overflow is left out on all.
+TEST_F(Ranks, TheWholeOfAStepInHalvesIsThatOfTheWholeBatch) {
+  const Device device = world_->device();
+  Model model, whole;
+  model.to(device);
+  whole.to(device);
+  const nn::DataParallel parallel(model, *world_, {.bucket_cap_mb = 1e-4});
+  whole.load_state_dict(model.state_dict());
+  struct Training {
+    Model& model;
+    optim::AdamW optimizer{model.parameters(), {.lr = 0.01}};
+    optim::GradScaler scaler{{.init_scale = 256}};
+    optim::ExponentialMovingAverage average{model, {.decay = 0.5}};
+
+    void step(const Tensor& x) {
+      optimizer.zero_grad();
+      {
+        const autocast guard(f16);
+        scaler.scale(nn::checkpoint([this](const Tensor& t) { return loss_of(model, t); }, x)).backward();
+      }
+      scaler.unscale_(optimizer);
+      optim::clip_grad_norm_(model.parameters(), 0.5);
+      scaler.step(optimizer);
+      scaler.update();
+      average.update();
+    }
+  } shared{model}, alone{whole};
+  for (int step = 0; step < 4; ++step) {
+    Generator random(static_cast<uint64_t>(step));
+    const Tensor x = randn({kBatch, 6}, {}, &random);
+    if (step == 2) x.set({kBatch - 1, 0}, 1e30);  // of the last rank
+    alone.step(x.to(device));
+    shared.step(x.narrow(0, rank_ * kBatch / size_, kBatch / size_).to(device));
+    EXPECT_EQ(shared.scaler.get_scale(), step < 2 ? 256 : 128) << step;
+  }
+  for (const auto& [state, wanted] :
+       {std::pair(model.state_dict(), whole.state_dict()), std::pair(shared.average.values(), alone.average.values())})
+    for (const auto& [name, tensor] : wanted) {
+      expect_close(state.at(name).to(Device::cpu()), tensor.to(Device::cpu()), 2e-2, name);
+      expect_same_everywhere(state.at(name).to(Device::cpu()));
+    }
 }
 
 TEST_F(Ranks, StepsCanBeCaptured) {
