@@ -144,7 +144,8 @@ class Session {
   Session& operator=(const Session&) = delete;
 
   /// Ends the recording; a second call does nothing. Throws Error if work on the device failed, and while a CUDA graph
-  /// is being captured: then times on the device are not known.
+  /// is being captured: then times on the device are not known. It waits for all GPUs that were recorded: of ranks that
+  /// are threads of one process, no other may be in a collective that this one has yet to come to.
   void stop();
 
   // What was recorded; all of it throws Error before stop().
