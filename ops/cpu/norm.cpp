@@ -443,8 +443,8 @@ void backward(const GroupNormGradients& out, const View& dy, const View& x, cons
   for_each_group(slabs, mean, [&](const Group& group) {
     const double scale = double{at<T>(rstd, group.number)};
     // With n = (v - mean) * rstd: dv = rstd * (h - mean(h) - n * mean(h * n)).
-    const auto& [mean_h, mean_h_centred, low] = means[static_cast<size_t>(group.number)];
-    const double mean_hn = (mean_h_centred - low * mean_h) * scale;
+    const GradientSums& of_group = means[static_cast<size_t>(group.number)];
+    const double mean_h = of_group.g, low = of_group.centred, mean_hn = (of_group.g_centred - low * mean_h) * scale;
     group.for_each([&](int64_t n, int64_t c) {
       GradientSums& own = sums[line(n, c)];
       own.g_centred = (own.g_centred - low * own.g) * scale;
