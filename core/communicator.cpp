@@ -16,12 +16,19 @@ void Communicator::all_reduce(const Tensor& tensor, ReduceOp op) {
   if (!dense.is_same(values)) values.copy_(dense);
 }
 
-void check_message(const char* op, const Message& message, const Communicator& group) {
-  check(message.peer >= 0 && message.peer < group.size() && message.peer != group.rank(), op, "rank ", group.rank(),
-        " has no peer ", message.peer, " among ", group.size());
-  const Tensor& t = message.tensor;
-  check(t.is_contiguous() || t.is_contiguous(MemoryFormat::channels_last), op, "the tensor is not dense: ", describe(t),
-        " with strides ", t.strides());
+Tensors Communicator::checked(const char* op, const std::vector<Message>& sends,
+                              const std::vector<Message>& receives) const {
+  Tensors tensors;
+  for (const auto* messages : {&sends, &receives})
+    for (const auto& [t, peer] : *messages) {
+      check(peer >= 0 && peer < size() && peer != rank(), op, "rank ", rank(), " has no peer ", peer, " among ",
+            size());
+      check(t.defined() && t.device() == device(), op, "this rank's tensors lie on ", device(), ", got ", describe(t));
+      check(t.is_contiguous() || t.is_contiguous(MemoryFormat::channels_last), op,
+            "the tensor is not dense: ", describe(t), " with strides ", t.strides());
+      tensors.push_back(t);
+    }
+  return tensors;
 }
 
 Communicator* spatial_group() { return current_group; }

@@ -29,10 +29,6 @@ struct Message {
   int peer;
 };
 
-class Communicator;
-/// Throws unless send_receive_async takes it.
-void check_message(const char* op, const Message& message, const Communicator& group);
-
 /// A collective under way. Keeps its tensor.
 class Work {
  public:
@@ -86,6 +82,10 @@ class Communicator {
   virtual void barrier() = 0;
   /// Ends the processes of all ranks, with this exit code.
   virtual void abort(int code) = 0;
+
+ protected:
+  /// The tensors of all these messages. Throws Error unless send_receive_async takes them.
+  Tensors checked(const char* op, const std::vector<Message>& sends, const std::vector<Message>& receives) const;
 };
 
 /// The ranks that share the volumes of this thread's operators, slab by slab (ops/spatial.h); null if there are none.

@@ -114,7 +114,7 @@ void Engine::run(const std::vector<Edge>& roots, const Tensors& gradients) {
   GradModeGuard mode(create_);
   const autocast off(f32, false);                    // gradients have the dtypes that the forward pass chose
   const parallel::SpatialGroupGuard apart(nullptr);  // and use the group that it used
-  const Run hooks_ask(roots);
+  const Run this_run(roots);
   for (size_t i = 0; i < roots.size(); ++i) send(roots[i], gradients[i], "the root");
   while (!ready_.empty()) {
     std::shared_ptr<Node> node = ready_.top();
@@ -122,7 +122,7 @@ void Engine::run(const std::vector<Edge>& roots, const Tensors& gradients) {
     auto entry = pending_.extract(node.get());
     visit(node, std::move(entry.mapped()));
   }
-  hooks_ask.call();
+  this_run.call();
 }
 
 void Engine::send(const Edge& edge, const Tensor& grad, const std::string& from) {

@@ -3,9 +3,13 @@
 // not finite.
 #pragma once
 
-#include "core/communicator.h"
+#include "core/tensor.h"
 
 namespace voxgrad {
+
+namespace parallel {
+class Communicator;
+}
 
 /// Wu and He, "Group Normalization", ECCV 2018. weight and bias (C), both or either may be undefined.
 /// Throws if num_groups does not divide C, and, as PyTorch does, for one sample with one value in each group.

@@ -26,9 +26,9 @@ namespace voxgrad::parallel {
 ///   equal generators draw equal numbers (dropout).
 ///
 /// Gradients are those of the sum of all ranks' losses: with nn::DataParallel on the same group, which divides by
-/// size(), those of the whole volume in the parameters. All ranks call the same
-/// operators in the same order. Gradients of such convolutions and norms cannot be differentiated again. Backward
-/// passes may run after it is gone; `group` must live until then. With one rank everything is as without it.
+/// size(), those of the whole volume in the parameters. All ranks call the same operators in the same order. Gradients
+/// of such convolutions and norms cannot be differentiated again. Backward passes may run after it is gone; `group`
+/// must live until then. With one rank everything is as without it.
 class [[nodiscard]] SpatialParallel {
  public:
   explicit SpatialParallel(Communicator& group) : group_(group), guard_(group.size() > 1 ? &group : nullptr) {}

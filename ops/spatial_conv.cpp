@@ -94,6 +94,33 @@ struct SlabMap {
     return size;
   }
   static Tensor planes_of(const Tensor& result, const Side& side) { return narrow(result, 2, side.start, side.planes); }
+
+  /// How many planes of a neighbour this rank reads, and how many of its own it gives, in front and behind.
+  std::array<int64_t, 2> wanted() const { return {sides[0].halo, sides[1].halo}; }
+  std::array<int64_t, 2> given() const { return {sides[1].halo, sides[0].halo}; }
+
+  /// Of the slab, with what the neighbours' results contribute. Halos that are undefined came from nobody.
+  Tensor input_gradient(parallel::Communicator& group, const PlaneForm& form, const Tensor& grad, const Tensor& w,
+                        const Planes& halos) const {
+    Planes of_halos;
+    for (size_t i = 0; i < 2; ++i)
+      if (const Side& side = sides[i]; halos[i].defined())
+        of_halos[i] = gradient(planes_of(grad, side), w, with_depth(x_size, side.halo), geometry_of(side));
+    PlaneExchange exchange(group, form, of_halos, given());
+    const Tensor dx = gradient(grad, w, x_size, geometry);
+    const Planes& added = exchange.wait();
+    for (size_t i = 0; i < 2; ++i)
+      if (added[i].defined()) narrow(dx, 2, i == 0 ? 0 : x_size[0] - given()[1], given()[i]).add_(added[i]);
+    return dx;
+  }
+  /// From the slab and its halos.
+  Tensor whole_weight_gradient(const Tensor& x, const Planes& halos, const Tensor& grad, const WeightForm& form) const {
+    const Tensor dw = weight_gradient(x, grad, form, geometry);
+    for (size_t i = 0; i < 2; ++i)
+      if (const Side& side = sides[i]; halos[i].defined())
+        dw.add_(weight_gradient(halos[i], planes_of(grad, side), form, geometry_of(side)));
+    return dw;
+  }
 };
 
 }  // namespace
@@ -105,7 +132,7 @@ Tensor convolve_slab(const char* op, parallel::Communicator& group, bool transpo
   const SlabMap map{transposed, geometry, transposed ? transposed_sides(axis) : forward_sides(axis), spatial_size(x),
                     size};
   check_slab(op, transposed, axis, map.sides);
-  const std::array<int64_t, 2> wanted{map.sides[0].halo, map.sides[1].halo}, given{wanted[1], wanted[0]};
+  const auto wanted = map.wanted(), given = map.given();
   if (wanted[0] == 0 && wanted[1] == 0) return map.forward(x, weight, bias, size, geometry, behind);
 
   const PlaneForm form(x);
@@ -132,30 +159,12 @@ Tensor convolve_slab(const char* op, parallel::Communicator& group, bool transpo
                 [=, &group, x_saved = saved_if(dw, x), w_saved = saved_if(dx, weight), front = kept(halos[0]),
                  back = kept(halos[1]), w_form = form_of(weight)](const Tensor& grad) {
                   autograd::once_differentiable(op);
-                  Planes halo{front(), back()}, halo_grads;
-                  for (Tensor& planes : halo)
+                  Planes kept_halos{front(), back()};
+                  for (Tensor& planes : kept_halos)
                     if (planes.dim() == 1) planes = {};
                   Tensors grads(3);
-                  if (dx) {
-                    const Tensor& w = w_saved();
-                    for (size_t i = 0; i < 2; ++i)
-                      if (const Side& side = map.sides[i]; halo[i].defined())
-                        halo_grads[i] = map.gradient(SlabMap::planes_of(grad, side), w,
-                                                     SlabMap::with_depth(map.x_size, side.halo), map.geometry_of(side));
-                    PlaneExchange exchange(group, form, halo_grads, given);
-                    grads[0] = map.gradient(grad, w, map.x_size, map.geometry);
-                    const Planes& added = exchange.wait();
-                    for (size_t i = 0; i < 2; ++i)
-                      if (added[i].defined())
-                        narrow(grads[0], 2, i == 0 ? 0 : map.x_size[0] - given[1], given[i]).add_(added[i]);
-                  }
-                  if (dw) {
-                    grads[1] = map.weight_gradient(x_saved(), grad, w_form, map.geometry);
-                    for (size_t i = 0; i < 2; ++i)
-                      if (const Side& side = map.sides[i]; halo[i].defined())
-                        grads[1].add_(map.weight_gradient(halo[i], SlabMap::planes_of(grad, side), w_form,
-                                                          map.geometry_of(side)));
-                  }
+                  if (dx) grads[0] = map.input_gradient(group, form, grad, w_saved(), kept_halos);
+                  if (dw) grads[1] = map.whole_weight_gradient(x_saved(), kept_halos, grad, w_form);
                   if (db) grads[2] = sum_over_voxels(grad);
                   return grads;
                 });

@@ -27,12 +27,12 @@ struct DataParallelOptions {
 ///
 /// Every rank runs the same backward passes, each of which leads to a parameter. A parameter that a pass does not reach
 /// counts as zero if another rank reached it, and is left alone if none did: it is known when the pass begins, and
-/// nothing waits for it. (One that the pass leads to without giving it a gradient counts as zero.) Where layers have the
-/// ranks talk in the backward pass, as SyncBatchNorm and SpatialParallel do, all ranks must reach the same parameters.
-/// Gradients must not be recorded (create_graph). A parameter's gradient lies in its bucket,
-/// where the next pass overwrites it: clone() one to keep it. On GPUs passes can be captured: in replays, parameters
-/// that no rank reached in the pass before the capture count as such. Buffers are not averaged: those of BatchNorm go
-/// on differing between the ranks.
+/// nothing waits for it. (One that the pass leads to without giving it a gradient counts as zero.) Where layers have
+/// the ranks talk in the backward pass, as SyncBatchNorm and SpatialParallel do, all ranks must reach the same
+/// parameters. Gradients must not be recorded (create_graph). A parameter's gradient lies in its bucket, where the next
+/// pass overwrites it: clone() one to keep it. On GPUs passes can be captured: in replays, parameters that no rank
+/// reached in the pass before the capture count as such. Buffers are not averaged: those of BatchNorm go on differing
+/// between the ranks.
 class DataParallel {
  public:
   /// Copies the parameters and buffers of rank 0 to all ranks. Of the parameters those take part that require grad now.

@@ -257,14 +257,7 @@ void MpiCommunicator::broadcast(const Tensor& tensor, int root) {
 std::unique_ptr<Work> MpiCommunicator::send_receive_async(const std::vector<Message>& sends,
                                                           const std::vector<Message>& receives) {
   constexpr const char* kOp = "send_receive";
-  Tensors tensors;
-  for (const auto* messages : {&sends, &receives})
-    for (const Message& message : *messages) {
-      check_tensor(kOp, message.tensor);
-      check_message(kOp, message, *this);
-      tensors.push_back(message.tensor);
-    }
-  auto work = std::make_unique<MpiWork>(*this, kOp, std::move(tensors));
+  auto work = std::make_unique<MpiWork>(*this, kOp, checked(kOp, sends, receives));
   work->requests.assign(sends.size() + receives.size(), MPI_REQUEST_NULL);
   MPI_Request* request = work->requests.data();
   for (const auto& [tensor, peer] : receives)

@@ -262,15 +262,7 @@ void NcclCommunicator::broadcast(const Tensor& tensor, int root) {
 std::unique_ptr<Work> NcclCommunicator::send_receive_async(const std::vector<Message>& sends,
                                                            const std::vector<Message>& receives) {
   constexpr const char* kOp = "send_receive";
-  Tensors tensors;
-  for (const auto* messages : {&sends, &receives})
-    for (const Message& message : *messages) {
-      check(message.tensor.defined() && message.tensor.device() == device(), kOp, "this rank's tensors lie on ",
-            device(), ", got ", describe(message.tensor));
-      check_message(kOp, message, *this);
-      tensors.push_back(message.tensor);
-    }
-  return queue(kOp, tensors, [&](cudaStream_t stream) {
+  return queue(kOp, checked(kOp, sends, receives), [&](cudaStream_t stream) {
     ncclResult_t result = ncclGroupStart();
     const auto keep = [&result](ncclResult_t code) { result = result == ncclSuccess ? code : result; };
     for (const auto& [tensor, peer] : sends)

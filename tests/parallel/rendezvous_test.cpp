@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <filesystem>
 #include <fstream>
 #include <sstream>
 #include <thread>
@@ -103,8 +104,8 @@ struct Ended {
   std::vector<int> codes;
 };
 Ended run_three(const std::function<void(int rank, Rendezvous& met)>& body) {
-  char path[] = "/tmp/voxgrad-rendezvous-XXXXXX";
-  const int file = ::mkstemp(path);
+  std::string path = (std::filesystem::temp_directory_path() / "voxgrad-rendezvous-XXXXXX").string();
+  const int file = ::mkstemp(path.data());
   const Listener listener(0);
   std::vector<pid_t> children;
   for (int rank = 0; rank < 3; ++rank) {
@@ -131,7 +132,7 @@ Ended run_three(const std::function<void(int rank, Rendezvous& met)>& body) {
   text << std::ifstream(path).rdbuf();
   ended.output = text.str();
   ::close(file);
-  ::unlink(path);
+  ::unlink(path.c_str());
   return ended;
 }
 
