@@ -62,20 +62,24 @@ class StreamGuard {
 /// A point in a stream, for timing and for ordering streams.
 class Event {
  public:
-  /// Throws Error if the device does not exist.
-  explicit Event(int device = 0);
+  /// One without timing costs less. Throws Error if the device does not exist.
+  explicit Event(int device = 0, bool enable_timing = true);
   ~Event();
   Event(const Event&) = delete;
   Event& operator=(const Event&) = delete;
   /// Marks the work queued so far on the current stream of the device. A later record() moves the mark.
   void record();
-  /// Makes later work on the current stream of the device wait for the mark. The host does not wait. Nothing
-  /// happens if there is no mark.
-  void wait() const;
+  /// Makes later work on the current stream of the device, or of another, wait for the mark. The host does not wait.
+  /// Nothing happens if there is no mark.
+  void wait() const { wait(device_); }
+  void wait(int device) const;
+  /// Whether the work before the mark is done, or there is no mark; threads may ask while others capture. Throws Error
+  /// if it failed.
+  bool query() const;
   /// Makes the host wait for the mark. Throws Error if the work before it failed.
   void synchronize() const;
   /// Milliseconds from `start` to this event, to about half a microsecond; waits for both. Throws Error if one of
-  /// them was never recorded or they lie on two devices.
+  /// them was never recorded or has no timing, or they lie on two devices.
   float elapsed_ms_since(const Event& start) const;
 
  private:

@@ -1,5 +1,5 @@
 // What every file that calls CUDA needs: checked calls, the device and stream of a launch, its grid, and
-// scratch memory. Private to cuda/.
+// scratch memory. Private to the library.
 #pragma once
 
 #include <cuda_runtime.h>

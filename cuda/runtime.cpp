@@ -59,37 +59,16 @@ void deallocate(void* data, size_t, int index) noexcept {
   Allocator::of(index).deallocate(data, current_stream(index));
 }
 
-/// An event of this scope, to order the streams of two devices.
-class Mark {
- public:
-  Mark(int device, cudaStream_t stream) {
-    const DeviceGuard guard(device);
-    check_cuda(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "copy");
-    const cudaError_t status = cudaEventRecord(event_, stream);
-    if (status != cudaSuccess) cudaEventDestroy(event_);
-    check_cuda(status, "copy");
-  }
-  ~Mark() { cudaEventDestroy(event_); }  // the event itself lives on until the streams have passed it
-  Mark(const Mark&) = delete;
-  Mark& operator=(const Mark&) = delete;
-  void let_wait(int device, cudaStream_t stream) const {
-    const DeviceGuard guard(device);
-    check_cuda(cudaStreamWaitEvent(stream, event_, 0), "copy");
-  }
-
- private:
-  cudaEvent_t event_ = nullptr;
-};
-
 void copy_between_devices(void* to, int to_device, const void* from, int from_device, size_t bytes) {
-  const cudaStream_t to_stream = current_stream(to_device);
-  const cudaStream_t from_stream = current_stream(from_device);
-  Mark(to_device, to_stream).let_wait(from_device, from_stream);  // the target's last users
+  cuda::Event free(to_device, false), done(from_device, false);
+  free.record();  // behind the target's last users
+  free.wait(from_device);
   {
     const DeviceGuard guard(from_device);
-    check_cuda(cudaMemcpyPeerAsync(to, to_device, from, from_device, bytes, from_stream), "copy");
+    check_cuda(cudaMemcpyPeerAsync(to, to_device, from, from_device, bytes, current_stream(from_device)), "copy");
   }
-  Mark(from_device, from_stream).let_wait(to_device, to_stream);
+  done.record();
+  done.wait(to_device);
 }
 
 void copy(void* to, Device to_device, const void* from, Device from_device, size_t bytes) {

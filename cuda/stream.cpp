@@ -81,11 +81,11 @@ StreamGuard::StreamGuard(const Stream& stream) : device_(stream.device()) {
 
 StreamGuard::~StreamGuard() { current_slot(device_) = as_stream(previous_); }
 
-Event::Event(int device) : device_(device) {
+Event::Event(int device, bool enable_timing) : device_(device) {
   cuda_runtime().require(device);
   const DeviceGuard guard(device);
   cudaEvent_t event = nullptr;
-  check_cuda(cudaEventCreate(&event), "Event");
+  check_cuda(cudaEventCreateWithFlags(&event, enable_timing ? cudaEventDefault : cudaEventDisableTiming), "Event");
   handle_ = event;
 }
 
@@ -96,9 +96,18 @@ void Event::record() {
   check_cuda(cudaEventRecord(as_event(handle_), current_stream(device_)), "Event::record");
 }
 
-void Event::wait() const {
-  const DeviceGuard guard(device_);
-  check_cuda(cudaStreamWaitEvent(current_stream(device_), as_event(handle_), 0), "Event::wait");
+void Event::wait(int device) const {
+  const DeviceGuard guard(device);
+  check_cuda(cudaStreamWaitEvent(current_stream(device), as_event(handle_), 0), "Event::wait");
+}
+
+bool Event::query() const {
+  auto mode = cudaStreamCaptureModeRelaxed;
+  check_cuda(cudaThreadExchangeStreamCaptureMode(&mode), "Event::query");
+  const cudaError_t status = cudaEventQuery(as_event(handle_));
+  check_cuda(cudaThreadExchangeStreamCaptureMode(&mode), "Event::query");
+  if (status != cudaErrorNotReady) check_cuda(status, "Event::query");
+  return status == cudaSuccess;
 }
 
 void Event::synchronize() const {

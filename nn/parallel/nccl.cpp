@@ -10,9 +10,11 @@
 #include <vector>
 
 #include "core/autograd.h"
+#include "core/capture.h"
 #include "core/profiler.h"
 #include "core/random.h"
 #include "cuda/cuda.h"
+#include "cuda/launch.h"
 #include "nn/parallel/communicator.h"
 #include "nn/parallel/environment.h"
 #include "nn/parallel/guarded.h"
@@ -24,43 +26,13 @@ namespace voxgrad::parallel {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+using cuda::DeviceGuard, cuda::Event;
 constexpr double kRendezvousSeconds = 60;
 
-void check_cuda(cudaError_t code, const char* call) {
-  if (code != cudaSuccess) fail(call, cudaGetErrorString(code));
-}
 void check_nccl(ncclResult_t code, const char* call) {
   if (code != ncclSuccess && code != ncclInProgress)
     fail(call, "NCCL: ", ncclGetErrorString(code), "; ", ncclGetLastError(nullptr));
 }
-
-/// Makes a device that of this thread's calls.
-class DeviceGuard {
- public:
-  explicit DeviceGuard(int device) {
-    check_cuda(cudaGetDevice(&previous_), "cudaGetDevice");
-    check_cuda(cudaSetDevice(device), "cudaSetDevice");
-  }
-  ~DeviceGuard() { cudaSetDevice(previous_); }
-  DeviceGuard(const DeviceGuard&) = delete;
-  DeviceGuard& operator=(const DeviceGuard&) = delete;
-
- private:
-  int previous_ = 0;
-};
-
-/// An event without a time, of the current device.
-class Mark {
- public:
-  Mark() { check_cuda(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreate"); }
-  ~Mark() { cudaEventDestroy(event_); }
-  Mark(const Mark&) = delete;
-  Mark& operator=(const Mark&) = delete;
-  cudaEvent_t event() const { return event_; }
-
- private:
-  cudaEvent_t event_ = nullptr;
-};
 
 ncclRedOp_t operation(ReduceOp op) { return op == ReduceOp::sum ? ncclSum : op == ReduceOp::max ? ncclMax : ncclMin; }
 
@@ -111,7 +83,7 @@ class NcclCommunicator : public Communicator {
   class NcclWork;
   struct Pending {
     const char* op;
-    std::shared_ptr<Mark> over;
+    std::shared_ptr<Event> over;
     Clock::time_point begun;
   };
   /// The tensor itself, or of one on the CPU a copy.
@@ -133,24 +105,23 @@ class NcclCommunicator : public Communicator {
 /// What is queued behind wait() comes after the collective; the host does not wait.
 class NcclCommunicator::NcclWork : public Work {
  public:
-  NcclWork(int device, Tensors tensors) : device_(device), tensors_(std::move(tensors)) {}
-  ~NcclWork() override { order(); }  // before the tensors' memory goes back to the current stream
+  NcclWork(std::shared_ptr<Event> over, Tensors tensors) : over_(std::move(over)), tensors_(std::move(tensors)) {}
+  ~NcclWork() override {  // before the tensors' memory goes back to the current stream
+    try {
+      wait();
+    } catch (const Error&) {  // the device is lost
+    }
+  }
   NcclWork(const NcclWork&) = delete;
   NcclWork& operator=(const NcclWork&) = delete;
 
   bool test() override { return false; }  // it goes on by itself
-  void wait() override { check_cuda(order(), "cudaStreamWaitEvent"); }
-
-  std::shared_ptr<Mark> over;
+  void wait() override {
+    if (const auto over = std::exchange(over_, nullptr)) over->wait();
+  }
 
  private:
-  cudaError_t order() {
-    const auto mark = std::exchange(over, nullptr);
-    if (!mark) return cudaSuccess;
-    const DeviceGuard guard(device_);  // whose default stream is meant
-    return cudaStreamWaitEvent(static_cast<cudaStream_t>(cuda_runtime().stream(device_)), mark->event());
-  }
-  int device_;
+  std::shared_ptr<Event> over_;
   Tensors tensors_;
 };
 
@@ -170,7 +141,10 @@ NcclCommunicator::NcclCommunicator(int rank, int size, int local_rank, int devic
 }
 
 NcclCommunicator::~NcclCommunicator() {
-  if (cudaStreamSynchronize(static_cast<cudaStream_t>(stream_->handle())) == cudaSuccess) barrier();
+  try {
+    barrier();
+  } catch (const Error&) {  // the device is lost
+  }
   rendezvous_.reset();
   ncclCommDestroy(comm_);
 }
@@ -184,9 +158,10 @@ void NcclCommunicator::set_timeout(double seconds) {
 /// Called by the watching thread.
 Progress NcclCommunicator::progress() {
   const std::lock_guard lock(mutex_);
-  auto mode = cudaStreamCaptureModeRelaxed;  // queries do not disturb what another thread captures
-  cudaThreadExchangeStreamCaptureMode(&mode);
-  while (!pending_.empty() && cudaEventQuery(pending_.front().over->event()) == cudaSuccess) pending_.pop_front();
+  try {
+    while (!pending_.empty() && pending_.front().over->query()) pending_.pop_front();
+  } catch (const Error&) {  // the device is lost, as the thread that uses it will say
+  }
   Progress result{.collectives = collectives_};
   if (!pending_.empty() && Clock::now() - pending_.front().begun > std::chrono::duration<double>(timeout_))
     result.late = concat(pending_.front().op, " within ", timeout_, " s");
@@ -208,28 +183,22 @@ template <class F>
 std::unique_ptr<NcclCommunicator::NcclWork> NcclCommunicator::queue(const char* op, const Tensors& tensors,
                                                                     const F& call) {
   const DeviceGuard guard(device_);
-  const auto current = static_cast<cudaStream_t>(cuda_runtime().stream(device_)),
-             own = static_cast<cudaStream_t>(stream_->handle());
-  cudaStreamCaptureStatus capturing{};
-  check_cuda(cudaStreamIsCapturing(current, &capturing), "cudaStreamIsCapturing");
-  const Mark ready;
-  auto work = std::make_unique<NcclWork>(device_, tensors);
-  const auto over = std::make_shared<Mark>();
-  check_cuda(cudaEventRecord(ready.event(), current), "cudaEventRecord");
-  check_cuda(cudaStreamWaitEvent(own, ready.event()), "cudaStreamWaitEvent");
+  Event ready(device_, false);
+  const auto over = std::make_shared<Event>(device_, false);
+  ready.record();
   {  // in the profiler's trace the collectives' stream is a track beside that of what they overlap
     const cuda::StreamGuard stream(*stream_);
+    ready.wait();
     const profiler::Scope scope(profiler::Kind::op, op, nullptr, device());
     if (profiler::Event* event = scope.event())
       for (const Tensor& tensor : tensors) event->bytes += static_cast<double>(bytes_of(tensor));
-    check_nccl(call(own), op);
+    check_nccl(call(static_cast<cudaStream_t>(stream_->handle())), op);
+    over->record();
   }
-  check_cuda(cudaEventRecord(over->event(), own), "cudaEventRecord");
-  work->over = over;
   const std::lock_guard lock(mutex_);
   ++collectives_;
-  if (rendezvous_ && capturing == cudaStreamCaptureStatusNone) pending_.push_back({op, over, Clock::now()});
-  return work;
+  if (rendezvous_ && !Capture::current()) pending_.push_back({op, over, Clock::now()});
+  return std::make_unique<NcclWork>(over, tensors);
 }
 
 std::unique_ptr<Work> NcclCommunicator::all_reduce_async(const Tensor& tensor, ReduceOp op) {

@@ -338,6 +338,11 @@ TEST_F(CudaStreams, EventsMeasureTime) {
   for (int i = 0; i < 10; ++i) x.fill_(i);
   stop.record();
   EXPECT_GT(stop.elapsed_ms_since(start), 0.01f);
+  EXPECT_TRUE(stop.query());
+  cuda::Event untimed(0, /*enable_timing=*/false);
+  EXPECT_TRUE(untimed.query());  // no mark yet
+  untimed.record();
+  EXPECT_ERROR(untimed.elapsed_ms_since(start), "Event::elapsed_ms_since: cudaError");
 }
 
 TEST_F(CudaRuntime, WorkRunsOnTheDeviceOfItsTensors) {

@@ -428,6 +428,28 @@ TEST_F(Ranks, ZeroRedundancyGivesTheBitsOfOneOptimizerWithAPartOfItsState) {
   EXPECT_THROW(loaded.step(), Error);
 }
 
+TEST_F(Ranks, ZeroRedundancyHasMemoryForItsPartOfTheState) {
+  const auto bytes_of_first_step = [&](bool sharded) {
+    Tensors params;
+    for (int i = 0; i < 8; ++i) {
+      params.push_back(ones({1000}).requires_grad_());
+      params.back().set_grad(ones({1000}));
+    }
+    optim::AdamW optimizer(params);
+    std::optional<nn::ZeroRedundancy> zero;
+    if (sharded) zero.emplace(optimizer, *world_);
+    memory::reset_peak();
+    const int64_t before = memory::stats().current;
+    optimizer.step();
+    return memory::stats().peak - before;
+  };
+  const auto all = static_cast<double>(bytes_of_first_step(false)),
+             own = static_cast<double>(bytes_of_first_step(true));
+  if (size_ > 1) {
+    EXPECT_LT(own, 0.8 * all);  // its part, and a message with as many parameters
+  }
+}
+
 TEST_F(Ranks, ModelsThatDifferAreRefused) {
   const int odd = size_ - 1;
   nn::Linear wide(4, rank_ == odd ? 3 : 2);
