@@ -1,12 +1,12 @@
 #include "core/storage.h"
 
-#include <algorithm>
+#include <atomic>
+#include <bit>
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
-#include <unordered_map>
 
 #include "core/error.h"
 #include "core/memory_snapshot.h"
@@ -26,105 +26,101 @@ constexpr bool kCaching = true;
 #endif
 
 /// The CPU's memory. Training frees and takes the same large blocks in every step; given back to the system each
-/// time, their page faults cost up to half of a convolution's time. So large freed blocks are kept for requests
-/// of about their size, up to a limit.
+/// time, their page faults cost up to half of a convolution's time. So large freed blocks are kept for requests of
+/// their size class, up to a limit. Small ones are malloc's, without a lock: a loader's threads take many.
 class CpuAllocator {
  public:
   void* allocate(size_t bytes) {
     if (bytes == 0) return nullptr;
-    const std::lock_guard lock(mutex_);
     if (bytes > SIZE_MAX / 2) throw_out_of_memory(bytes);
-    Block block = take_cached(bytes);
-    if (block.data == nullptr) {
-      block = {nullptr, (bytes + kAlignment - 1) / kAlignment * kAlignment};
-      block.data = std::aligned_alloc(kAlignment, block.bytes);
-      if (block.data == nullptr) {
-        release_cached();
-        block.data = std::aligned_alloc(kAlignment, block.bytes);
+    const size_t block = block_bytes(bytes);
+    void* data = take_cached(block);
+    if (data == nullptr) {
+      data = std::aligned_alloc(kAlignment, block);
+      if (data == nullptr) {
+        empty_cache();
+        data = std::aligned_alloc(kAlignment, block);
       }
-      if (block.data == nullptr) throw_out_of_memory(bytes);
-      ++stats_.device_allocations;
-      stats_.reserved += static_cast<int64_t>(block.bytes);
+      if (data == nullptr) throw_out_of_memory(bytes);
+      ++device_allocations_;
+      reserved_ += static_cast<int64_t>(block);
     }
-    try {
-      live_.emplace(block.data, block.bytes);
-    } catch (const std::bad_alloc&) {
-      release(block);
-      throw_out_of_memory(bytes);
-    }
-    stats_.current += static_cast<int64_t>(bytes);
-    stats_.peak = std::max(stats_.peak, stats_.current);
-    ++stats_.allocations;
-    if (profiler::active()) memory::detail::note_allocation(Device::cpu(), block.data, bytes, stats_.current);
-    return block.data;
+    ++allocations_;
+    const auto lock = in_order();
+    const int64_t current = current_ += static_cast<int64_t>(bytes);
+    for (int64_t peak = peak_; peak < current && !peak_.compare_exchange_weak(peak, current);) continue;
+    if (lock) memory::detail::note_allocation(Device::cpu(), data, bytes, current);
+    return data;
   }
 
+  /// `bytes` as they were asked for.
   void deallocate(void* data, size_t bytes) noexcept {
     if (data == nullptr) return;
-    const std::lock_guard lock(mutex_);
-    const auto found = live_.find(data);
-    const Block block{data, found->second};
-    live_.erase(found);
-    stats_.current -= static_cast<int64_t>(bytes);
-    if (profiler::active()) memory::detail::note_free(Device::cpu(), data, bytes, stats_.current);
-    if (!kCaching || block.bytes < kSmallestCached || cached_bytes_ + block.bytes > kLimit) return release(block);
-    try {
-      cached_.emplace(block.bytes, data);
-      cached_bytes_ += block.bytes;
-    } catch (const std::bad_alloc&) {  // no memory to remember it by
-      release(block);
+    {
+      const auto lock = in_order();
+      const int64_t current = current_ -= static_cast<int64_t>(bytes);
+      if (lock) memory::detail::note_free(Device::cpu(), data, bytes, current);
     }
+    if (const size_t block = block_bytes(bytes); !keep(data, block)) release(data, block);
   }
 
-  MemoryStats stats() {
-    const std::lock_guard lock(mutex_);
-    return stats_;
-  }
-  void reset_peak() {
-    const std::lock_guard lock(mutex_);
-    stats_.peak = stats_.current;
-  }
+  MemoryStats stats() const { return {current_, peak_, reserved_, allocations_, device_allocations_}; }
+  void reset_peak() { peak_ = current_.load(); }
   void empty_cache() {
     const std::lock_guard lock(mutex_);
-    release_cached();
-  }
-
- private:
-  struct Block {
-    void* data;
-    size_t bytes;
-  };
-  static constexpr size_t kSmallestCached = size_t{1} << 17;  // below, malloc itself reuses memory
-  static constexpr size_t kLimit = size_t{1} << 30;
-
-  /// A cached block that wastes at most an eighth; null if there is none.
-  Block take_cached(size_t bytes) {
-    const auto found = cached_.lower_bound(bytes);
-    if (found == cached_.end() || found->first - bytes > bytes / 8) return {nullptr, 0};
-    const Block block{found->second, found->first};
-    cached_bytes_ -= block.bytes;
-    cached_.erase(found);
-    return block;
-  }
-  void release(const Block& block) {
-    std::free(block.data);
-    stats_.reserved -= static_cast<int64_t>(block.bytes);
-  }
-  void release_cached() {
-    for (const auto& [bytes, data] : cached_) release({data, bytes});
+    for (const auto& [block, data] : cached_) release(data, block);
     cached_.clear();
     cached_bytes_ = 0;
   }
-  [[noreturn]] void throw_out_of_memory(size_t bytes) {
-    throw OutOfMemoryError(concat("out of memory on cpu: ", bytes, " bytes asked for, ", stats_.current,
-                                  " in use by tensors, ", stats_.reserved, " reserved"));
+
+ private:
+  static constexpr size_t kSmallestCached = size_t{1} << 17;  // below, malloc itself reuses memory
+  static constexpr size_t kLimit = size_t{1} << 30;
+
+  /// What is taken for so many bytes: of large blocks at most an eighth more.
+  static size_t block_bytes(size_t bytes) {
+    const size_t unit = bytes < kSmallestCached ? kAlignment : std::bit_floor(bytes) / 8;
+    return (bytes + unit - 1) / unit * unit;
+  }
+  /// Locked while memory snapshots are made of what is noted, in the order in which current_ changes.
+  std::unique_lock<std::mutex> in_order() {
+    return profiler::active() ? std::unique_lock(noted_) : std::unique_lock<std::mutex>();
+  }
+  void* take_cached(size_t block) {
+    if (block < kSmallestCached) return nullptr;
+    const std::lock_guard lock(mutex_);
+    const auto found = cached_.find(block);
+    if (found == cached_.end()) return nullptr;
+    void* const data = found->second;
+    cached_bytes_ -= block;
+    cached_.erase(found);
+    return data;
+  }
+  bool keep(void* data, size_t block) noexcept {
+    if (!kCaching || block < kSmallestCached) return false;
+    const std::lock_guard lock(mutex_);
+    if (cached_bytes_ + block > kLimit) return false;
+    try {
+      cached_.emplace(block, data);
+    } catch (const std::bad_alloc&) {  // no memory to remember it by
+      return false;
+    }
+    cached_bytes_ += block;
+    return true;
+  }
+  void release(void* data, size_t block) noexcept {
+    std::free(data);
+    reserved_ -= static_cast<int64_t>(block);
+  }
+  [[noreturn]] void throw_out_of_memory(size_t bytes) const {
+    throw OutOfMemoryError(concat("out of memory on cpu: ", bytes, " bytes asked for, ", current_.load(),
+                                  " in use by tensors, ", reserved_.load(), " reserved"));
   }
 
-  std::mutex mutex_;
-  std::multimap<size_t, void*> cached_;
-  std::unordered_map<void*, size_t> live_;
+  std::atomic<int64_t> current_ = 0, peak_ = 0, reserved_ = 0, allocations_ = 0, device_allocations_ = 0;
+  std::mutex noted_, mutex_;             // the latter of what follows:
+  std::multimap<size_t, void*> cached_;  // by block_bytes
   size_t cached_bytes_ = 0;
-  MemoryStats stats_;
 };
 
 CpuAllocator& cpu_allocator() {
