@@ -36,14 +36,23 @@ void walk(const Nest& nest, int64_t piece, int64_t work, F&& row) {
   const Offsets step = nest.inner_stride();
   parallel_for(nest.rows() * pieces, grain_of(std::min(inner, piece) * work), [&](int64_t begin, int64_t end) {
     RowCursor cursor(nest, begin / pieces);
-    int64_t part = begin % pieces;
-    for (int64_t i = begin; i < end; ++i) {
+    if (pieces > 1) {
+      for (int64_t i = begin; i < end; ++i) {
+        const int64_t first = i % pieces * piece;
+        Offsets offset = cursor.offset();
+        for (size_t k = 0; k < kMaxViews; ++k) offset[k] += first * step[k];
+        row(offset, std::min(piece, inner - first));
+        if (first + piece >= inner) cursor.next();
+      }
+      return;
+    }
+    const Offsets row_step = cursor.row_step();
+    for (int64_t i = begin, rows; i < end; i += rows, cursor.next(rows)) {
+      rows = std::min(end - i, cursor.rows_in_line());
       Offsets offset = cursor.offset();
-      for (size_t k = 0; k < kMaxViews; ++k) offset[k] += part * piece * step[k];
-      row(offset, std::min(piece, inner - part * piece));
-      if (++part == pieces) {
-        part = 0;
-        cursor.next();
+      for (int64_t r = 0; r < rows; ++r) {
+        row(offset, inner);
+        for (size_t k = 0; k < kMaxViews; ++k) offset[k] += row_step[k];
       }
     }
   });
@@ -56,6 +65,8 @@ void copy_steps(DType dtype, std::byte* to, int64_t to_step, const std::byte* fr
     const auto* const x = reinterpret_cast<const Word*>(from);
     if (from_step == 0)
       std::fill_n(y, count, *x);
+    else if (to_step == 1 && from_step == -1)
+      for (int64_t i = 0; i < count; ++i) y[i] = x[-i];
     else if (to_step == 1)
       for (int64_t i = 0; i < count; ++i) y[i] = x[i * from_step];
     else

@@ -74,15 +74,23 @@ class RowCursor {
  public:
   RowCursor(const Nest& nest, int64_t row);
   const Offsets& offset() const { return offset_; }
-  void next() {
-    for (int i = nest_.rank - 2; i >= 0; --i) {
+  /// By so many rows, at most rows_in_line().
+  void next(int64_t rows = 1) {
+    for (int i = nest_.rank - 2; i >= 0; --i, rows = 1) {
       const auto axis = static_cast<size_t>(i);
-      for (size_t k = 0; k < kMaxViews; ++k) offset_[k] += nest_.stride[axis][k];
-      if (++index_[axis] < nest_.size[axis]) return;
+      for (size_t k = 0; k < kMaxViews; ++k) offset_[k] += rows * nest_.stride[axis][k];
+      index_[axis] += rows;
+      if (index_[axis] < nest_.size[axis]) return;
       for (size_t k = 0; k < kMaxViews; ++k) offset_[k] -= nest_.stride[axis][k] * nest_.size[axis];
       index_[axis] = 0;
     }
   }
+  /// Rows from this one on that lie row_step() apart.
+  int64_t rows_in_line() const {
+    const auto axis = static_cast<size_t>(nest_.rank - 2);
+    return nest_.rank > 1 ? nest_.size[axis] - index_[axis] : 1;
+  }
+  Offsets row_step() const { return nest_.rank > 1 ? nest_.stride[static_cast<size_t>(nest_.rank - 2)] : Offsets{}; }
 
  private:
   const Nest& nest_;
