@@ -1,6 +1,8 @@
 // What the host sides of the kernel families share.
 #include "cuda/conv/dispatch.h"
 
+#include <vector>
+
 #include "cuda/cuda.h"
 #include "cuda/kernels.h"
 
@@ -11,6 +13,14 @@ int attribute(int device, cudaDeviceAttr which) {
   int value = 0;
   check_cuda(cudaDeviceGetAttribute(&value, which, device), "conv");
   return value;
+}
+
+ConvGpu describe_gpu(int device) {
+  cudaDeviceProp properties;
+  check_cuda(cudaGetDeviceProperties(&properties, device), "conv");
+  const double bytes = attribute(device, cudaDevAttrGlobalMemoryBusWidth) / 8.0;
+  return {properties.name, properties.major * 10 + properties.minor, properties.multiProcessorCount,
+          1e3 * attribute(device, cudaDevAttrClockRate), 2e3 * attribute(device, cudaDevAttrMemoryClockRate) * bytes};
 }
 
 }  // namespace
@@ -34,12 +44,12 @@ void fill_bias(const View& out, const ConvEpilogue& epilogue, const Launch& laun
 }
 
 ConvGpu conv_gpu(int device) {
-  if (device < 0 || device >= device_count()) return {};
-  cudaDeviceProp properties;
-  check_cuda(cudaGetDeviceProperties(&properties, device), "conv");
-  const double bytes = attribute(device, cudaDevAttrGlobalMemoryBusWidth) / 8.0;
-  return {properties.name, properties.major * 10 + properties.minor, properties.multiProcessorCount,
-          1e3 * attribute(device, cudaDevAttrClockRate), 2e3 * attribute(device, cudaDevAttrMemoryClockRate) * bytes};
+  static const std::vector<ConvGpu> gpus = [] {  // the driver takes a millisecond to tell
+    std::vector<ConvGpu> all;
+    for (int i = 0; i < device_count(); ++i) all.push_back(describe_gpu(i));
+    return all;
+  }();
+  return device < 0 || device >= device_count() ? ConvGpu{} : gpus[static_cast<size_t>(device)];
 }
 
 void describe_device(ConvProblem& problem, int device) {
