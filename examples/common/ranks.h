@@ -7,12 +7,18 @@
 
 namespace examples {
 
-/// The mean of the ranks' numbers, which waits for all of them; the number itself for no group.
-inline double mean_of_ranks(double value, voxgrad::parallel::Communicator* world) {
-  if (!world) return value;
-  const voxgrad::Tensor sum = voxgrad::full({}, value, {.dtype = voxgrad::f64});
-  world->all_reduce(sum);
-  return sum.item() / world->size();
+struct StepReport {
+  double loss;       ///< the mean of all ranks
+  bool interrupted;  ///< on any rank
+};
+/// Waits for the step of all ranks; of this one alone for no group.
+inline StepReport report_step(const voxgrad::Tensor& loss, bool interrupted, voxgrad::parallel::Communicator* world) {
+  if (!world) return {loss.item(), interrupted};
+  const voxgrad::Tensor sums = voxgrad::full({2}, interrupted, {voxgrad::f64, loss.device()});
+  sums.select(0, 0).copy_(loss.detach());
+  world->all_reduce(sums);
+  const std::vector<double> values = sums.to_vector();
+  return {values[0] / world->size(), values[1] > 0};
 }
 
 /// A loader's order: one sample after the other, of each batch this rank's part, or all for no group.

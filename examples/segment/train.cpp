@@ -117,7 +117,8 @@ class Training {
     if (result_.steps < options_.steps)
       for (const vg::data::Sample& batch : run_.loader) {
         profiler.begin_step();
-        const double loss = examples::mean_of_ranks(step(batch), world_);
+        const auto [loss, interrupted] = examples::report_step(step(batch), first_ && interrupt->requested(), world_);
+        result_.interrupted = interrupted;
         vg::check(std::isfinite(loss), "segment", "the loss of step ", result_.steps,
                   " is not finite; try a smaller --lr");
         result_.history.losses.push_back(loss);
@@ -125,7 +126,6 @@ class Training {
         const bool last = result_.steps == options_.steps;
         if (result_.steps % options_.validate_every == 0 || last) validate();
         if (first_) progress.update(result_.steps, figure());
-        result_.interrupted = examples::mean_of_ranks(first_ && interrupt->requested(), world_) > 0;
         if (last || result_.interrupted || gave_up()) break;
         if (result_.steps % options_.validate_every == 0) save(progress.seconds());
       }
@@ -182,7 +182,7 @@ class Training {
 
   /// One step on a batch of patches. Returns its loss. On a GPU all but the first, which makes the optimizer's state,
   /// are replays of a CUDA graph.
-  double step(vg::data::Sample batch) {
+  vg::Tensor step(vg::data::Sample batch) {
     const uint64_t rank = world_ ? static_cast<uint64_t>(world_->rank()) << 32 : 0;
     vg::Generator random(options_.seed + rank + static_cast<uint64_t>(result_.steps));  // the same in a resumed run
     if (options_.augment) batch = augment_(batch, random);
@@ -198,7 +198,7 @@ class Training {
     run_.schedule->step();
     if (run_.average) run_.average->update();
     ++result_.steps;
-    const double loss = loss_.item();
+    const vg::Tensor loss = loss_;
     if (!graph_ && device_.is_cuda() && options_.profile.empty())  // whose operators a replay would hide
       graph_.emplace(device_.index).capture([this] { learn(); });
     return loss;

@@ -51,7 +51,7 @@ class Patches : public vg::data::Dataset {
     vg::Tensor cube = head_;
     for (int64_t axis = 0; axis < 3; ++axis)
       cube = cube.narrow(axis, random.next_below(head_.size(axis) - side_ + 1), side_);
-    return cube;
+    return cube.contiguous();
   }
 
   vg::Tensor head_;
@@ -133,18 +133,18 @@ class Stepper {
  public:
   Stepper(Run& run, vg::Device device, bool capture) : run_(run), device_(device), capture_(capture) {}
 
-  /// One step on a batch. Returns its loss.
-  double step(const vg::Tensor& low, const vg::Tensor& high) {
+  /// One step on a batch. Returns its loss, which the next step may overwrite.
+  vg::Tensor step(const vg::Tensor& low, const vg::Tensor& high) {
     if (graph_) {
       low_.copy_(low);
       high_.copy_(high);
       graph_->replay();
-      return loss_.item();
+      return loss_;
     }
     low_ = low;
     high_ = high;
     work();
-    const double loss = loss_.item();
+    const vg::Tensor loss = loss_;
     if (capture_) graph_.emplace(device_.index).capture([this] { work(); });
     return loss;
   }
@@ -216,7 +216,9 @@ TrainResult train(const vg::Tensor& head, const TrainOptions& options, vg::Devic
   for (const auto& [low, high] : run.loader) {
     profiler.begin_step();
     losses.push_back({result.steps + 1, 0, run.optimizer->lr()});
-    losses.back().loss = examples::mean_of_ranks(stepper.step(low, high), world);
+    const auto report = examples::report_step(stepper.step(low, high), first && interrupt->requested(), world);
+    losses.back().loss = report.loss;
+    result.interrupted = report.interrupted;
     run.schedule->step();
     vg::check(std::isfinite(losses.back().loss), "superres", "the loss of step ", result.steps + 1,
               " is not finite; a smaller --lr may help");
@@ -225,7 +227,6 @@ TrainResult train(const vg::Tensor& head, const TrainOptions& options, vg::Devic
       result.writer->add_scalar("loss", losses.back().loss, result.steps);
       result.writer->add_scalar("learning rate", losses.back().lr, result.steps);
     }
-    result.interrupted = examples::mean_of_ranks(first && interrupt->requested(), world) > 0;
     char figure[48];
     std::snprintf(figure, sizeof figure, "loss %.3e%s%s", recent_loss(losses), run.precision.is_half() ? " in " : "",
                   run.precision.is_half() ? options.precision.c_str() : "");
