@@ -225,7 +225,7 @@ void NcclCommunicator::broadcast(const Tensor& tensor, int root) {
   queue(kOp, {dense}, [&](cudaStream_t stream) {
     return ncclBroadcast(dense.raw_data(), dense.mutable_raw_data(), bytes_of(dense), ncclUint8, root, comm_, stream);
   })->wait();
-  if (!dense.is_same(values)) values.copy_(dense);
+  if (dense.raw_data() != values.raw_data()) values.copy_(dense);
 }
 
 std::unique_ptr<Work> NcclCommunicator::send_receive_async(const std::vector<Message>& sends,
@@ -336,8 +336,8 @@ bool nccl_available() { return true; }
 void set_environment() {
   // Sums in the switches' own order are not said to be the same in two runs.
   ::setenv("NCCL_NVLS_ENABLE", "0", 0);
-  // Of more hardware queues those that wait for an event slow the others' launches down: docs/scaling.md.
-  ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "2", 0);
+  // Of eight hardware queues those that wait for an event slow the others' launches down: docs/scaling.md.
+  ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "4", 0);
 }
 
 Communicator& nccl_world() {

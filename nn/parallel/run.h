@@ -7,7 +7,7 @@
 
 namespace voxgrad::parallel {
 
-/// Sets NCCL_NVLS_ENABLE to 0 and CUDA_DEVICE_MAX_CONNECTIONS to 2 where they are not set: two runs have the same bits,
+/// Sets NCCL_NVLS_ENABLE to 0 and CUDA_DEVICE_MAX_CONNECTIONS to 4 where they are not set: two runs have the same bits,
 /// and kernels are launched without gaps while others wait (docs/scaling.md). CUDA reads the latter when it is first
 /// used. run() on GPUs and launch() do so: call it before them if the program uses a GPU, or asks for one, earlier.
 void set_environment();

@@ -430,18 +430,19 @@ TEST_F(Ranks, ZeroRedundancyGivesTheBitsOfOneOptimizerWithAPartOfItsState) {
 
 TEST_F(Ranks, ZeroRedundancyHasMemoryForItsPartOfTheState) {
   const auto bytes_of_first_step = [&](bool sharded) {
+    const Device device = world_->device();
     Tensors params;
     for (int i = 0; i < 8; ++i) {
-      params.push_back(ones({1000}).requires_grad_());
-      params.back().set_grad(ones({1000}));
+      params.push_back(ones({1000}, {.device = device}).requires_grad_());
+      params.back().set_grad(ones({1000}, {.device = device}));
     }
     optim::AdamW optimizer(params);
     std::optional<nn::ZeroRedundancy> zero;
     if (sharded) zero.emplace(optimizer, *world_);
-    memory::reset_peak();
-    const int64_t before = memory::stats().current;
+    memory::reset_peak(device);
+    const int64_t before = memory::stats(device).current;
     optimizer.step();
-    return memory::stats().peak - before;
+    return memory::stats(device).peak - before;
   };
   const auto all = static_cast<double>(bytes_of_first_step(false)),
              own = static_cast<double>(bytes_of_first_step(true));
