@@ -1,34 +1,120 @@
 #include "core/communicator.h"
 
+#include <limits>
 #include <utility>
 
 #include "core/autograd.h"
 
 namespace voxgrad::parallel {
 namespace {
+
+using Kind = Collective::Kind;
+
 thread_local Communicator* current_group = nullptr;
+
+void check_taken(const Communicator& group, const char* op, const Tensor& tensor, bool reduced = false) {
+  check(tensor.defined(), op, "the tensor is undefined");
+  const Device device = tensor.device();
+  const DType dtype = tensor.dtype();
+  check(device == group.device() || device.is_cpu(), op, "this rank's tensors lie on ", group.device(), ", got ",
+        describe(tensor),
+        group.device().is_cpu() ? "; NCCL takes those of GPUs: parallel::run(f, Device::cuda())" : "");
+  check(!reduced || is_floating(dtype) || dtype == i64, op, "ranks reduce f32, f64, bf16, f16 and i64, not ", dtype);
+  check(tensor.numel() <= std::numeric_limits<int>::max(), op, "a tensor has at most 2^31 - 1 elements here, got ",
+        describe(tensor));
+}
+
+/// (ranks, shape...).
+Shape stacked(int ranks, const Shape& shape) {
+  Shape all{ranks};
+  for (const int64_t length : shape) all.push_back(length);
+  return all;
+}
+
 }  // namespace
 
+Tensors Collective::tensors() const {
+  Tensors all;
+  for (const Tensor& tensor : {in, out})
+    if (tensor.defined()) all.push_back(tensor);
+  for (const auto* messages : {&sends, &receives})
+    for (const auto& [tensor, peer] : *messages) all.push_back(tensor);
+  return all;
+}
+
+void Communicator::set_timeout(double seconds) {
+  check(seconds > 0, "set_timeout", "the time must be positive, got ", seconds, " s");
+  timeout_ = seconds;
+}
+
+std::unique_ptr<Work> Communicator::all_reduce_async(const Tensor& tensor, ReduceOp op) {
+  constexpr const char* kOp = "all_reduce";
+  check_taken(*this, kOp, tensor, true);
+  check(tensor.is_contiguous(), kOp, "the tensor is not contiguous: ", describe(tensor), " with strides ",
+        tensor.strides());
+  const Tensor values = tensor.detach().to(device_);
+  auto work = start({.kind = Kind::all_reduce, .name = kOp, .in = values, .out = values, .op = op});
+  if (tensor.device() != device_) {
+    work->wait();
+    tensor.detach().copy_(values);
+  }
+  return work;
+}
+
 void Communicator::all_reduce(const Tensor& tensor, ReduceOp op) {
+  check_taken(*this, "all_reduce", tensor, true);
   check_in_place("all_reduce", tensor);
   const Tensor values = tensor.detach(), dense = values.contiguous();
   all_reduce_async(dense, op)->wait();
   if (!dense.is_same(values)) values.copy_(dense);
 }
 
-Tensors Communicator::checked(const char* op, const std::vector<Message>& sends,
-                              const std::vector<Message>& receives) const {
-  Tensors tensors;
+void Communicator::broadcast(const Tensor& tensor, int root) {
+  constexpr const char* kOp = "broadcast";
+  check_taken(*this, kOp, tensor);
+  check(root >= 0 && root < size_, kOp, "there is no rank ", root, " among ", size_);
+  check_in_place(kOp, tensor);
+  const Tensor dense = tensor.detach().to(device_).contiguous();
+  start({.kind = Kind::broadcast, .name = kOp, .in = dense, .out = dense, .root = root})->wait();
+  if (dense.raw_data() != tensor.raw_data()) tensor.detach().copy_(dense);
+}
+
+std::unique_ptr<Work> Communicator::send_receive_async(const std::vector<Message>& sends,
+                                                       const std::vector<Message>& receives) {
+  constexpr const char* kOp = "send_receive";
   for (const auto* messages : {&sends, &receives})
-    for (const auto& [t, peer] : *messages) {
-      check(peer >= 0 && peer < size() && peer != rank(), op, "rank ", rank(), " has no peer ", peer, " among ",
-            size());
-      check(t.defined() && t.device() == device(), op, "this rank's tensors lie on ", device(), ", got ", describe(t));
-      check(t.is_contiguous() || t.is_contiguous(MemoryFormat::channels_last), op,
-            "the tensor is not dense: ", describe(t), " with strides ", t.strides());
-      tensors.push_back(t);
+    for (const auto& [tensor, peer] : *messages) {
+      check(peer >= 0 && peer < size_ && peer != rank_, kOp, "rank ", rank_, " has no peer ", peer, " among ", size_);
+      check_taken(*this, kOp, tensor);
+      check(tensor.device() == device_, kOp, "this rank's tensors lie on ", device_, ", got ", describe(tensor));
+      check(tensor.is_contiguous() || tensor.is_contiguous(MemoryFormat::channels_last), kOp,
+            "the tensor is not dense: ", describe(tensor), " with strides ", tensor.strides());
     }
-  return tensors;
+  return start({.kind = Kind::send_receive, .name = kOp, .sends = sends, .receives = receives});
+}
+
+Tensor Communicator::all_gather(const Tensor& tensor) {
+  constexpr const char* kOp = "all_gather";
+  check_taken(*this, kOp, tensor);
+  const Tensor own = tensor.detach().to(device_).contiguous(), all = empty(stacked(size_, own.shape()), own.options());
+  start({.kind = Kind::all_gather, .name = kOp, .in = own, .out = all})->wait();
+  return all.to(tensor.device());
+}
+
+Tensor Communicator::reduce_scatter(const Tensor& tensor, ReduceOp op) {
+  constexpr const char* kOp = "reduce_scatter";
+  check_taken(*this, kOp, tensor, true);
+  check(tensor.dim() > 0 && tensor.size(0) == size_, kOp, "the first axis must have ", size_,
+        " rows, one for each rank; the tensor is ", describe(tensor));
+  const Tensor all = tensor.detach().to(device_).contiguous(), own = empty(all[0].shape(), all.options());
+  start({.kind = Kind::reduce_scatter, .name = kOp, .in = all, .out = own, .op = op})->wait();
+  return own.to(tensor.device());
+}
+
+void Communicator::barrier() {
+  const Tensor one = empty({1}, {.device = device_}).zero_();
+  start({.kind = Kind::all_reduce, .name = "barrier", .in = one, .out = one})->wait();
+  synchronize(device_);
 }
 
 Communicator* spatial_group() { return current_group; }

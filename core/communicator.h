@@ -1,6 +1,7 @@
 // What processes that train one model say to each other: a handful of collectives.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <vector>
@@ -39,6 +40,21 @@ class Work {
   virtual void wait() = 0;
 };
 
+/// A collective as an engine takes it: of tensors on device(), contiguous, with what Communicator's functions promise
+/// checked.
+struct Collective {
+  enum class Kind : uint8_t { all_reduce, broadcast, all_gather, reduce_scatter, send_receive };
+  Kind kind;
+  const char* name;    ///< for messages
+  Tensor in{}, out{};  ///< all_reduce, broadcast: the same
+  ReduceOp op = ReduceOp::sum;
+  int root = 0;
+  std::vector<Message> sends{}, receives{};  ///< in place of in and out; also channels_last
+
+  /// All of them.
+  Tensors tensors() const;
+};
+
 /// A group of ranks. Each function is called by all of them, in the same order, with tensors of the same shape and
 /// dtype: which is not checked. Tensors are f32, f64, bf16, f16 or i64 (broadcast and all_gather: any dtype), of at
 /// most 2^31 - 1 elements; where a function writes to its argument, that must be writable in place. Sums are made in an
@@ -49,43 +65,51 @@ class Work {
 /// error the group cannot be used any more. One thread at a time.
 class Communicator {
  public:
-  Communicator() = default;
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
   virtual ~Communicator() = default;
 
-  virtual int rank() const = 0;
-  virtual int size() const = 0;
+  int rank() const { return rank_; }
+  int size() const { return size_; }
   /// The number among the ranks of this machine, from 0.
-  virtual int local_rank() const = 0;
-  /// Where this rank's tensors are to lie. NCCL takes those of the CPU, too, by way of the GPU.
-  virtual Device device() const = 0;
+  int local_rank() const { return local_rank_; }
+  /// Where this rank's tensors are to lie. A GPU's group takes those of the CPU, too, by way of the GPU.
+  Device device() const { return device_; }
   /// How long a rank waits for others: 600 seconds if nothing else was set. Throws unless `seconds` is positive.
-  virtual void set_timeout(double seconds) = 0;
+  void set_timeout(double seconds);
 
   /// Starts an all_reduce of a contiguous tensor, which nobody may read or write until it is over.
-  virtual std::unique_ptr<Work> all_reduce_async(const Tensor& tensor, ReduceOp op = ReduceOp::sum) = 0;
+  std::unique_ptr<Work> all_reduce_async(const Tensor& tensor, ReduceOp op = ReduceOp::sum);
   /// Replaces each element by the sum, or what `op` says, over the ranks.
   void all_reduce(const Tensor& tensor, ReduceOp op = ReduceOp::sum);
   /// Replaces the elements by those of rank `root`.
-  virtual void broadcast(const Tensor& tensor, int root = 0) = 0;
+  void broadcast(const Tensor& tensor, int root = 0);
   /// Starts what torch.distributed calls batch_isend_irecv: elements go in the order of memory, and each message that a
   /// rank sends is one that its peer receives in the same call, with as many bytes. Tensors of any dtype on device(),
   /// dense in either memory format; nobody may write to them, or read those that are received, until it is over.
-  virtual std::unique_ptr<Work> send_receive_async(const std::vector<Message>& sends,
-                                                   const std::vector<Message>& receives) = 0;
+  std::unique_ptr<Work> send_receive_async(const std::vector<Message>& sends, const std::vector<Message>& receives);
   /// (size(), shape of `tensor`...): the tensors of all ranks.
-  virtual Tensor all_gather(const Tensor& tensor) = 0;
+  Tensor all_gather(const Tensor& tensor);
   /// Of tensors (size(), shape...), the sum over the ranks of row rank().
-  virtual Tensor reduce_scatter(const Tensor& tensor, ReduceOp op = ReduceOp::sum) = 0;
+  Tensor reduce_scatter(const Tensor& tensor, ReduceOp op = ReduceOp::sum);
   /// Returns once all ranks have come here.
-  virtual void barrier() = 0;
+  void barrier();
   /// Ends the processes of all ranks, with this exit code.
   virtual void abort(int code) = 0;
 
+  /// The engine, which the functions above call.
+  virtual std::unique_ptr<Work> start(const Collective& collective) = 0;
+
  protected:
-  /// The tensors of all these messages. Throws Error unless send_receive_async takes them.
-  Tensors checked(const char* op, const std::vector<Message>& sends, const std::vector<Message>& receives) const;
+  Communicator(int rank, int size, int local_rank, Device device)
+      : rank_(rank), size_(size), local_rank_(local_rank), device_(device) {}
+  /// Seconds.
+  double timeout() const { return timeout_; }
+
+ private:
+  const int rank_, size_, local_rank_;
+  const Device device_;
+  std::atomic<double> timeout_ = 600;
 };
 
 /// The ranks that share the volumes of this thread's operators, slab by slab (ops/spatial.h); null if there are none.

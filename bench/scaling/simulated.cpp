@@ -37,17 +37,10 @@ double bytes_of(const vg::Tensor& tensor) {
   return static_cast<double>(tensor.numel() * vg::item_size(tensor.dtype()));
 }
 
-/// Of tensors on the CPU, which take no time.
-class Done final : public vg::parallel::Work {
- public:
-  bool test() override { return true; }
-  void wait() override {}
-};
-
 }  // namespace
 
 SimulatedCommunicator::SimulatedCommunicator(vg::Device device, const Simulation& simulation)
-    : device_(device), simulation_(simulation), stream_(device.index) {
+    : Communicator(0, simulation.ranks, 0, device), simulation_(simulation), stream_(device.index) {
   vg::check(simulation.ranks > 1, "simulate", "needs at least two ranks, got ", simulation.ranks);
 }
 
@@ -59,8 +52,8 @@ double SimulatedCommunicator::latency_us() const {
 
 std::unique_ptr<vg::parallel::Work> SimulatedCommunicator::queue(const vg::Tensor& tensor, double microseconds,
                                                                  double factor) {
-  auto work = std::make_unique<SimulatedWork>(tensor, device_.index);
-  vg::cuda::Event ready(device_.index);
+  auto work = std::make_unique<SimulatedWork>(tensor, device().index);
+  vg::cuda::Event ready(device().index);
   ready.record();
   const vg::cuda::StreamGuard guard(stream_);
   ready.wait();
@@ -69,48 +62,33 @@ std::unique_ptr<vg::parallel::Work> SimulatedCommunicator::queue(const vg::Tenso
   return work;
 }
 
-std::unique_ptr<vg::parallel::Work> SimulatedCommunicator::all_reduce_async(const vg::Tensor& tensor,
-                                                                            vg::parallel::ReduceOp op) {
-  const double n = size();
-  const double factor = op == vg::parallel::ReduceOp::sum ? n : 1;
-  if (tensor.device().is_cpu()) {
-    const vg::NoGradGuard no_grad;
-    tensor.detach().mul_(factor);
-    return std::make_unique<Done>();
-  }
-  const double transfer = 2 * (n - 1) / n * bytes_of(tensor) / simulation_.bandwidth * 1e-3;
-  return queue(tensor, latency_us() + transfer, factor);
-}
-
-void SimulatedCommunicator::broadcast(const vg::Tensor& tensor, int) {
-  if (tensor.device().is_cpu()) return;
-  queue(tensor, latency_us() / 2 + bytes_of(tensor) / simulation_.bandwidth * 1e-3, 1)->wait();
-}
-
-std::unique_ptr<vg::parallel::Work> SimulatedCommunicator::send_receive_async(
-    const std::vector<vg::parallel::Message>& sends, const std::vector<vg::parallel::Message>& receives) {
+std::unique_ptr<vg::parallel::Work> SimulatedCommunicator::start(const vg::parallel::Collective& c) {
+  using enum vg::parallel::Collective::Kind;
   const vg::NoGradGuard no_grad;
+  const double n = size(), us_of_byte = 1e-3 / simulation_.bandwidth;
+  const double sum = c.op == vg::parallel::ReduceOp::sum ? n : 1;
+  switch (c.kind) {
+    case all_reduce:
+      return queue(c.in, latency_us() + 2 * (n - 1) / n * bytes_of(c.in) * us_of_byte, sum);
+    case broadcast:
+      return queue(c.in, latency_us() / 2 + bytes_of(c.in) * us_of_byte, 1);
+    case all_gather:
+      c.out.copy_(c.in.unsqueeze(0).expand(c.out.shape()));
+      return queue(c.out, latency_us() / 2 + bytes_of(c.out) * us_of_byte, 1);
+    case reduce_scatter:
+      c.out.copy_(c.in.select(0, 0));
+      return queue(c.out, latency_us() / 2 + bytes_of(c.in) * us_of_byte, sum);
+    default:
+      break;
+  }
   double sent = 0, received = 0;
-  for (const auto& [tensor, peer] : sends) sent += bytes_of(tensor);
-  for (const auto& [tensor, peer] : receives) {
+  for (const auto& [tensor, peer] : c.sends) sent += bytes_of(tensor);
+  for (const auto& [tensor, peer] : c.receives) {
     received += bytes_of(tensor);
     tensor.detach().zero_();
   }
-  if (sends.empty() && receives.empty()) return std::make_unique<Done>();
-  const double transfer = std::max(sent, received) / simulation_.bandwidth * 1e-3;
-  return queue((receives.empty() ? sends : receives)[0].tensor, simulation_.latency_us + transfer, 1);
-}
-
-vg::Tensor SimulatedCommunicator::all_gather(const vg::Tensor& tensor) {
-  const vg::NoGradGuard no_grad;
-  vg::Shape shape{size()};
-  for (const int64_t length : tensor.shape()) shape.push_back(length);
-  return tensor.detach().unsqueeze(0).expand(shape).contiguous();
-}
-
-vg::Tensor SimulatedCommunicator::reduce_scatter(const vg::Tensor& tensor, vg::parallel::ReduceOp op) {
-  const vg::NoGradGuard no_grad;
-  return tensor.detach().select(0, 0) * (op == vg::parallel::ReduceOp::sum ? size() : 1);
+  const vg::Tensor any = c.tensors().empty() ? vg::zeros({1}, {.device = device()}) : c.tensors()[0];
+  return queue(any, simulation_.latency_us + std::max(sent, received) * us_of_byte, 1);
 }
 
 }  // namespace scaling

@@ -25,29 +25,15 @@ class SimulatedCommunicator final : public voxgrad::parallel::Communicator {
  public:
   SimulatedCommunicator(voxgrad::Device device, const Simulation& simulation);
 
-  int rank() const override { return 0; }
-  int size() const override { return simulation_.ranks; }
-  int local_rank() const override { return 0; }
-  voxgrad::Device device() const override { return device_; }
-  void set_timeout(double) override {}
-  std::unique_ptr<voxgrad::parallel::Work> all_reduce_async(const voxgrad::Tensor& tensor,
-                                                            voxgrad::parallel::ReduceOp op) override;
-  /// Takes the time of half a reduction's bytes.
-  void broadcast(const voxgrad::Tensor& tensor, int root) override;
-  /// Zeros come, after one step and the time of the bytes in one direction.
-  std::unique_ptr<voxgrad::parallel::Work> send_receive_async(
-      const std::vector<voxgrad::parallel::Message>& sends,
-      const std::vector<voxgrad::parallel::Message>& receives) override;
-  voxgrad::Tensor all_gather(const voxgrad::Tensor& tensor) override;
-  voxgrad::Tensor reduce_scatter(const voxgrad::Tensor& tensor, voxgrad::parallel::ReduceOp op) override;
-  void barrier() override { voxgrad::synchronize(device_); }
+  /// Broadcasts, all_gather and reduce_scatter take half the steps and the time of the bytes once; of messages zeros
+  /// come, after one step.
+  std::unique_ptr<voxgrad::parallel::Work> start(const voxgrad::parallel::Collective& collective) override;
   void abort(int code) override { std::_Exit(code); }
 
  private:
   std::unique_ptr<voxgrad::parallel::Work> queue(const voxgrad::Tensor& tensor, double microseconds, double factor);
   double latency_us() const;
 
-  voxgrad::Device device_;
   Simulation simulation_;
   voxgrad::cuda::Stream stream_;
 };

@@ -6,11 +6,10 @@
 #include <array>
 #include <chrono>
 #include <cstdlib>
-#include <limits>
 #include <thread>
+#include <utility>
 #include <vector>
 
-#include "core/autograd.h"
 #include "nn/parallel/communicator.h"
 #include "nn/parallel/environment.h"
 
@@ -52,33 +51,40 @@ MPI_Datatype moved_type(DType dtype) {
   }
 }
 
-MPI_Datatype reduced_type(DType dtype, const char* op) {
+MPI_Datatype reduced_type(DType dtype) {
   switch (dtype) {
     case f32:
       return MPI_FLOAT;
     case f64:
       return MPI_DOUBLE;
-    case bf16:
-    case f16:
-      return MPI_UINT16_T;
     case i64:
       return MPI_INT64_T;
     default:
-      fail(op, "ranks reduce f32, f64, bf16, f16 and i64, not ", dtype);
+      return MPI_UINT16_T;  // halves
   }
 }
 
-/// Throws unless MPI takes the tensor.
-void check_tensor(const char* op, const Tensor& tensor) {
-  check(tensor.defined(), op, "the tensor is undefined");
-  check(tensor.device() == Device::cpu(), op, "MPI takes tensors on the CPU, got ", describe(tensor),
-        "; those of GPUs take NCCL: parallel::run(f, Device::cuda())");
+int count_of(const Tensor& tensor) { return static_cast<int>(tensor.numel()); }
+
+int rank_in(MPI_Comm comm) {
+  int rank = 0;
+  check_mpi(MPI_Comm_rank(comm, &rank), "MPI_Comm_rank");
+  return rank;
 }
 
-int count_of(const char* op, const Tensor& tensor) {
-  check(tensor.numel() <= std::numeric_limits<int>::max(), op, "a tensor has at most 2^31 - 1 elements here, got ",
-        describe(tensor));
-  return static_cast<int>(tensor.numel());
+int size_of(MPI_Comm comm) {
+  int size = 1;
+  check_mpi(MPI_Comm_size(comm, &size), "MPI_Comm_size");
+  return size;
+}
+
+int rank_on_machine() {
+  MPI_Comm machine = MPI_COMM_NULL;
+  check_mpi(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &machine),
+            "MPI_Comm_split_type");
+  const int rank = rank_in(machine);
+  MPI_Comm_free(&machine);
+  return rank;
 }
 
 class MpiCommunicator : public Communicator {
@@ -86,19 +92,7 @@ class MpiCommunicator : public Communicator {
   MpiCommunicator();
   ~MpiCommunicator() override;
 
-  int rank() const override { return rank_; }
-  int size() const override { return size_; }
-  int local_rank() const override { return local_rank_; }
-  Device device() const override { return Device::cpu(); }
-  void set_timeout(double seconds) override;
-
-  std::unique_ptr<Work> all_reduce_async(const Tensor& tensor, ReduceOp op) override;
-  void broadcast(const Tensor& tensor, int root) override;
-  std::unique_ptr<Work> send_receive_async(const std::vector<Message>& sends,
-                                           const std::vector<Message>& receives) override;
-  Tensor all_gather(const Tensor& tensor) override;
-  Tensor reduce_scatter(const Tensor& tensor, ReduceOp op) override;
-  void barrier() override;
+  std::unique_ptr<Work> start(const Collective& collective) override;
   void abort(int code) override { MPI_Abort(MPI_COMM_WORLD, code); }
 
  private:
@@ -108,9 +102,7 @@ class MpiCommunicator : public Communicator {
   [[noreturn]] void give_up(const char* op);
 
   MPI_Comm comm_ = MPI_COMM_NULL;
-  MPI_Comm alarm_ = MPI_COMM_NULL;  // on which ranks that waited too long find each other
-  int rank_ = 0, size_ = 1, local_rank_ = 0;
-  double timeout_ = 600;                               // seconds
+  MPI_Comm alarm_ = MPI_COMM_NULL;                     // on which ranks that waited too long find each other
   std::array<std::array<MPI_Op, 3>, 2> halves_ops_{};  // of bf16 and f16, by ReduceOp
 };
 
@@ -139,7 +131,7 @@ class MpiWork : public Work {
       const Clock::time_point now = Clock::now();
       if (now < look) continue;
       look = now + std::chrono::milliseconds(50);
-      if (now - start > std::chrono::duration<double>(group_.timeout_) || group_.alarm_rings()) group_.give_up(op_);
+      if (now - start > std::chrono::duration<double>(group_.timeout()) || group_.alarm_rings()) group_.give_up(op_);
     }
   }
 
@@ -151,16 +143,11 @@ class MpiWork : public Work {
   Tensors tensors_;
 };
 
-MpiCommunicator::MpiCommunicator() {
+MpiCommunicator::MpiCommunicator()
+    : Communicator(rank_in(MPI_COMM_WORLD), size_of(MPI_COMM_WORLD), rank_on_machine(), Device::cpu()) {
   check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, &comm_), "MPI_Comm_dup");
   check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, &alarm_), "MPI_Comm_dup");
   for (MPI_Comm comm : {comm_, MPI_COMM_WORLD}) MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);  // to be thrown
-  MPI_Comm_rank(comm_, &rank_);
-  MPI_Comm_size(comm_, &size_);
-  MPI_Comm machine = MPI_COMM_NULL;
-  check_mpi(MPI_Comm_split_type(comm_, MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &machine), "MPI_Comm_split_type");
-  MPI_Comm_rank(machine, &local_rank_);
-  MPI_Comm_free(&machine);
   using enum ReduceOp;
   const auto make = [](MPI_User_function* function) {
     MPI_Op op = MPI_OP_NULL;
@@ -179,11 +166,6 @@ MpiCommunicator::~MpiCommunicator() {
   MPI_Comm_free(&comm_);
 }
 
-void MpiCommunicator::set_timeout(double seconds) {
-  check(seconds > 0, "set_timeout", "the time must be positive, got ", seconds, " s");
-  timeout_ = seconds;
-}
-
 MPI_Op MpiCommunicator::operation(ReduceOp op, DType dtype) const {
   const auto number = static_cast<size_t>(op);
   if (dtype == bf16 || dtype == f16) return halves_ops_[dtype == f16][number];
@@ -198,11 +180,11 @@ bool MpiCommunicator::alarm_rings() const {
 
 /// Ranks that wait tell each other so; those of which nothing is heard are the ones that are missing.
 void MpiCommunicator::give_up(const char* op) {
-  std::vector<bool> waiting(static_cast<size_t>(size_), false);
-  waiting[static_cast<size_t>(rank_)] = true;
-  for (int other = 0; other < size_; ++other) {
+  std::vector<bool> waiting(static_cast<size_t>(size()), false);
+  waiting[static_cast<size_t>(rank())] = true;
+  for (int other = 0; other < size(); ++other) {
     MPI_Request request;
-    if (other == rank_) continue;
+    if (other == rank()) continue;
     MPI_Isend(nullptr, 0, MPI_BYTE, other, 0, alarm_, &request);
     MPI_Request_free(&request);
   }
@@ -219,95 +201,45 @@ void MpiCommunicator::give_up(const char* op) {
     waiting[static_cast<size_t>(status.MPI_SOURCE)] = true;
   }
   std::string missing;
-  for (int other = 0; other < size_; ++other)
+  for (int other = 0; other < size(); ++other)
     if (!waiting[static_cast<size_t>(other)]) missing += concat(missing.empty() ? "rank " : ", ", other);
   if (missing.empty()) missing = "all ranks wait, in different collectives: no other rank";
   const auto first = std::find(waiting.begin(), waiting.end(), true);
   throw CollectiveError(static_cast<int>(first - waiting.begin()),
-                        concat(op, ": ", missing, " did not come within ", timeout_, " s"));
+                        concat(op, ": ", missing, " did not come within ", timeout(), " s"));
 }
 
-std::unique_ptr<Work> MpiCommunicator::all_reduce_async(const Tensor& tensor, ReduceOp op) {
-  constexpr const char* kOp = "all_reduce";
-  check_tensor(kOp, tensor);
-  check(tensor.is_contiguous(), kOp, "the tensor is not contiguous: ", describe(tensor), " with strides ",
-        tensor.strides());
-  const MPI_Datatype type = reduced_type(tensor.dtype(), kOp);
-  auto work = std::make_unique<MpiWork>(*this, kOp, Tensors{tensor});
-  check_mpi(MPI_Iallreduce(MPI_IN_PLACE, tensor.mutable_raw_data(), count_of(kOp, tensor), type,
-                           operation(op, tensor.dtype()), comm_, &work->requests[0]),
-            kOp);
-  return work;
-}
-
-void MpiCommunicator::broadcast(const Tensor& tensor, int root) {
-  constexpr const char* kOp = "broadcast";
-  check_tensor(kOp, tensor);
-  check(root >= 0 && root < size_, kOp, "there is no rank ", root, " among ", size_);
-  check_in_place(kOp, tensor);
-  const Tensor values = tensor.detach(), dense = values.contiguous();
-  MpiWork work(*this, kOp, {dense});
-  check_mpi(MPI_Ibcast(dense.mutable_raw_data(), count_of(kOp, dense), moved_type(dense.dtype()), root, comm_,
-                       &work.requests[0]),
-            kOp);
-  work.wait();
-  if (!dense.is_same(values)) values.copy_(dense);
-}
-
-std::unique_ptr<Work> MpiCommunicator::send_receive_async(const std::vector<Message>& sends,
-                                                          const std::vector<Message>& receives) {
-  constexpr const char* kOp = "send_receive";
-  auto work = std::make_unique<MpiWork>(*this, kOp, checked(kOp, sends, receives));
-  work->requests.assign(sends.size() + receives.size(), MPI_REQUEST_NULL);
+std::unique_ptr<Work> MpiCommunicator::start(const Collective& c) {
+  using enum Collective::Kind;
+  auto work = std::make_unique<MpiWork>(*this, c.name, c.tensors());
+  work->requests.assign(std::max<size_t>(1, c.sends.size() + c.receives.size()), MPI_REQUEST_NULL);
   MPI_Request* request = work->requests.data();
-  for (const auto& [tensor, peer] : receives)
-    check_mpi(MPI_Irecv(tensor.mutable_raw_data(), count_of(kOp, tensor), moved_type(tensor.dtype()), peer, 0, comm_,
-                        request++),
-              kOp);
-  for (const auto& [tensor, peer] : sends)
-    check_mpi(
-        MPI_Isend(tensor.raw_data(), count_of(kOp, tensor), moved_type(tensor.dtype()), peer, 0, comm_, request++),
-        kOp);
+  if (c.kind == send_receive) {
+    for (const auto& [t, peer] : c.receives)
+      check_mpi(MPI_Irecv(t.mutable_raw_data(), count_of(t), moved_type(t.dtype()), peer, 0, comm_, request++), c.name);
+    for (const auto& [t, peer] : c.sends)
+      check_mpi(MPI_Isend(t.raw_data(), count_of(t), moved_type(t.dtype()), peer, 0, comm_, request++), c.name);
+    return work;
+  }
+  const void* const in = c.in.raw_data();
+  void* const out = c.out.mutable_raw_data();
+  const int count = count_of(c.in);
+  const MPI_Datatype moved = moved_type(c.in.dtype()), reduced = reduced_type(c.in.dtype());
+  const MPI_Op op = operation(c.op, c.in.dtype());
+  const auto call = [&] {
+    switch (c.kind) {
+      case all_reduce:
+        return MPI_Iallreduce(MPI_IN_PLACE, out, count, reduced, op, comm_, request);
+      case broadcast:
+        return MPI_Ibcast(out, count, moved, c.root, comm_, request);
+      case all_gather:
+        return MPI_Iallgather(in, count, moved, out, count, moved, comm_, request);
+      default:
+        return MPI_Ireduce_scatter_block(in, out, count_of(c.out), reduced, op, comm_, request);
+    }
+  };
+  check_mpi(call(), c.name);
   return work;
-}
-
-Tensor MpiCommunicator::all_gather(const Tensor& tensor) {
-  constexpr const char* kOp = "all_gather";
-  check_tensor(kOp, tensor);
-  const Tensor dense = tensor.detach().contiguous();
-  Shape shape{size_};
-  for (const int64_t length : dense.shape()) shape.push_back(length);
-  const Tensor all = empty(shape, dense.options());
-  const int count = count_of(kOp, dense);
-  const MPI_Datatype type = moved_type(dense.dtype());
-  MpiWork work(*this, kOp, {dense, all});
-  check_mpi(
-      MPI_Iallgather(dense.raw_data(), count, type, all.mutable_raw_data(), count, type, comm_, &work.requests[0]),
-      kOp);
-  work.wait();
-  return all;
-}
-
-Tensor MpiCommunicator::reduce_scatter(const Tensor& tensor, ReduceOp op) {
-  constexpr const char* kOp = "reduce_scatter";
-  check_tensor(kOp, tensor);
-  check(tensor.dim() > 0 && tensor.size(0) == size_, kOp, "the first axis must have ", size_,
-        " rows, one for each rank; the tensor is ", describe(tensor));
-  const Tensor dense = tensor.detach().contiguous();
-  const Tensor own = empty(dense.select(0, 0).shape(), dense.options());
-  MpiWork work(*this, kOp, {dense, own});
-  check_mpi(
-      MPI_Ireduce_scatter_block(dense.raw_data(), own.mutable_raw_data(), count_of(kOp, own),
-                                reduced_type(own.dtype(), kOp), operation(op, own.dtype()), comm_, &work.requests[0]),
-      kOp);
-  work.wait();
-  return own;
-}
-
-void MpiCommunicator::barrier() {
-  MpiWork work(*this, "barrier", {});
-  check_mpi(MPI_Ibarrier(comm_, &work.requests[0]), "barrier");
-  work.wait();
 }
 
 std::unique_ptr<MpiCommunicator> world;
@@ -344,10 +276,7 @@ Communicator& mpi_world() {
     check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &threads), "MPI_Init_thread");
     started_here = true;
   }
-  int rank = 0, size = 1;
-  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-  MPI_Comm_size(MPI_COMM_WORLD, &size);
-  check_launch(rank, size);
+  check_launch(rank_in(MPI_COMM_WORLD), size_of(MPI_COMM_WORLD));
   world = std::make_unique<MpiCommunicator>();
   return *world;
 }

@@ -7,9 +7,9 @@
 #include <deque>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
-#include "core/autograd.h"
 #include "core/capture.h"
 #include "core/profiler.h"
 #include "core/random.h"
@@ -36,10 +36,8 @@ void check_nccl(ncclResult_t code, const char* call) {
 
 ncclRedOp_t operation(ReduceOp op) { return op == ReduceOp::sum ? ncclSum : op == ReduceOp::max ? ncclMax : ncclMin; }
 
-ncclDataType_t reduced_type(DType dtype, const char* op) {
+ncclDataType_t reduced_type(DType dtype) {
   switch (dtype) {
-    case f32:
-      return ncclFloat32;
     case f64:
       return ncclFloat64;
     case bf16:
@@ -49,7 +47,7 @@ ncclDataType_t reduced_type(DType dtype, const char* op) {
     case i64:
       return ncclInt64;
     default:
-      fail(op, "ranks reduce f32, f64, bf16, f16 and i64, not ", dtype);
+      return ncclFloat32;
   }
 }
 
@@ -61,19 +59,7 @@ class NcclCommunicator : public Communicator {
   NcclCommunicator(int rank, int size, int local_rank, int device, std::unique_ptr<Rendezvous> rendezvous);
   ~NcclCommunicator() override;
 
-  int rank() const override { return rank_; }
-  int size() const override { return size_; }
-  int local_rank() const override { return local_rank_; }
-  Device device() const override { return Device::cuda(device_); }
-  void set_timeout(double seconds) override;
-
-  std::unique_ptr<Work> all_reduce_async(const Tensor& tensor, ReduceOp op) override;
-  void broadcast(const Tensor& tensor, int root) override;
-  std::unique_ptr<Work> send_receive_async(const std::vector<Message>& sends,
-                                           const std::vector<Message>& receives) override;
-  Tensor all_gather(const Tensor& tensor) override;
-  Tensor reduce_scatter(const Tensor& tensor, ReduceOp op) override;
-  void barrier() override;
+  std::unique_ptr<Work> start(const Collective& collective) override;
   void abort(int code) override {
     if (rendezvous_) rendezvous_->end_others();
     std::_Exit(code);
@@ -86,19 +72,14 @@ class NcclCommunicator : public Communicator {
     std::shared_ptr<Event> over;
     Clock::time_point begun;
   };
-  /// The tensor itself, or of one on the CPU a copy.
-  Tensor here(const char* op, const Tensor& tensor) const;
-  template <class F>
-  std::unique_ptr<NcclWork> queue(const char* op, const Tensors& tensors, const F& call);
+  ncclResult_t queue(const Collective& c, cudaStream_t stream) const;
   Progress progress();
 
-  const int rank_, size_, local_rank_, device_;
   ncclComm_t comm_ = nullptr;
   std::optional<cuda::Stream> stream_;
   std::mutex mutex_;  // of what the watching thread sees:
   std::deque<Pending> pending_;
   int64_t collectives_ = 0;
-  double timeout_ = 600;  // seconds
   std::unique_ptr<Rendezvous> rendezvous_;
 };
 
@@ -127,7 +108,7 @@ class NcclCommunicator::NcclWork : public Work {
 
 NcclCommunicator::NcclCommunicator(int rank, int size, int local_rank, int device,
                                    std::unique_ptr<Rendezvous> rendezvous)
-    : rank_(rank), size_(size), local_rank_(local_rank), device_(device), rendezvous_(std::move(rendezvous)) {
+    : Communicator(rank, size, local_rank, Device::cuda(device)), rendezvous_(std::move(rendezvous)) {
   cuda_runtime().require(device);
   const DeviceGuard guard(device);
   stream_.emplace(device);
@@ -149,12 +130,6 @@ NcclCommunicator::~NcclCommunicator() {
   ncclCommDestroy(comm_);
 }
 
-void NcclCommunicator::set_timeout(double seconds) {
-  check(seconds > 0, "set_timeout", "the time must be positive, got ", seconds, " s");
-  const std::lock_guard lock(mutex_);
-  timeout_ = seconds;
-}
-
 /// Called by the watching thread.
 Progress NcclCommunicator::progress() {
   const std::lock_guard lock(mutex_);
@@ -163,117 +138,61 @@ Progress NcclCommunicator::progress() {
   } catch (const Error&) {  // the device is lost, as the thread that uses it will say
   }
   Progress result{.collectives = collectives_};
-  if (!pending_.empty() && Clock::now() - pending_.front().begun > std::chrono::duration<double>(timeout_))
-    result.late = concat(pending_.front().op, " within ", timeout_, " s");
+  if (!pending_.empty() && Clock::now() - pending_.front().begun > std::chrono::duration<double>(timeout()))
+    result.late = concat(pending_.front().op, " within ", timeout(), " s");
   ncclResult_t error = ncclSuccess;
   if (ncclCommGetAsyncError(comm_, &error) == ncclSuccess && error != ncclSuccess && error != ncclInProgress)
     result.error = concat("NCCL: ", ncclGetErrorString(error), "; ", ncclGetLastError(comm_));
   return result;
 }
 
-Tensor NcclCommunicator::here(const char* op, const Tensor& tensor) const {
-  check(tensor.defined(), op, "the tensor is undefined");
-  check(tensor.device() == device() || tensor.device().is_cpu(), op, "this rank's tensors lie on ", device(), ", got ",
-        describe(tensor));
-  return tensor.detach().to(device());
-}
-
-/// Calls `call` with the collectives' stream.
-template <class F>
-std::unique_ptr<NcclCommunicator::NcclWork> NcclCommunicator::queue(const char* op, const Tensors& tensors,
-                                                                    const F& call) {
-  const DeviceGuard guard(device_);
-  Event ready(device_, false);
-  const auto over = std::make_shared<Event>(device_, false);
+std::unique_ptr<Work> NcclCommunicator::start(const Collective& collective) {
+  const DeviceGuard guard(device().index);
+  const Tensors tensors = collective.tensors();
+  Event ready(device().index, false);
+  const auto over = std::make_shared<Event>(device().index, false);
   ready.record();
   {  // in the profiler's trace the collectives' stream is a track beside that of what they overlap
     const cuda::StreamGuard stream(*stream_);
     ready.wait();
-    const profiler::Scope scope(profiler::Kind::op, op, nullptr, device());
+    const profiler::Scope scope(profiler::Kind::op, collective.name, nullptr, device());
     if (profiler::Event* event = scope.event())
       for (const Tensor& tensor : tensors) event->bytes += static_cast<double>(bytes_of(tensor));
-    check_nccl(call(static_cast<cudaStream_t>(stream_->handle())), op);
+    check_nccl(queue(collective, static_cast<cudaStream_t>(stream_->handle())), collective.name);
     over->record();
   }
   const std::lock_guard lock(mutex_);
   ++collectives_;
-  if (rendezvous_ && !Capture::current()) pending_.push_back({op, over, Clock::now()});
+  if (rendezvous_ && !Capture::current()) pending_.push_back({collective.name, over, Clock::now()});
   return std::make_unique<NcclWork>(over, tensors);
 }
 
-std::unique_ptr<Work> NcclCommunicator::all_reduce_async(const Tensor& tensor, ReduceOp op) {
-  constexpr const char* kOp = "all_reduce";
-  const Tensor values = here(kOp, tensor);
-  check(values.is_contiguous(), kOp, "the tensor is not contiguous: ", describe(tensor), " with strides ",
-        tensor.strides());
-  auto work = queue(kOp, {values}, [&](cudaStream_t stream) {
-    return ncclAllReduce(values.raw_data(), values.mutable_raw_data(), static_cast<size_t>(values.numel()),
-                         reduced_type(values.dtype(), kOp), operation(op), comm_, stream);
-  });
-  if (tensor.device().is_cpu()) {
-    work->wait();
-    tensor.detach().copy_(values);
-  }
-  return work;
-}
-
-void NcclCommunicator::broadcast(const Tensor& tensor, int root) {
-  constexpr const char* kOp = "broadcast";
-  check(root >= 0 && root < size_, kOp, "there is no rank ", root, " among ", size_);
-  check_in_place(kOp, tensor);
-  const Tensor values = tensor.detach(), dense = here(kOp, values).contiguous();
-  queue(kOp, {dense}, [&](cudaStream_t stream) {
-    return ncclBroadcast(dense.raw_data(), dense.mutable_raw_data(), bytes_of(dense), ncclUint8, root, comm_, stream);
-  })->wait();
-  if (dense.raw_data() != values.raw_data()) values.copy_(dense);
-}
-
-std::unique_ptr<Work> NcclCommunicator::send_receive_async(const std::vector<Message>& sends,
-                                                           const std::vector<Message>& receives) {
-  constexpr const char* kOp = "send_receive";
-  return queue(kOp, checked(kOp, sends, receives), [&](cudaStream_t stream) {
+ncclResult_t NcclCommunicator::queue(const Collective& c, cudaStream_t stream) const {
+  using enum Collective::Kind;
+  if (c.kind == send_receive) {
     ncclResult_t result = ncclGroupStart();
     const auto keep = [&result](ncclResult_t code) { result = result == ncclSuccess ? code : result; };
-    for (const auto& [tensor, peer] : sends)
+    for (const auto& [tensor, peer] : c.sends)
       keep(ncclSend(tensor.raw_data(), bytes_of(tensor), ncclUint8, peer, comm_, stream));
-    for (const auto& [tensor, peer] : receives)
+    for (const auto& [tensor, peer] : c.receives)
       keep(ncclRecv(tensor.mutable_raw_data(), bytes_of(tensor), ncclUint8, peer, comm_, stream));
     keep(ncclGroupEnd());
     return result;
-  });
-}
-
-Tensor NcclCommunicator::all_gather(const Tensor& tensor) {
-  constexpr const char* kOp = "all_gather";
-  const Tensor dense = here(kOp, tensor).contiguous();
-  Shape shape{size_};
-  for (const int64_t length : dense.shape()) shape.push_back(length);
-  const Tensor all = empty(shape, dense.options());
-  queue(kOp, {dense, all}, [&](cudaStream_t stream) {
-    return ncclAllGather(dense.raw_data(), all.mutable_raw_data(), bytes_of(dense), ncclUint8, comm_, stream);
-  })->wait();
-  return all.to(tensor.device());
-}
-
-Tensor NcclCommunicator::reduce_scatter(const Tensor& tensor, ReduceOp op) {
-  constexpr const char* kOp = "reduce_scatter";
-  const Tensor dense = here(kOp, tensor).contiguous();
-  check(dense.dim() > 0 && dense.size(0) == size_, kOp, "the first axis must have ", size_,
-        " rows, one for each rank; the tensor is ", describe(tensor));
-  const Tensor own = empty(dense.select(0, 0).shape(), dense.options());
-  queue(kOp, {dense, own}, [&](cudaStream_t stream) {
-    return ncclReduceScatter(dense.raw_data(), own.mutable_raw_data(), static_cast<size_t>(own.numel()),
-                             reduced_type(own.dtype(), kOp), operation(op), comm_, stream);
-  })->wait();
-  return own.to(tensor.device());
-}
-
-void NcclCommunicator::barrier() {
-  const Tensor one = zeros({1}, {.device = device()});
-  queue("barrier", {one}, [&](cudaStream_t stream) {
-    return ncclAllReduce(one.raw_data(), one.mutable_raw_data(), 1, ncclFloat32, ncclSum, comm_, stream);
-  })->wait();
-  synchronize(device());
+  }
+  const void* const in = c.in.raw_data();
+  void* const out = c.out.mutable_raw_data();
+  const auto count = static_cast<size_t>(c.kind == reduce_scatter ? c.out.numel() : c.in.numel());
+  const ncclDataType_t type = reduced_type(c.in.dtype());
+  switch (c.kind) {
+    case all_reduce:
+      return ncclAllReduce(in, out, count, type, operation(c.op), comm_, stream);
+    case broadcast:
+      return ncclBroadcast(in, out, bytes_of(c.in), ncclUint8, c.root, comm_, stream);
+    case all_gather:
+      return ncclAllGather(in, out, bytes_of(c.in), ncclUint8, comm_, stream);
+    default:
+      return ncclReduceScatter(in, out, count, type, operation(c.op), comm_, stream);
+  }
 }
 
 std::string new_id() {

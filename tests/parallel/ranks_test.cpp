@@ -65,7 +65,7 @@ TEST_F(Ranks, RefusesWhatMpiDoesNotTake) {
   if (world_->device().is_cuda()) GTEST_SKIP() << "is taken there";
   EXPECT_ERROR(world_->all_reduce(zeros({2}, {.dtype = i32})), "all_reduce: ranks reduce f32, f64, bf16, f16 and i64");
   EXPECT_ERROR(world_->broadcast(Tensor()), "broadcast: the tensor is undefined");
-  EXPECT_ERROR(world_->all_reduce(Tensor()), "all_reduce: the target is undefined");
+  EXPECT_ERROR(world_->all_reduce(Tensor()), "all_reduce: the tensor is undefined");
   EXPECT_ERROR(world_->broadcast(zeros({2}), size_), "broadcast: there is no rank");
   EXPECT_ERROR(world_->all_reduce_async(zeros({2, 3}).transpose(0, 1)), "not contiguous");
   EXPECT_ERROR(world_->reduce_scatter(zeros({size_ + 1, 2})), "the first axis must have");
