@@ -81,9 +81,7 @@ int parse(int argc, char** argv, Options& options) {
       ->check(CLI::Range(0, 1 << 20))
       ->capture_default_str();
   app.add_flag("!--no-augmentation", train.augment, "train on the patches as they are");
-  app.add_option("--workers", train.workers, "threads that cut patches")
-      ->check(CLI::Range(0, 64))
-      ->capture_default_str();
+  examples::add_workers_option(app, train.workers);
   examples::Precision::add_option(app, train.precision, " (default: highest on the CPU, bf16 on a GPU)");
   app.add_option("--seed", train.seed, "seed of all random numbers")
       ->check(examples::whole_number())
@@ -141,6 +139,7 @@ int run(const Options& options) {
   vg::runtime(device).require(device.index);
   Options settled = options;
   settled.train = settle(options.train, device);
+  if (settled.train.workers < 0) settled.train.workers = examples::default_workers(device, options.gpus);
   examples::check_gpus("segment", options.gpus, settled.train.batch, options.device, !settled.train.profile.empty());
   const Task task = task_of(options);
   const examples::OutputFolder folder(options.out);

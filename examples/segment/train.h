@@ -27,7 +27,7 @@ struct TrainOptions {
   int64_t validate_every = 0;  ///< steps
   int64_t patience = 0;        ///< validations without a better Dice, after which training ends; 0: never
   uint64_t seed = 0;
-  int64_t workers = 1;
+  int64_t workers = -1;  ///< threads that cut patches; main() chooses for -1
   bool augment = true;
   std::string precision{};           ///< as examples::Precision takes it; empty: to be chosen for the device
   std::string tensorboard, profile;  ///< a folder for event files; a file for the trace of some steps; or empty

@@ -74,9 +74,7 @@ int parse(int argc, char** argv, Options& options) {
       ->check(CLI::Range(1, 32))
       ->capture_default_str();
   app.add_option("--lr", train.lr, "highest learning rate")->check(rate)->capture_default_str();
-  app.add_option("--workers", train.workers, "threads that cut patches")
-      ->check(CLI::Range(0, 64))
-      ->capture_default_str();
+  examples::add_workers_option(app, train.workers);
   examples::Precision::add_option(app, train.precision);
   examples::add_tensorboard_option(app, train.tensorboard);
   app.add_flag("--cuda-graph", train.cuda_graph, "capture a training step in a CUDA graph and replay it (needs a GPU)");
@@ -172,6 +170,7 @@ int run(const Options& options) {
             device);
   Options settled = options;
   if (settled.train.batch == 0) settled.train.batch = device.is_cuda() ? 32 : 8;
+  if (settled.train.workers < 0) settled.train.workers = examples::default_workers(device, options.gpus);
   examples::check_gpus("superres", options.gpus, settled.train.batch, options.device, !settled.train.profile.empty());
 
   const Volume volume = main_volume(options);

@@ -17,7 +17,7 @@ struct TrainOptions {
   int64_t patch = 16;  ///< low-resolution voxels a side
   double lr = 3e-3;
   uint64_t seed = 0;
-  int64_t workers = 1;
+  int64_t workers = -1;               ///< threads that cut patches; main() chooses for -1
   std::string precision = "highest";  ///< as examples::Precision takes it
   bool cuda_graph = false;            ///< replay a captured step; needs a GPU
   std::string profile;                ///< where the trace of some steps goes; empty: nothing is recorded
