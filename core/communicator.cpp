@@ -35,8 +35,8 @@ Shape stacked(int ranks, const Shape& shape) {
 
 Tensors Collective::tensors() const {
   Tensors all;
-  for (const Tensor& tensor : {in, out})
-    if (tensor.defined()) all.push_back(tensor);
+  if (in.defined()) all.push_back(in);
+  if (out.defined() && !out.is_same(in)) all.push_back(out);
   for (const auto* messages : {&sends, &receives})
     for (const auto& [tensor, peer] : *messages) all.push_back(tensor);
   return all;

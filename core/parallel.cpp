@@ -11,6 +11,7 @@
 #include <mutex>
 #include <system_error>
 #include <thread>
+#include <utility>
 
 #include "core/error.h"
 
@@ -100,6 +101,9 @@ std::atomic<int>& thread_count() {
 }
 
 }  // namespace
+
+SerialGuard::SerialGuard() : previous_(std::exchange(inside_loop, true)) {}
+SerialGuard::~SerialGuard() { inside_loop = previous_; }
 
 int num_threads() { return thread_count(); }
 

@@ -16,4 +16,16 @@ void set_num_threads(int count);
 /// must not let a sum depend on it.
 void parallel_for(int64_t count, int64_t grain, const std::function<void(int64_t begin, int64_t end)>& body);
 
+/// While it lives, parallel_for of this thread runs in it alone: for threads that are as many as the cores already.
+class [[nodiscard]] SerialGuard {
+ public:
+  SerialGuard();
+  ~SerialGuard();
+  SerialGuard(const SerialGuard&) = delete;
+  SerialGuard& operator=(const SerialGuard&) = delete;
+
+ private:
+  bool previous_;
+};
+
 }  // namespace voxgrad

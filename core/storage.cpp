@@ -48,7 +48,7 @@ class CpuAllocator {
     ++allocations_;
     const auto lock = in_order();
     const int64_t current = current_ += static_cast<int64_t>(bytes);
-    for (int64_t peak = peak_; peak < current && !peak_.compare_exchange_weak(peak, current);) continue;
+    raise_peak(current);
     if (lock) memory::detail::note_allocation(Device::cpu(), data, bytes, current);
     return data;
   }
@@ -65,7 +65,10 @@ class CpuAllocator {
   }
 
   MemoryStats stats() const { return {current_, peak_, reserved_, allocations_, device_allocations_}; }
-  void reset_peak() { peak_ = current_.load(); }
+  void reset_peak() {
+    peak_ = current_.load();
+    raise_peak(current_);  // which may have grown meanwhile
+  }
   void empty_cache() {
     const std::lock_guard lock(mutex_);
     for (const auto& [block, data] : cached_) release(data, block);
@@ -79,12 +82,15 @@ class CpuAllocator {
 
   /// What is taken for so many bytes: of large blocks at most an eighth more.
   static size_t block_bytes(size_t bytes) {
-    const size_t unit = bytes < kSmallestCached ? kAlignment : std::bit_floor(bytes) / 8;
+    const size_t unit = !kCaching || bytes < kSmallestCached ? kAlignment : std::bit_floor(bytes) / 8;
     return (bytes + unit - 1) / unit * unit;
   }
   /// Locked while memory snapshots are made of what is noted, in the order in which current_ changes.
   std::unique_lock<std::mutex> in_order() {
     return profiler::active() ? std::unique_lock(noted_) : std::unique_lock<std::mutex>();
+  }
+  void raise_peak(int64_t current) {
+    for (int64_t peak = peak_; peak < current && !peak_.compare_exchange_weak(peak, current);) continue;
   }
   void* take_cached(size_t block) {
     if (block < kSmallestCached) return nullptr;

@@ -16,7 +16,7 @@ bool is_available();
 int device_count();
 
 // Threads may use tensors of one GPU, and make Streams, Events and guards, at the same time; one object is used by one
-// thread at a time.
+// thread at a time, but that any may query() an Event.
 
 /// A queue of work on one GPU. Operations run on the GPU of their tensors, in the current stream of that GPU on
 /// this thread: CUDA's default stream, or the Stream that a StreamGuard holds.

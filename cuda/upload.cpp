@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -16,6 +17,7 @@ constexpr size_t kPiece = size_t{4} << 20;
 
 /// A page-locked buffer and the event after its last copy.
 struct Slot {
+  std::mutex mutex;
   void* data = nullptr;
   cudaEvent_t copied = nullptr;
 
@@ -27,10 +29,10 @@ struct Slot {
   }
 };
 
+/// As many threads as there are slots copy at the same time.
 struct Ring {
-  std::mutex mutex;
   std::array<Slot, 4> slots;
-  size_t next = 0;
+  std::atomic<size_t> next = 0;
 };
 
 /// Streams have rings of their own: a copy waits for none of another stream.
@@ -47,9 +49,9 @@ Ring& ring_of(int device, cudaStream_t stream) {
 void upload(void* to, const void* from, size_t bytes, int device, cudaStream_t stream) {
   const DeviceGuard guard(device);
   Ring& ring = ring_of(device, stream);
-  const std::lock_guard lock(ring.mutex);
   for (size_t done = 0; done < bytes; done += kPiece) {
     Slot& slot = ring.slots[ring.next++ % ring.slots.size()];
+    const std::lock_guard lock(slot.mutex);
     slot.acquire();
     const size_t piece = std::min(kPiece, bytes - done);
     std::memcpy(slot.data, static_cast<const char*>(from) + done, piece);

@@ -117,14 +117,18 @@ class Training {
     if (result_.steps < options_.steps)
       for (const vg::data::Sample& batch : run_.loader) {
         profiler.begin_step();
-        const auto [loss, interrupted] = examples::report_step(step(batch), first_ && interrupt->requested(), world_);
+        const vg::Tensor own = step(batch);
+        const auto [loss, interrupted] = examples::report_step(own, first_ && interrupt->requested(), world_);
         result_.interrupted = interrupted;
         vg::check(std::isfinite(loss), "segment", "the loss of step ", result_.steps,
                   " is not finite; try a smaller --lr");
         result_.history.losses.push_back(loss);
         if (result_.writer) result_.writer->add_scalar("loss", loss, result_.steps);
         const bool last = result_.steps == options_.steps;
-        if (result_.steps % options_.validate_every == 0 || last) validate();
+        if (result_.steps % options_.validate_every == 0 || last) {
+          validate();
+          if (!world_) result_.interrupted = interrupt->requested();
+        }
         if (first_) progress.update(result_.steps, figure());
         if (last || result_.interrupted || gave_up()) break;
         if (result_.steps % options_.validate_every == 0) save(progress.seconds());

@@ -216,7 +216,8 @@ TrainResult train(const vg::Tensor& head, const TrainOptions& options, vg::Devic
   for (const auto& [low, high] : run.loader) {
     profiler.begin_step();
     losses.push_back({result.steps + 1, 0, run.optimizer->lr()});
-    const auto report = examples::report_step(stepper.step(low, high), first && interrupt->requested(), world);
+    const vg::Tensor loss = stepper.step(low, high);
+    const auto report = examples::report_step(loss, first && interrupt->requested(), world);
     losses.back().loss = report.loss;
     result.interrupted = report.interrupted;
     run.schedule->step();

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/autograd.h"
+#include "core/parallel.h"
 #include "cuda/cuda.h"
 #include "nn/data/seed.h"
 #include "ops/create.h"
@@ -94,6 +95,7 @@ class Loader::Epoch {
   Slot& slot_of(int64_t batch) { return slots_[static_cast<size_t>(batch) % slots_.size()]; }
 
   void work() {
+    const SerialGuard serial;
     std::unique_lock lock(mutex_);
     while (true) {
       changed_.wait(lock, [&] { return stopping_ || claimed_ == batches_ || claimed_ - taken_ < std::ssize(slots_); });

@@ -16,7 +16,8 @@ namespace voxgrad::data {
 struct LoaderOptions {
   int64_t batch_size = 1;
   bool shuffle = false;
-  /// A worker makes whole batches. 0: they are made in the calling thread, when they are asked for.
+  /// A worker, a thread, makes whole batches, with loops that do not share out their work (parallel_for). 0: they are
+  /// made in the calling thread, when they are asked for.
   int num_workers = 0;
   bool drop_last = false;       ///< leave out a last batch that is not full
   int64_t prefetch_factor = 2;  ///< finished batches that may wait, for each worker; 2^20 in all at most

@@ -61,6 +61,21 @@ TEST(Parallel, TakesAnyCount) {
   }
 }
 
+TEST(Parallel, ASerialGuardKeepsLoopsInTheirThread) {
+  const Threads guard(3);
+  const auto pieces = [] {
+    std::atomic<int> count = 0;
+    parallel_for(10, 1, [&](int64_t, int64_t) { ++count; });
+    return count.load();
+  };
+  {
+    const SerialGuard serial;
+    { const SerialGuard nested; }
+    EXPECT_EQ(pieces(), 1);
+  }
+  EXPECT_EQ(pieces(), 3);
+}
+
 TEST(Parallel, PassesErrorsOn) {
   const Threads guard(3);
   EXPECT_ERROR(parallel_for(10, 1, [](int64_t begin, int64_t) { check(begin > 0, "body", "no"); }), "body: no");

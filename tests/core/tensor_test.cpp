@@ -314,6 +314,26 @@ TEST(Tensor, MemoryIsCountedAndReturned) {
   EXPECT_EQ(memory::stats().current, before);
 }
 
+TEST(Tensor, LargeBlocksAreKeptByTheirClass) {
+  memory::empty_cache();
+  const int64_t reserved = memory::stats().reserved;
+  for (const int64_t bytes : {(1 << 17) - 1, 1 << 17, (1 << 17) + 1, (1 << 18) - 1, 1 << 18, 3000001}) {
+    const void* address = nullptr;
+    {
+      const Tensor t = empty({bytes}, {.dtype = u8});
+      address = t.raw_data();
+      EXPECT_GE(memory::stats().reserved, reserved + bytes);
+      EXPECT_LE(memory::stats().reserved, reserved + bytes + bytes / 8 + 64);
+    }
+    if (memory::stats().reserved > reserved) {  // kept, which it is not under the address sanitizer
+      const Tensor t = empty({bytes}, {.dtype = u8});
+      EXPECT_EQ(t.raw_data(), address) << bytes;
+    }
+    memory::empty_cache();
+    EXPECT_EQ(memory::stats().reserved, reserved) << bytes;
+  }
+}
+
 TEST(Tensor, BorrowsAndReleasesForeignMemory) {
   std::vector<float> values{1, 2, 3};
   bool released = false;

@@ -64,5 +64,23 @@ TEST(Threads, RunSharedGraphsThatAreRetained) {
   EXPECT_NEAR(w.grad().at({5}), 2 * 2.718281828 * 100 * kThreads, 0.01);
 }
 
+TEST(Threads, MemoryIsCountedAndReturned) {
+  const MemoryStats before = memory::stats();
+  on_threads([](int thread) {
+    for (int i = 0; i < kRounds; ++i) {  // small blocks, and large ones, which are kept
+      const Tensor small = empty({i + 1}, {.dtype = u8}),
+                   large = empty({(1 << 17) - 100 + 2 * i * (thread + 1)}, {.dtype = u8});
+      if (i % 100 == 0) memory::empty_cache();
+      if (i % 70 == 0) memory::reset_peak();
+    }
+  });
+  memory::empty_cache();
+  const MemoryStats after = memory::stats();
+  EXPECT_EQ(after.current, before.current);
+  EXPECT_EQ(after.allocations, before.allocations + 2 * kThreads * kRounds);
+  EXPECT_LE(after.reserved, before.reserved);
+  EXPECT_GE(after.peak, after.current);
+}
+
 }  // namespace
 }  // namespace voxgrad

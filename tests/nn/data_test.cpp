@@ -6,6 +6,7 @@
 #include <set>
 #include <thread>
 
+#include "core/parallel.h"
 #include "nn/data/loader.h"
 #include "ops/create.h"
 #include "ops/elementwise.h"
@@ -190,6 +191,21 @@ TEST(Loader, WorkersDoNotChangeTheNumbers) {
     EXPECT_EQ(epoch_values(loader), second) << workers;
   }
   EXPECT_EQ(default_generator().state(), before);
+}
+
+TEST(Loader, WorkersDoNotShareOutTheirLoops) {
+  const int threads = num_threads();
+  set_num_threads(3);
+  const FunctionDataset dataset(2, [](int64_t, Generator&) {
+    std::atomic<int> pieces = 0;
+    parallel_for(10, 1, [&](int64_t, int64_t) { ++pieces; });
+    return Sample{full({}, pieces), Tensor()};
+  });
+  for (const int workers : {0, 2}) {
+    Loader loader(dataset, {.num_workers = workers});
+    for (const auto& [pieces, none] : loader) EXPECT_EQ(pieces.item(), workers == 0 ? 3 : 1);
+  }
+  set_num_threads(threads);
 }
 
 TEST(Loader, ADeviceDoesNotChangeTheNumbers) {
