@@ -361,6 +361,23 @@ void add_kernels(vg::Device device, const vg::Shape& shape, int calls, const For
   });
 }
 
+/// Patches of 32^3 voxels out of a head, as datasets cut them, each from another place; also turned and mirrored.
+void add_patches(vg::Device device) {
+  constexpr int64_t kSide = 32;
+  for (const bool turned : {false, true})
+    add(turned ? "patch/turned" : "patch", device, [=] {
+      const vg::Tensor head = vg::rand({181, 217, 181}, {.device = device});
+      const auto random = std::make_shared<vg::Generator>(1);
+      return Case{0, 2.0 * sizeof(float) * kSide * kSide * kSide, [=] {
+                    vg::Tensor patch = head;
+                    for (int64_t axis = 0; axis < 3; ++axis)
+                      patch = patch.narrow(axis, random->next_below(head.size(axis) - kSide + 1), kSide);
+                    patch = patch.contiguous();
+                    if (turned) vg::flip(patch.permute({2, 0, 1}), {0, 2}).contiguous();
+                  }};
+    });
+}
+
 /// nnU-Net's augmentation of two patches of 128^3 voxels (of 64^3 on a CPU): as it is drawn, another way in each call,
 /// and with every step in every sample.
 void add_augmentation(vg::Device device) {
@@ -400,6 +417,7 @@ int main(int argc, char** argv) {
         add_operators(device, shape, gpu ? 8 : 1, form);
         add_kernels(device, shape, gpu ? 8 : 1, form);
       }
+    add_patches(device);
     add_augmentation(device);
   }
   benchmark::Initialize(&argc, argv);
