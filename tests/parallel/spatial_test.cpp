@@ -220,6 +220,7 @@ TEST_F(SpatialRanks, WhatReachesAcrossIsRefused) {
   EXPECT_ERROR(interpolate(x, {.scale_factor = 2.0, .mode = InterpolateMode::trilinear}), across);
   EXPECT_ERROR(pad(x, {0, 0, 0, 0, 1, 1}), across);
   EXPECT_ERROR(pad(x, {0, 0, 0, 0, 1, 1}, PadMode::replicate), across);
+  EXPECT_ERROR(pad(x[0], {0, 0, 0, 0, 1, 1}), across);
   EXPECT_ERROR(grid_sample(x, here(zeros({1, 2, 2, 2, 3}))), across);
   pad(x, {1, 1, 1, 1, 0, 0});
   const Tensor w = here(zeros({2, 2, 3, 3, 3}));
