@@ -19,6 +19,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -361,21 +362,47 @@ void add_kernels(vg::Device device, const vg::Shape& shape, int calls, const For
   });
 }
 
+constexpr int64_t kPatchSide = 32;
+constexpr double kPatchBytes = 2.0 * sizeof(float) * kPatchSide * kPatchSide * kPatchSide;  // read and written
+
+vg::Tensor cut_patch(const vg::Tensor& head, bool turned, vg::Generator& random) {
+  vg::Tensor patch = head;
+  for (int64_t axis = 0; axis < 3; ++axis)
+    patch = patch.narrow(axis, random.next_below(head.size(axis) - kPatchSide + 1), kPatchSide);
+  patch = patch.contiguous();
+  return turned ? vg::flip(patch.permute({2, 0, 1}), {0, 2}).contiguous() : patch;
+}
+
 /// Patches of 32^3 voxels out of a head, as datasets cut them, each from another place; also turned and mirrored.
 void add_patches(vg::Device device) {
-  constexpr int64_t kSide = 32;
   for (const bool turned : {false, true})
     add(turned ? "patch/turned" : "patch", device, [=] {
       const vg::Tensor head = vg::rand({181, 217, 181}, {.device = device});
       const auto random = std::make_shared<vg::Generator>(1);
-      return Case{0, 2.0 * sizeof(float) * kSide * kSide * kSide, [=] {
-                    vg::Tensor patch = head;
-                    for (int64_t axis = 0; axis < 3; ++axis)
-                      patch = patch.narrow(axis, random->next_below(head.size(axis) - kSide + 1), kSide);
-                    patch = patch.contiguous();
-                    if (turned) vg::flip(patch.permute({2, 0, 1}), {0, 2}).contiguous();
-                  }};
+      return Case{0, kPatchBytes, [=] { cut_patch(head, turned, *random); }};
     });
+}
+
+/// 64 batches of 32 of them, with half their resolution, by two loaders at the same time, as two ranks have them, with
+/// `workers` threads each. Batches go to `device`.
+void add_loaders(vg::Device device, int workers) {
+  add("patch/loaders/" + std::to_string(workers), device, [=] {
+    constexpr int64_t kPatches = 64 * 32;
+    const vg::Tensor head = vg::rand({181, 217, 181});
+    const auto patches = std::make_shared<vg::data::FunctionDataset>(kPatches, [=](int64_t, vg::Generator& random) {
+      const vg::Tensor patch = cut_patch(head, true, random).unsqueeze(0);
+      return vg::data::Sample{vg::avg_pool3d(patch.unsqueeze(0), {.kernel_size = 2}).squeeze(0), patch};
+    });
+    return Case{0, 2 * kPatches * kPatchBytes, [=] {
+                  const auto load = [&] {
+                    vg::data::Loader loader(*patches, {.batch_size = 32, .num_workers = workers, .device = device});
+                    for (const auto& [low, high] : loader) benchmark::DoNotOptimize(high.raw_data());
+                  };
+                  std::thread other(load);
+                  load();
+                  other.join();
+                }};
+  });
 }
 
 /// nnU-Net's augmentation of two patches of 128^3 voxels (of 64^3 on a CPU): as it is drawn, another way in each call,
@@ -418,6 +445,7 @@ int main(int argc, char** argv) {
         add_kernels(device, shape, gpu ? 8 : 1, form);
       }
     add_patches(device);
+    for (const int workers : {1, 4, 8}) add_loaders(device, workers);
     add_augmentation(device);
   }
   benchmark::Initialize(&argc, argv);

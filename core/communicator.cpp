@@ -12,7 +12,7 @@ using Kind = Collective::Kind;
 
 thread_local Communicator* current_group = nullptr;
 
-void check_taken(const Communicator& group, const char* op, const Tensor& tensor, bool reduced = false) {
+void check_tensor(const Communicator& group, const char* op, const Tensor& tensor, bool reduced = false) {
   check(tensor.defined(), op, "the tensor is undefined");
   const Device device = tensor.device();
   const DType dtype = tensor.dtype();
@@ -49,7 +49,7 @@ void Communicator::set_timeout(double seconds) {
 
 std::unique_ptr<Work> Communicator::all_reduce_async(const Tensor& tensor, ReduceOp op) {
   constexpr const char* kOp = "all_reduce";
-  check_taken(*this, kOp, tensor, true);
+  check_tensor(*this, kOp, tensor, true);
   check(tensor.is_contiguous(), kOp, "the tensor is not contiguous: ", describe(tensor), " with strides ",
         tensor.strides());
   const Tensor values = tensor.detach().to(device_);
@@ -62,7 +62,7 @@ std::unique_ptr<Work> Communicator::all_reduce_async(const Tensor& tensor, Reduc
 }
 
 void Communicator::all_reduce(const Tensor& tensor, ReduceOp op) {
-  check_taken(*this, "all_reduce", tensor, true);
+  check_tensor(*this, "all_reduce", tensor, true);
   check_in_place("all_reduce", tensor);
   const Tensor values = tensor.detach(), dense = values.contiguous();
   all_reduce_async(dense, op)->wait();
@@ -71,7 +71,7 @@ void Communicator::all_reduce(const Tensor& tensor, ReduceOp op) {
 
 void Communicator::broadcast(const Tensor& tensor, int root) {
   constexpr const char* kOp = "broadcast";
-  check_taken(*this, kOp, tensor);
+  check_tensor(*this, kOp, tensor);
   check(root >= 0 && root < size_, kOp, "there is no rank ", root, " among ", size_);
   check_in_place(kOp, tensor);
   const Tensor dense = tensor.detach().to(device_).contiguous();
@@ -85,7 +85,7 @@ std::unique_ptr<Work> Communicator::send_receive_async(const std::vector<Message
   for (const auto* messages : {&sends, &receives})
     for (const auto& [tensor, peer] : *messages) {
       check(peer >= 0 && peer < size_ && peer != rank_, kOp, "rank ", rank_, " has no peer ", peer, " among ", size_);
-      check_taken(*this, kOp, tensor);
+      check_tensor(*this, kOp, tensor);
       check(tensor.device() == device_, kOp, "this rank's tensors lie on ", device_, ", got ", describe(tensor));
       check(tensor.is_contiguous() || tensor.is_contiguous(MemoryFormat::channels_last), kOp,
             "the tensor is not dense: ", describe(tensor), " with strides ", tensor.strides());
@@ -95,7 +95,7 @@ std::unique_ptr<Work> Communicator::send_receive_async(const std::vector<Message
 
 Tensor Communicator::all_gather(const Tensor& tensor) {
   constexpr const char* kOp = "all_gather";
-  check_taken(*this, kOp, tensor);
+  check_tensor(*this, kOp, tensor);
   const Tensor own = tensor.detach().to(device_).contiguous(), all = empty(stacked(size_, own.shape()), own.options());
   start({.kind = Kind::all_gather, .name = kOp, .in = own, .out = all})->wait();
   return all.to(tensor.device());
@@ -103,7 +103,7 @@ Tensor Communicator::all_gather(const Tensor& tensor) {
 
 Tensor Communicator::reduce_scatter(const Tensor& tensor, ReduceOp op) {
   constexpr const char* kOp = "reduce_scatter";
-  check_taken(*this, kOp, tensor, true);
+  check_tensor(*this, kOp, tensor, true);
   check(tensor.dim() > 0 && tensor.size(0) == size_, kOp, "the first axis must have ", size_,
         " rows, one for each rank; the tensor is ", describe(tensor));
   const Tensor all = tensor.detach().to(device_).contiguous(), own = empty(all[0].shape(), all.options());

@@ -60,7 +60,7 @@ void deallocate(void* data, size_t, int index) noexcept {
 }
 
 void copy_between_devices(void* to, int to_device, const void* from, int from_device, size_t bytes) {
-  cuda::Event free(to_device, false), done(from_device, false);
+  cuda::Event free(to_device, /*enable_timing=*/false), done(from_device, /*enable_timing=*/false);
   free.record();  // behind the target's last users
   free.wait(from_device);
   {

@@ -7,7 +7,6 @@
 #include "bench/scaling/kernels.h"
 #include "core/autograd.h"
 #include "ops/create.h"
-#include "ops/elementwise.h"
 #include "ops/shape.h"
 
 namespace scaling {

@@ -147,7 +147,6 @@ MpiCommunicator::MpiCommunicator()
     : Communicator(rank_in(MPI_COMM_WORLD), size_of(MPI_COMM_WORLD), rank_on_machine(), Device::cpu()) {
   check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, &comm_), "MPI_Comm_dup");
   check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, &alarm_), "MPI_Comm_dup");
-  for (MPI_Comm comm : {comm_, MPI_COMM_WORLD}) MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);  // to be thrown
   using enum ReduceOp;
   const auto make = [](MPI_User_function* function) {
     MPI_Op op = MPI_OP_NULL;
@@ -276,6 +275,7 @@ Communicator& mpi_world() {
     check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &threads), "MPI_Init_thread");
     started_here = true;
   }
+  MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);  // to be thrown; its copies have the same
   check_launch(rank_in(MPI_COMM_WORLD), size_of(MPI_COMM_WORLD));
   world = std::make_unique<MpiCommunicator>();
   return *world;

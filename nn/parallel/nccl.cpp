@@ -149,8 +149,8 @@ Progress NcclCommunicator::progress() {
 std::unique_ptr<Work> NcclCommunicator::start(const Collective& collective) {
   const DeviceGuard guard(device().index);
   const Tensors tensors = collective.tensors();
-  Event ready(device().index, false);
-  const auto over = std::make_shared<Event>(device().index, false);
+  Event ready(device().index, /*enable_timing=*/false);
+  const auto over = std::make_shared<Event>(device().index, /*enable_timing=*/false);
   ready.record();
   {  // in the profiler's trace the collectives' stream is a track beside that of what they overlap
     const cuda::StreamGuard stream(*stream_);

@@ -1,0 +1,30 @@
+// A model whose parameters are not all reached in each pass, and its loss.
+#pragma once
+
+#include "nn/layers.h"
+#include "ops/create.h"
+#include "ops/elementwise.h"
+#include "ops/reduce.h"
+
+namespace voxgrad {
+
+struct Model : nn::Module {
+  nn::Linear first{6, 5}, second{5, 3}, spare{6, 3}, never{6, 3};
+  nn::Parameter frozen{ones({2})};
+  nn::Buffer buffer{zeros({2})};
+  VG_MODULE(first, second, spare, never, frozen, buffer)
+
+  Tensor forward(const Tensor& x, bool with_spare = false) {
+    const Tensor y = second(tanh(first(x)));
+    return with_spare ? y + spare(x) : y;
+  }
+};
+
+inline constexpr int64_t kBatch = 8;  // of all ranks
+
+inline Tensor loss_of(Model& model, const Tensor& x, bool with_spare = false) {
+  const Tensor y = model(x, with_spare);
+  return mean(y * y) + mean(y);
+}
+
+}  // namespace voxgrad
