@@ -68,6 +68,12 @@ void resample_row(const ResampleProblem& p, int64_t d, int64_t h, int64_t lanes,
         add_row(columns.data() + w * lanes, from + w * p.in.stride[4], p.in.stride[1], lanes, weight);
     }
   for (int64_t w = 0; w < p.out.size[4]; ++w) {
+    if (lanes == 1) {
+      double sum = 0;
+      for (const auto& entry : p.axes[2].row(w)) sum += entry.weight * columns[static_cast<size_t>(entry.column)];
+      y[w * p.out.stride[4]] = convert<T>(sum);
+      continue;
+    }
     double sums[kLanes] = {};
     for (const auto& entry : p.axes[2].row(w))
       add_row(sums, columns.data() + entry.column * lanes, 1, lanes, entry.weight);
