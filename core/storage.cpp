@@ -1,5 +1,6 @@
 #include "core/storage.h"
 
+#include <array>
 #include <atomic>
 #include <bit>
 #include <charconv>
@@ -27,7 +28,8 @@ constexpr bool kCaching = true;
 
 /// The CPU's memory. Training frees and takes the same large blocks in every step; given back to the system each
 /// time, their page faults cost up to half of a convolution's time. So large freed blocks are kept for requests of
-/// their size class, up to a limit. Small ones are malloc's, without a lock: a loader's threads take many.
+/// their size class, up to a limit: in shards, each with a lock, of which a thread asks its own first, because a
+/// loader's threads take many blocks at the same time. Small ones are malloc's.
 class CpuAllocator {
  public:
   void* allocate(size_t bytes) {
@@ -70,16 +72,31 @@ class CpuAllocator {
     raise_peak(current_);  // which may have grown meanwhile
   }
   void empty_cache() {
-    const std::lock_guard lock(mutex_);
-    for (const auto& [block, data] : cached_) release(data, block);
-    cached_.clear();
-    cached_bytes_ = 0;
+    for (Shard& shard : shards_) {
+      const std::lock_guard lock(shard.mutex);
+      for (const auto& [block, data] : shard.blocks) {
+        cached_bytes_ -= block;
+        release(data, block);
+      }
+      shard.blocks.clear();
+    }
   }
 
  private:
   static constexpr size_t kSmallestCached = size_t{1} << 17;  // below, malloc itself reuses memory
   static constexpr size_t kLimit = size_t{1} << 30;
+  static constexpr size_t kShards = 32;
 
+  struct alignas(kAlignment) Shard {
+    std::mutex mutex;
+    std::multimap<size_t, void*> blocks;  // by block_bytes
+  };
+
+  static size_t own_shard() {
+    static std::atomic<size_t> threads = 0;
+    static thread_local const size_t number = threads++;
+    return number % kShards;
+  }
   /// What is taken for so many bytes: of large blocks at most an eighth more.
   static size_t block_bytes(size_t bytes) {
     const size_t unit = !kCaching || bytes < kSmallestCached ? kAlignment : std::bit_floor(bytes) / 8;
@@ -94,25 +111,31 @@ class CpuAllocator {
   }
   void* take_cached(size_t block) {
     if (block < kSmallestCached) return nullptr;
-    const std::lock_guard lock(mutex_);
-    const auto found = cached_.find(block);
-    if (found == cached_.end()) return nullptr;
-    void* const data = found->second;
-    cached_bytes_ -= block;
-    cached_.erase(found);
-    return data;
+    for (size_t i = 0, own = own_shard(); i < kShards; ++i) {
+      Shard& shard = shards_[(own + i) % kShards];
+      const std::lock_guard lock(shard.mutex);
+      const auto found = shard.blocks.find(block);
+      if (found == shard.blocks.end()) continue;
+      void* const data = found->second;
+      cached_bytes_ -= block;
+      shard.blocks.erase(found);
+      return data;
+    }
+    return nullptr;
   }
   bool keep(void* data, size_t block) noexcept {
     if (!kCaching || block < kSmallestCached) return false;
-    const std::lock_guard lock(mutex_);
-    if (cached_bytes_ + block > kLimit) return false;
-    try {
-      cached_.emplace(block, data);
-    } catch (const std::bad_alloc&) {  // no memory to remember it by
-      return false;
+    if (cached_bytes_ += block; cached_bytes_ <= kLimit) {
+      Shard& shard = shards_[own_shard()];
+      const std::lock_guard lock(shard.mutex);
+      try {
+        shard.blocks.emplace(block, data);
+        return true;
+      } catch (const std::bad_alloc&) {  // no memory to remember it by
+      }
     }
-    cached_bytes_ += block;
-    return true;
+    cached_bytes_ -= block;
+    return false;
   }
   void release(void* data, size_t block) noexcept {
     std::free(data);
@@ -124,9 +147,9 @@ class CpuAllocator {
   }
 
   std::atomic<int64_t> current_ = 0, peak_ = 0, reserved_ = 0, allocations_ = 0, device_allocations_ = 0;
-  std::mutex noted_, mutex_;             // the latter of what follows:
-  std::multimap<size_t, void*> cached_;  // by block_bytes
-  size_t cached_bytes_ = 0;
+  std::mutex noted_;
+  std::array<Shard, kShards> shards_;
+  std::atomic<size_t> cached_bytes_ = 0;
 };
 
 CpuAllocator& cpu_allocator() {
