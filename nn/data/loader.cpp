@@ -75,11 +75,11 @@ class Loader::Epoch {
     if (workers_.empty()) return on_device(make_batch(taken_++));
     std::unique_lock lock(mutex_);
     Slot& slot = slot_of(taken_);
-    changed_.wait(lock, [&] { return slot.ready; });
+    ready_.wait(lock, [&] { return slot.ready; });
     Slot result = std::exchange(slot, {});
     ++taken_;
     lock.unlock();
-    changed_.notify_all();
+    free_.notify_one();
     if (result.error) std::rethrow_exception(result.error);
     if (result.copied) result.copied->wait();
     return std::move(result.batch);
@@ -98,7 +98,7 @@ class Loader::Epoch {
     const SerialGuard serial;
     std::unique_lock lock(mutex_);
     while (true) {
-      changed_.wait(lock, [&] { return stopping_ || claimed_ == batches_ || claimed_ - taken_ < std::ssize(slots_); });
+      free_.wait(lock, [&] { return stopping_ || claimed_ == batches_ || claimed_ - taken_ < std::ssize(slots_); });
       if (stopping_ || claimed_ == batches_) return;
       const int64_t batch = claimed_++;
       Slot& slot = slot_of(batch);  // nobody else's until it is ready
@@ -110,7 +110,7 @@ class Loader::Epoch {
       }
       lock.lock();
       slot.ready = true;
-      changed_.notify_all();
+      if (batch == taken_) ready_.notify_one();
     }
   }
 
@@ -154,7 +154,7 @@ class Loader::Epoch {
       std::lock_guard lock(mutex_);
       stopping_ = true;
     }
-    changed_.notify_all();
+    free_.notify_all();
     for (std::thread& worker : workers_) worker.join();
   }
 
@@ -167,7 +167,7 @@ class Loader::Epoch {
   std::optional<cuda::Stream> stream_;  // of copies
   bool stopping_ = false;
   std::mutex mutex_;
-  std::condition_variable changed_;
+  std::condition_variable ready_, free_;  // a batch for the consumer; a slot for a worker
   std::vector<std::thread> workers_;
 };
 
