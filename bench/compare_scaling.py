@@ -120,8 +120,8 @@ def superres(runner, gpus, times):
 
             program = os.path.join(runner.options.build, "examples", "superres")
             runner.run(f"superres {gpus}, run {number + 1}",
-                       [program, "--phantom", "--gpus", str(gpus), "--batch", str(batch), "--steps", str(steps), "--workers",
-                        "8", "--precision", "bf16", "--out", out], 90, take)
+                       [program, "--phantom", "--gpus", str(gpus), "--batch", str(batch), "--steps", str(steps),
+                        "--precision", "bf16", "--out", out], 90, take)
 
 
 def measure(runner):

@@ -57,15 +57,16 @@ inline CLI::Option* add_tensorboard_option(CLI::App& app, std::string& folder) {
 /// --workers, left as it is where the option is not there.
 inline CLI::Option* add_workers_option(CLI::App& app, int64_t& workers) {
   return app
-      .add_option("--workers", workers,
-                  "threads that cut patches, for each GPU (default: half of the host's, at most 8; 1 on the CPU)")
+      .add_option(
+          "--workers", workers,
+          "threads that cut patches, for each GPU (default: three quarters of the host's, at most 12; 1 on the CPU)")
       ->check(CLI::Range(0, 64));
 }
 
 /// A CPU that trains has its threads for that.
 inline int64_t default_workers(voxgrad::Device device, int gpus) {
   const int64_t threads = std::thread::hardware_concurrency();
-  return device.is_cpu() ? 1 : std::clamp<int64_t>(threads / 2 / std::max(gpus, 1), 1, 8);
+  return device.is_cpu() ? 1 : std::clamp<int64_t>(threads * 3 / 4 / std::max(gpus, 1), 1, 12);
 }
 
 /// What --precision says.

@@ -1,7 +1,9 @@
 // What programs share that train on several GPUs.
 #pragma once
 
+#include <deque>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include <voxgrad.h>
@@ -12,15 +14,53 @@ struct StepReport {
   double loss;       ///< the mean of all ranks
   bool interrupted;  ///< on any rank
 };
-/// Waits for the step of all ranks; of this one alone for no group.
-inline StepReport report_step(const voxgrad::Tensor& loss, bool interrupted, voxgrad::parallel::Communicator* world) {
-  if (!world) return {loss.item(), interrupted};
-  const voxgrad::Tensor sums = voxgrad::full({2}, interrupted, {voxgrad::f64, loss.device()});
-  sums.select(0, 0).copy_(loss.detach());
-  world->all_reduce(sums);
-  const std::vector<double> values = sums.to_vector();
-  return {values[0] / world->size(), values[1] > 0};
-}
+
+/// What all ranks, or this one alone for no group, tell of their steps. On a GPU a step is reported when the next one
+/// is queued, so that the GPU does not wait for the host.
+class StepReports {
+ public:
+  StepReports(voxgrad::Device device, voxgrad::parallel::Communicator* world) : world_(world) {
+    if (device.is_cuda()) stream_.emplace(device.index);
+  }
+
+  /// After a step: the reports that have not been returned yet but, on a GPU and without `wait`, this step's.
+  std::vector<StepReport> add(const voxgrad::Tensor& loss, bool interrupted, bool wait) {
+    Pending step{voxgrad::full({2}, interrupted, {voxgrad::f64, loss.device()})};
+    step.values.select(0, 0).copy_(loss.detach());
+    if (world_) step.work = world_->all_reduce_async(step.values);
+    if (stream_) (step.made = std::make_unique<voxgrad::cuda::Event>(stream_->device(), false))->record();
+    pending_.push_back(std::move(step));
+    return read(stream_ && !wait ? 1 : 0);
+  }
+  /// The rest of them.
+  std::vector<StepReport> finish() { return read(0); }
+
+ private:
+  struct Pending {
+    voxgrad::Tensor values;                           // loss, interrupted
+    std::unique_ptr<voxgrad::cuda::Event> made{};     // on a GPU
+    std::unique_ptr<voxgrad::parallel::Work> work{};  // of several ranks
+  };
+
+  /// All but the last `left`, on a stream that does not wait for the steps behind them.
+  std::vector<StepReport> read(size_t left) {
+    std::optional<voxgrad::cuda::StreamGuard> guard;
+    if (stream_) guard.emplace(*stream_);
+    std::vector<StepReport> reports;
+    for (; pending_.size() > left; pending_.pop_front()) {
+      const Pending& step = pending_.front();
+      if (step.made) step.made->wait();
+      if (step.work) step.work->wait();
+      const std::vector<double> values = step.values.to_vector();
+      reports.push_back({values[0] / (world_ ? world_->size() : 1), values[1] > 0});
+    }
+    return reports;
+  }
+
+  voxgrad::parallel::Communicator* world_;
+  std::optional<voxgrad::cuda::Stream> stream_;
+  std::deque<Pending> pending_;
+};
 
 /// A loader's order: one sample after the other, of each batch this rank's part, or all for no group.
 inline std::shared_ptr<const voxgrad::data::Sampler> order_of_ranks(int64_t samples, int64_t batch,

@@ -114,11 +114,12 @@ class Training {
     if (first_) interrupt.emplace();
     examples::Progress progress(result_.steps, options_.steps, "step");
     examples::StepProfiler profiler(first_ ? options_.profile : std::string());
+    examples::StepReports reports(device_, world_);
     if (result_.steps < options_.steps)
       for (const vg::data::Sample& batch : run_.loader) {
         profiler.begin_step();
         const vg::Tensor own = step(batch);
-        const auto [loss, interrupted] = examples::report_step(own, first_ && interrupt->requested(), world_);
+        const auto [loss, interrupted] = reports.add(own, first_ && interrupt->requested(), /*wait=*/true).back();
         result_.interrupted = interrupted;
         vg::check(std::isfinite(loss), "segment", "the loss of step ", result_.steps,
                   " is not finite; try a smaller --lr");

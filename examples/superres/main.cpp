@@ -77,7 +77,6 @@ int parse(int argc, char** argv, Options& options) {
   examples::add_workers_option(app, train.workers);
   examples::Precision::add_option(app, train.precision);
   examples::add_tensorboard_option(app, train.tensorboard);
-  app.add_flag("--cuda-graph", train.cuda_graph, "capture a training step in a CUDA graph and replay it (needs a GPU)");
   examples::StepProfiler::add_option(app, train.profile);
   app.add_option("--seed", train.seed, "seed of all random numbers")
       ->check(examples::whole_number())
@@ -166,8 +165,6 @@ int run(const Options& options) {
   if (options.gpus > 0) vg::parallel::set_environment();
   const vg::Device device = examples::device_of(options.device);
   vg::runtime(device).require(device.index);
-  vg::check(!options.train.cuda_graph || device.is_cuda(), "superres", "--cuda-graph needs a GPU, the device is ",
-            device);
   Options settled = options;
   if (settled.train.batch == 0) settled.train.batch = device.is_cuda() ? 32 : 8;
   if (settled.train.workers < 0) settled.train.workers = examples::default_workers(device, options.gpus);

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <deque>
 #include <optional>
 #include <vector>
 
@@ -201,7 +202,7 @@ TrainResult train(const vg::Tensor& head, const TrainOptions& options, vg::Devic
     return result;
   }
   constexpr int64_t kSaveEvery = 200;
-  Stepper stepper(run, device, options.cuda_graph);
+  Stepper stepper(run, device, device.is_cuda() && options.profile.empty());  // a replay would hide the operators
   std::optional<examples::InterruptGuard> interrupt;
   if (first) interrupt.emplace();
   examples::Progress progress(result.steps, options.steps, "step");
@@ -213,28 +214,37 @@ TrainResult train(const vg::Tensor& head, const TrainOptions& options, vg::Devic
     vg::save_checkpoint(checkpoint, run.parts(), about);
   };
   examples::StepProfiler profiler(first ? options.profile : std::string());
+  examples::StepReports reports(device, world);
+  std::deque<LossLine> unreported;
+  const auto record = [&](const std::vector<examples::StepReport>& steps) {
+    for (const auto& [loss, interrupted] : steps) {
+      LossLine line = unreported.front();
+      unreported.pop_front();
+      line.loss = loss;
+      vg::check(std::isfinite(loss), "superres", "the loss of step ", line.step,
+                " is not finite; a smaller --lr may help");
+      losses.push_back(line);
+      result.interrupted = result.interrupted || interrupted;
+      if (!result.writer) continue;
+      result.writer->add_scalar("loss", loss, line.step);
+      result.writer->add_scalar("learning rate", line.lr, line.step);
+    }
+  };
   for (const auto& [low, high] : run.loader) {
     profiler.begin_step();
-    losses.push_back({result.steps + 1, 0, run.optimizer->lr()});
+    unreported.push_back({++result.steps, 0, run.optimizer->lr()});
     const vg::Tensor loss = stepper.step(low, high);
-    const auto report = examples::report_step(loss, first && interrupt->requested(), world);
-    losses.back().loss = report.loss;
-    result.interrupted = report.interrupted;
     run.schedule->step();
-    vg::check(std::isfinite(losses.back().loss), "superres", "the loss of step ", result.steps + 1,
-              " is not finite; a smaller --lr may help");
-    ++result.steps;
-    if (result.writer) {
-      result.writer->add_scalar("loss", losses.back().loss, result.steps);
-      result.writer->add_scalar("learning rate", losses.back().lr, result.steps);
-    }
+    const bool saves = result.steps % kSaveEvery == 0;
+    record(reports.add(loss, first && interrupt->requested(), saves || result.steps == options.steps));
     char figure[48];
     std::snprintf(figure, sizeof figure, "loss %.3e%s%s", recent_loss(losses), run.precision.is_half() ? " in " : "",
                   run.precision.is_half() ? options.precision.c_str() : "");
-    if (first) progress.update(result.steps, figure);
+    if (first && !losses.empty()) progress.update(result.steps, figure);
     if (result.interrupted) break;
-    if (result.steps % kSaveEvery == 0) save();
+    if (saves) save();
   }
+  record(reports.finish());
   save();
   profiler.finish();
   result.last_loss = recent_loss(losses);

@@ -19,7 +19,6 @@ struct TrainOptions {
   uint64_t seed = 0;
   int64_t workers = -1;               ///< threads that cut patches; main() chooses for -1
   std::string precision = "highest";  ///< as examples::Precision takes it
-  bool cuda_graph = false;            ///< replay a captured step; needs a GPU
   std::string profile;                ///< where the trace of some steps goes; empty: nothing is recorded
   SuperResolution::Options model;
   std::string tensorboard;  ///< folder for event files; empty: none

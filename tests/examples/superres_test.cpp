@@ -8,6 +8,7 @@
 
 #include "examples/common/canvas.h"
 #include "examples/common/progress.h"
+#include "examples/common/ranks.h"
 #include "examples/superres/evaluate.h"
 #include "examples/superres/pictures.h"
 #include "examples/superres/volume.h"
@@ -135,6 +136,28 @@ TEST(Phantom, IsAHeadInABox) {
   EXPECT_EQ(phantom.data().at({0, 0, 0}), 0);
   EXPECT_NEAR(phantom.data().at({32, 32, 32}), 0.2, 1e-6);
   EXPECT_THROW(make_phantom(10), vg::Error);
+}
+
+TEST(StepReports, ComeInOrderAndOnAGpuWithTheNextStep) {
+  for (const vg::Device device : {vg::Device::cpu(), vg::Device::cuda()}) {
+    if (device.is_cuda() && !vg::cuda::is_available()) continue;
+    examples::StepReports reports(device, nullptr);
+    const vg::Tensor loss = vg::full({}, 1, {.device = device});  // each step overwrites it, as replays do
+    std::vector<double> losses;
+    std::vector<size_t> counts;
+    for (int step = 1; step <= 5; ++step) {
+      loss.fill_(step);
+      const auto due = reports.add(loss, step == 3, /*wait=*/step == 4);
+      counts.push_back(due.size());
+      for (const auto& report : due) {
+        losses.push_back(report.loss);
+        EXPECT_EQ(report.interrupted, losses.size() == 3);
+      }
+    }
+    for (const auto& report : reports.finish()) losses.push_back(report.loss);
+    EXPECT_EQ(losses, (std::vector<double>{1, 2, 3, 4, 5}));
+    EXPECT_EQ(counts, device.is_cuda() ? (std::vector<size_t>{0, 1, 1, 2, 0}) : std::vector<size_t>(5, 1));
+  }
 }
 
 }  // namespace
