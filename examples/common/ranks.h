@@ -1,4 +1,4 @@
-// What programs share that train on several GPUs.
+// What programs share that train on a GPU or several: reports of steps, shares of batches, ranks.
 #pragma once
 
 #include <deque>

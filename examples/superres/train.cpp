@@ -91,6 +91,35 @@ double recent_loss(const std::vector<LossLine>& losses) {
   return count > 0 ? sum / static_cast<double>(count) : 0;
 }
 
+/// The losses of steps, each known once the step is reported.
+class LossHistory {
+ public:
+  void begin_step(int64_t step, double lr) { unreported_.push_back({step, 0, lr}); }
+
+  /// Returns whether a step was interrupted. Throws voxgrad::Error for a loss that is not finite.
+  bool record(const std::vector<examples::StepReport>& reports, vg::SummaryWriter* writer) {
+    bool any_interrupted = false;
+    for (const auto& [loss, interrupted] : reports) {
+      LossLine line = unreported_.front();
+      unreported_.pop_front();
+      line.loss = loss;
+      vg::check(std::isfinite(loss), "superres", "the loss of step ", line.step,
+                " is not finite; a smaller --lr may help");
+      lines.push_back(line);
+      any_interrupted = any_interrupted || interrupted;
+      if (!writer) continue;
+      writer->add_scalar("loss", loss, line.step);
+      writer->add_scalar("learning rate", line.lr, line.step);
+    }
+    return any_interrupted;
+  }
+
+  std::vector<LossLine> lines;
+
+ private:
+  std::deque<LossLine> unreported_;
+};
+
 /// Everything that changes while training.
 struct Run {
   Run(const vg::Tensor& head, const TrainOptions& o, vg::Device device, vg::parallel::Communicator* world)
@@ -179,14 +208,14 @@ TrainResult train(const vg::Tensor& head, const TrainOptions& options, vg::Devic
   run.precision.set_float32();
   vg::Metadata about = describe_run(head, options);
   const std::filesystem::path checkpoint = out / "checkpoint.safetensors", losses_file = out / "losses.csv";
-  std::vector<LossLine> losses;
+  LossHistory losses;
   double earlier_seconds = 0;
   if (resume) {
     vg::Metadata saved;
     vg::load_safetensors(checkpoint, vg::Device::cpu(), &saved);
     examples::check_same_run("superres", saved, about);
     vg::load_checkpoint(checkpoint, run.parts());
-    if (first) losses = earlier_losses(losses_file, run.schedule->steps());
+    if (first) losses.lines = earlier_losses(losses_file, run.schedule->steps());
     earlier_seconds = std::strtod(saved["seconds"].c_str(), nullptr);
   }
 
@@ -194,7 +223,7 @@ TrainResult train(const vg::Tensor& head, const TrainOptions& options, vg::Devic
                      .writer = nullptr,
                      .steps = run.schedule->steps(),
                      .seconds = earlier_seconds,
-                     .last_loss = recent_loss(losses)};
+                     .last_loss = recent_loss(losses.lines)};
   if (first && !options.tensorboard.empty())
     result.writer = std::make_shared<vg::SummaryWriter>(options.tensorboard, result.steps + 1);
   if (result.steps >= options.steps) {
@@ -210,44 +239,30 @@ TrainResult train(const vg::Tensor& head, const TrainOptions& options, vg::Devic
     if (!first) return;
     result.seconds = earlier_seconds + progress.seconds();
     about["seconds"] = vg::concat(result.seconds);
-    write_losses(losses_file, losses);
+    write_losses(losses_file, losses.lines);
     vg::save_checkpoint(checkpoint, run.parts(), about);
   };
   examples::StepProfiler profiler(first ? options.profile : std::string());
   examples::StepReports reports(device, world);
-  std::deque<LossLine> unreported;
-  const auto record = [&](const std::vector<examples::StepReport>& steps) {
-    for (const auto& [loss, interrupted] : steps) {
-      LossLine line = unreported.front();
-      unreported.pop_front();
-      line.loss = loss;
-      vg::check(std::isfinite(loss), "superres", "the loss of step ", line.step,
-                " is not finite; a smaller --lr may help");
-      losses.push_back(line);
-      result.interrupted = result.interrupted || interrupted;
-      if (!result.writer) continue;
-      result.writer->add_scalar("loss", loss, line.step);
-      result.writer->add_scalar("learning rate", line.lr, line.step);
-    }
-  };
   for (const auto& [low, high] : run.loader) {
     profiler.begin_step();
-    unreported.push_back({++result.steps, 0, run.optimizer->lr()});
+    losses.begin_step(++result.steps, run.optimizer->lr());
     const vg::Tensor loss = stepper.step(low, high);
     run.schedule->step();
     const bool saves = result.steps % kSaveEvery == 0;
-    record(reports.add(loss, first && interrupt->requested(), saves || result.steps == options.steps));
+    const auto due = reports.add(loss, first && interrupt->requested(), saves || result.steps == options.steps);
+    result.interrupted = losses.record(due, result.writer.get());
     char figure[48];
-    std::snprintf(figure, sizeof figure, "loss %.3e%s%s", recent_loss(losses), run.precision.is_half() ? " in " : "",
-                  run.precision.is_half() ? options.precision.c_str() : "");
-    if (first && !losses.empty()) progress.update(result.steps, figure);
+    std::snprintf(figure, sizeof figure, "loss %.3e%s%s", recent_loss(losses.lines),
+                  run.precision.is_half() ? " in " : "", run.precision.is_half() ? options.precision.c_str() : "");
+    if (first && !losses.lines.empty()) progress.update(result.steps, figure);
     if (result.interrupted) break;
     if (saves) save();
   }
-  record(reports.finish());
+  losses.record(reports.finish(), result.writer.get());
   save();
   profiler.finish();
-  result.last_loss = recent_loss(losses);
+  result.last_loss = recent_loss(losses.lines);
   return result;
 }
 
