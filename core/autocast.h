@@ -3,7 +3,7 @@
 
 #include <optional>
 
-#include "core/dtype.h"
+#include "dtype.h"
 
 namespace voxgrad {
 

@@ -15,8 +15,8 @@
 #include <utility>
 #include <vector>
 
-#include "core/profiler.h"
-#include "core/tensor.h"
+#include "profiler.h"
+#include "tensor.h"
 
 namespace voxgrad {
 

@@ -5,7 +5,7 @@
 #include <functional>
 #include <memory>
 
-#include "core/storage.h"
+#include "storage.h"
 
 namespace voxgrad {
 

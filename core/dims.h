@@ -9,7 +9,7 @@
 #include <ranges>
 #include <span>
 
-#include "core/error.h"
+#include "error.h"
 
 namespace voxgrad {
 

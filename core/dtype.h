@@ -8,7 +8,7 @@
 #include <string>
 #include <type_traits>
 
-#include "core/half.h"
+#include "half.h"
 
 namespace voxgrad {
 

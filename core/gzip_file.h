@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "core/input_file.h"
+#include "input_file.h"
 
 namespace voxgrad {
 

@@ -8,8 +8,8 @@
 #include <string>
 #include <string_view>
 
-#include "core/error.h"
-#include "core/tensor.h"
+#include "error.h"
+#include "tensor.h"
 
 namespace voxgrad {
 

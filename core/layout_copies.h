@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "core/tensor.h"
+#include "tensor.h"
 
 namespace voxgrad {
 

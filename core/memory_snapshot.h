@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "core/device.h"
-#include "core/profiler.h"
+#include "device.h"
+#include "profiler.h"
 
 namespace voxgrad::memory {
 

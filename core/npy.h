@@ -6,7 +6,7 @@
 #include <filesystem>
 #include <memory>
 
-#include "core/tensor.h"
+#include "tensor.h"
 
 namespace voxgrad {
 

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "core/dtype.h"
+#include "dtype.h"
 
 namespace voxgrad {
 

@@ -13,8 +13,8 @@
 #include <string_view>
 #include <vector>
 
-#include "core/device.h"
-#include "core/dims.h"
+#include "device.h"
+#include "dims.h"
 
 namespace voxgrad::profiler {
 

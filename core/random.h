@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "core/dtype.h"
+#include "dtype.h"
 
 namespace voxgrad {
 

@@ -10,7 +10,7 @@
 #include <optional>
 #include <string>
 
-#include "core/tensor.h"
+#include "tensor.h"
 
 namespace voxgrad {
 

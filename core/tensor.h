@@ -9,11 +9,11 @@
 #include <string>
 #include <vector>
 
-#include "core/device.h"
-#include "core/dims.h"
-#include "core/dtype.h"
-#include "core/storage.h"
-#include "core/view.h"
+#include "device.h"
+#include "dims.h"
+#include "dtype.h"
+#include "storage.h"
+#include "view.h"
 
 namespace voxgrad {
 

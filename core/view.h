@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-#include "core/dims.h"
-#include "core/dtype.h"
+#include "dims.h"
+#include "dtype.h"
 
 namespace voxgrad {
 

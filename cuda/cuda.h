@@ -6,7 +6,7 @@
 #include <functional>
 #include <memory>
 
-#include "core/device.h"
+#include "../core/device.h"
 
 namespace voxgrad::cuda {
 

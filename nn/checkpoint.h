@@ -3,14 +3,14 @@
 
 #include <filesystem>
 
-#include "core/random.h"
-#include "core/safetensors.h"
-#include "nn/data/loader.h"
-#include "nn/module.h"
-#include "nn/optim/ema.h"
-#include "nn/optim/grad_scaler.h"
-#include "nn/optim/optimizer.h"
-#include "nn/optim/schedule.h"
+#include "../core/random.h"
+#include "../core/safetensors.h"
+#include "data/loader.h"
+#include "module.h"
+#include "optim/ema.h"
+#include "optim/grad_scaler.h"
+#include "optim/optimizer.h"
+#include "optim/schedule.h"
 
 namespace voxgrad {
 

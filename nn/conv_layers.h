@@ -4,8 +4,8 @@
 // written out, `Conv3d conv{Conv3d::Options{.kernel = 3}}`, they name the field that does not exist.
 #pragma once
 
-#include "nn/module.h"
-#include "ops/fused.h"
+#include "../ops/fused.h"
+#include "module.h"
 
 namespace voxgrad::nn {
 

@@ -2,8 +2,8 @@
 // definitions of fan and gain are PyTorch's.
 #pragma once
 
-#include "core/random.h"
-#include "core/tensor.h"
+#include "../core/random.h"
+#include "../core/tensor.h"
 
 namespace voxgrad::nn::init {
 

@@ -1,14 +1,14 @@
 // All layers. Those here are the small ones: linear, activations.
 #pragma once
 
-#include "nn/conv_layers.h"
-#include "nn/module.h"
-#include "nn/norm_layers.h"
-#include "nn/pool_layers.h"
-#include "nn/sequential.h"
-#include "nn/weight_norm.h"
-#include "ops/elementwise.h"
-#include "ops/reduce.h"
+#include "../ops/elementwise.h"
+#include "../ops/reduce.h"
+#include "conv_layers.h"
+#include "module.h"
+#include "norm_layers.h"
+#include "pool_layers.h"
+#include "sequential.h"
+#include "weight_norm.h"
 
 namespace voxgrad::nn {
 

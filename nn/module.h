@@ -13,10 +13,10 @@
 #include <utility>
 #include <vector>
 
-#include "core/profiler.h"
-#include "core/safetensors.h"
-#include "core/tensor.h"
-#include "nn/fields.h"
+#include "../core/profiler.h"
+#include "../core/safetensors.h"
+#include "../core/tensor.h"
+#include "fields.h"
 
 namespace voxgrad::nn {
 

@@ -4,9 +4,9 @@
 
 #include <optional>
 
-#include "nn/module.h"
-#include "ops/fused.h"
-#include "ops/norm.h"
+#include "../ops/fused.h"
+#include "../ops/norm.h"
+#include "module.h"
 
 namespace voxgrad::nn {
 

@@ -3,10 +3,10 @@
 
 #include <vector>
 
-#include "nn/sequential.h"
-#include "ops/pad.h"
-#include "ops/pixel_shuffle.h"
-#include "ops/pool.h"
+#include "../ops/pad.h"
+#include "../ops/pixel_shuffle.h"
+#include "../ops/pool.h"
+#include "sequential.h"
 
 namespace voxgrad::nn {
 

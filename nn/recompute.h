@@ -3,8 +3,8 @@
 
 #include <concepts>
 
-#include "core/autograd.h"
-#include "nn/module.h"
+#include "../core/autograd.h"
+#include "module.h"
 
 namespace voxgrad::nn {
 

@@ -5,7 +5,7 @@
 #include <functional>
 #include <optional>
 
-#include "core/tensor.h"
+#include "../core/tensor.h"
 
 namespace voxgrad::nn {
 

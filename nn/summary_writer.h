@@ -8,7 +8,7 @@
 #include <string>
 #include <variant>
 
-#include "core/tensor.h"
+#include "../core/tensor.h"
 
 namespace voxgrad {
 

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "nn/conv_layers.h"
+#include "conv_layers.h"
 
 namespace voxgrad::nn {
 

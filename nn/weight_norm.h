@@ -9,10 +9,10 @@
 #include <optional>
 #include <utility>
 
-#include "core/autograd.h"
-#include "nn/conv_layers.h"
-#include "nn/init.h"
-#include "nn/module.h"
+#include "../core/autograd.h"
+#include "conv_layers.h"
+#include "init.h"
+#include "module.h"
 
 namespace voxgrad::nn {
 

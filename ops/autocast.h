@@ -1,7 +1,7 @@
 // What operators do under autocast (core/autocast.h). Private to ops/.
 #pragma once
 
-#include "core/tensor.h"
+#include "../core/tensor.h"
 
 namespace voxgrad {
 

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <initializer_list>
 
-#include "core/tensor.h"
+#include "../core/tensor.h"
 
 namespace voxgrad {
 

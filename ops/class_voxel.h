@@ -5,7 +5,7 @@
 #include <cmath>
 #include <limits>
 
-#include "ops/kernels.h"
+#include "kernels.h"
 
 #ifdef __CUDA_ARCH__
 #define VG_UNROLL _Pragma("unroll")

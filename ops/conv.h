@@ -18,7 +18,7 @@
 #include <optional>
 #include <string>
 
-#include "core/tensor.h"
+#include "../core/tensor.h"
 
 namespace voxgrad {
 

@@ -3,10 +3,10 @@
 // result's size as an argument: positions outside of an operand count as zero. Private to ops/.
 #pragma once
 
-#include "core/autograd.h"
-#include "core/communicator.h"
-#include "ops/kernels.h"
-#include "ops/volume.h"
+#include "../core/autograd.h"
+#include "../core/communicator.h"
+#include "kernels.h"
+#include "volume.h"
 
 namespace voxgrad {
 

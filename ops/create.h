@@ -6,8 +6,8 @@
 #include <initializer_list>
 #include <span>
 
-#include "core/random.h"
-#include "core/tensor.h"
+#include "../core/random.h"
+#include "../core/tensor.h"
 
 namespace voxgrad {
 

@@ -8,8 +8,8 @@
 
 #include <type_traits>
 
-#include "core/random.h"
-#include "core/tensor.h"
+#include "../core/random.h"
+#include "../core/tensor.h"
 
 namespace voxgrad {
 

@@ -4,9 +4,9 @@
 // itself.
 #pragma once
 
-#include "ops/activation.h"
-#include "ops/conv.h"
-#include "ops/norm.h"
+#include "activation.h"
+#include "conv.h"
+#include "norm.h"
 
 namespace voxgrad {
 

@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include "ops/kernels.h"
+#include "kernels.h"
 
 namespace voxgrad {
 

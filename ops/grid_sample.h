@@ -1,8 +1,8 @@
 // Reading images and volumes at the positions of a grid: spatial transformers, warping by a displacement field.
 #pragma once
 
-#include "core/tensor.h"
-#include "ops/kernels.h"
+#include "../core/tensor.h"
+#include "kernels.h"
 
 namespace voxgrad {
 

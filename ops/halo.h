@@ -3,9 +3,9 @@
 
 #include <array>
 
-#include "core/communicator.h"
-#include "core/error.h"
-#include "core/tensor.h"
+#include "../core/communicator.h"
+#include "../core/error.h"
+#include "../core/tensor.h"
 
 namespace voxgrad {
 

@@ -3,7 +3,7 @@
 
 #include <functional>
 
-#include "core/tensor.h"
+#include "../core/tensor.h"
 
 namespace voxgrad {
 

@@ -1,7 +1,7 @@
 // Picking by index on behalf of another operator. Private to ops/.
 #pragma once
 
-#include "core/tensor.h"
+#include "../core/tensor.h"
 
 namespace voxgrad {
 

@@ -18,13 +18,13 @@
 #include <span>
 #include <string>
 
-#include "core/device.h"
-#include "core/profiler.h"
-#include "core/random.h"
-#include "core/view.h"
-#include "ops/activation.h"
-#include "ops/operators.h"
-#include "ops/optim.h"
+#include "../core/device.h"
+#include "../core/profiler.h"
+#include "../core/random.h"
+#include "../core/view.h"
+#include "activation.h"
+#include "operators.h"
+#include "optim.h"
 
 namespace voxgrad {
 

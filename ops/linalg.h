@@ -1,7 +1,7 @@
 // Matrix products.
 #pragma once
 
-#include "core/tensor.h"
+#include "../core/tensor.h"
 
 namespace voxgrad {
 

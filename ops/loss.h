@@ -2,7 +2,7 @@
 // theirs.
 #pragma once
 
-#include "core/tensor.h"
+#include "../core/tensor.h"
 
 namespace voxgrad {
 

@@ -3,7 +3,7 @@
 // not finite.
 #pragma once
 
-#include "core/tensor.h"
+#include "../core/tensor.h"
 
 namespace voxgrad {
 

@@ -1,8 +1,8 @@
 // The formulas of the activations around a normalisation, for the kernels of both devices. Private to voxgrad.
 #pragma once
 
-#include "ops/activation.h"
-#include "ops/scalar_ops.h"
+#include "activation.h"
+#include "scalar_ops.h"
 
 namespace voxgrad {
 

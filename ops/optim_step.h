@@ -6,7 +6,7 @@
 #include <array>
 #include <cmath>
 
-#include "ops/kernels.h"
+#include "kernels.h"
 
 namespace voxgrad {
 

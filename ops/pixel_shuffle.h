@@ -1,7 +1,7 @@
 // Channels made voxels: upsampling by what a convolution computed.
 #pragma once
 
-#include "core/tensor.h"
+#include "../core/tensor.h"
 
 namespace voxgrad {
 

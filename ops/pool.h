@@ -7,8 +7,8 @@
 
 #include <optional>
 
-#include "core/tensor.h"
-#include "ops/interpolate.h"
+#include "../core/tensor.h"
+#include "interpolate.h"
 
 namespace voxgrad {
 

@@ -1,7 +1,7 @@
 // Reductions over any axes (none named: all). Deterministic, differentiable any number of times.
 #pragma once
 
-#include "core/tensor.h"
+#include "../core/tensor.h"
 
 namespace voxgrad {
 

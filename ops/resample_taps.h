@@ -4,7 +4,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "ops/kernels.h"
+#include "kernels.h"
 
 namespace voxgrad {
 

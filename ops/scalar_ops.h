@@ -5,8 +5,8 @@
 #include <type_traits>
 #include <utility>
 
-#include "core/dtype.h"
-#include "ops/operators.h"
+#include "../core/dtype.h"
+#include "operators.h"
 
 namespace voxgrad {
 

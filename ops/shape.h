@@ -1,7 +1,7 @@
 // Views and rearrangements. Views share storage; their gradients go back through the same geometry.
 #pragma once
 
-#include "core/tensor.h"
+#include "../core/tensor.h"
 
 namespace voxgrad {
 

@@ -4,7 +4,7 @@
 
 #include <optional>
 
-#include "core/tensor.h"
+#include "../core/tensor.h"
 
 namespace voxgrad {
 

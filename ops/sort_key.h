@@ -3,7 +3,7 @@
 
 #include <bit>
 
-#include "ops/scalar_ops.h"
+#include "scalar_ops.h"
 
 namespace voxgrad {
 

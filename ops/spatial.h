@@ -1,8 +1,8 @@
 // One volume over several ranks: each has a slab of it, and holds the activations of that alone.
 #pragma once
 
-#include "core/communicator.h"
-#include "core/tensor.h"
+#include "../core/communicator.h"
+#include "../core/tensor.h"
 
 namespace voxgrad::parallel {
 

@@ -3,9 +3,9 @@
 // are not what its gradient is of. Private to ops/.
 #pragma once
 
-#include "ops/activation.h"
-#include "ops/conv.h"
-#include "ops/norm.h"
+#include "activation.h"
+#include "conv.h"
+#include "norm.h"
 
 namespace voxgrad {
 

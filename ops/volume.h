@@ -4,9 +4,9 @@
 
 #include <optional>
 
-#include "core/tensor.h"
-#include "ops/kernels.h"
-#include "ops/shape.h"
+#include "../core/tensor.h"
+#include "kernels.h"
+#include "shape.h"
 
 namespace voxgrad {
 

@@ -6,9 +6,9 @@
 #include <optional>
 #include <vector>
 
-#include "core/random.h"
-#include "nn/data/dataset.h"
-#include "ops/kernels.h"
+#include "../../core/random.h"
+#include "../../ops/kernels.h"
+#include "dataset.h"
 
 namespace voxgrad::data {
 

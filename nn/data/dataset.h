@@ -5,8 +5,8 @@
 #include <functional>
 #include <utility>
 
-#include "core/random.h"
-#include "core/tensor.h"
+#include "../../core/random.h"
+#include "../../core/tensor.h"
 
 namespace voxgrad::data {
 

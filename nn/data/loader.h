@@ -6,10 +6,10 @@
 #include <memory>
 #include <optional>
 
-#include "core/safetensors.h"
-#include "nn/data/dataset.h"
-#include "nn/data/sampler.h"
-#include "nn/fields.h"
+#include "../../core/safetensors.h"
+#include "../fields.h"
+#include "dataset.h"
+#include "sampler.h"
 
 namespace voxgrad::data {
 

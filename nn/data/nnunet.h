@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "nn/data/segmentation.h"
+#include "segmentation.h"
 
 namespace voxgrad::data {
 

@@ -3,9 +3,9 @@
 
 #include <vector>
 
-#include "core/npy.h"
-#include "nn/data/dataset.h"
-#include "nn/data/segmentation.h"
+#include "../../core/npy.h"
+#include "dataset.h"
+#include "segmentation.h"
 
 namespace voxgrad::data {
 

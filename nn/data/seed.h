@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "core/philox.h"
+#include "../../core/philox.h"
 
 namespace voxgrad::data {
 

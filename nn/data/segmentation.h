@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "core/nifti.h"
-#include "core/random.h"
-#include "core/tensor.h"
+#include "../../core/nifti.h"
+#include "../../core/random.h"
+#include "../../core/tensor.h"
 
 namespace voxgrad::data {
 

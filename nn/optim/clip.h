@@ -1,7 +1,7 @@
 // Limits on gradients before a step.
 #pragma once
 
-#include "core/tensor.h"
+#include "../../core/tensor.h"
 
 namespace voxgrad::optim {
 

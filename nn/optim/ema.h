@@ -3,8 +3,8 @@
 
 #include <memory>
 
-#include "nn/fields.h"
-#include "nn/module.h"
+#include "../fields.h"
+#include "../module.h"
 
 namespace voxgrad::optim {
 

@@ -10,10 +10,10 @@
 #include <utility>
 #include <vector>
 
-#include "core/capture.h"
-#include "core/safetensors.h"
-#include "nn/fields.h"
-#include "ops/optim.h"
+#include "../../core/capture.h"
+#include "../../core/safetensors.h"
+#include "../../ops/optim.h"
+#include "../fields.h"
 
 namespace voxgrad::nn {
 class ZeroRedundancy;

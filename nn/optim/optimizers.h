@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include "nn/optim/optimizer.h"
+#include "optimizer.h"
 
 namespace voxgrad::optim {
 

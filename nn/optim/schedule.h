@@ -10,7 +10,7 @@
 #include <optional>
 #include <vector>
 
-#include "nn/optim/optimizer.h"
+#include "optimizer.h"
 
 namespace voxgrad::optim {
 

@@ -1,7 +1,7 @@
 // Where communicators come from: NCCL between GPUs, MPI between CPUs.
 #pragma once
 
-#include "core/communicator.h"
+#include "../../core/communicator.h"
 
 namespace voxgrad::parallel {
 

@@ -3,8 +3,8 @@
 
 #include <memory>
 
-#include "nn/module.h"
-#include "nn/parallel/communicator.h"
+#include "../module.h"
+#include "communicator.h"
 
 namespace voxgrad::nn {
 

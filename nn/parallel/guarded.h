@@ -3,7 +3,7 @@
 
 #include <functional>
 
-#include "nn/parallel/communicator.h"
+#include "communicator.h"
 
 namespace voxgrad::parallel {
 

@@ -1,8 +1,8 @@
 // An optimizer's state, a part on each rank.
 #pragma once
 
-#include "nn/optim/optimizer.h"
-#include "nn/parallel/communicator.h"
+#include "../optim/optimizer.h"
+#include "communicator.h"
 
 namespace voxgrad::nn {
 
