@@ -2,6 +2,8 @@
 // are taken through the same function made of other operators.
 #include "ops/grid_sample.h"
 
+#include <algorithm>
+
 #include "core/autograd.h"
 #include "ops/checks.h"
 #include "ops/create.h"

@@ -1,6 +1,7 @@
 // Layers against PyTorch: keys, shapes, results; and the distributions that parameters start from.
 #include "nn/layers.h"
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <map>

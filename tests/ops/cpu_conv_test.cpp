@@ -1,6 +1,7 @@
 // The CPU convolutions against a scatter loop in double, written from the definition and not from the kernels.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <random>

@@ -1,4 +1,5 @@
 // Pooling and interpolation of signals and images, pooling to a given size, padding, and reading at a grid's positions.
+#include <algorithm>
 #include <cmath>
 
 #include "ops/grid_sample.h"
