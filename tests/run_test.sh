@@ -1,6 +1,6 @@
 #!/bin/sh
-# What ./run passes on: run_test.sh PATH_OF_RUN. It works on a copy of the script, with stand-ins for the programs that it
-# calls: they write down their arguments.
+# Tests the arguments that ./run passes on and the output that it shows: run_test.sh PATH_OF_RUN. The test runs a copy of
+# the script, with stand-ins for the programs that the script calls. They record their arguments.
 set -eu
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -13,7 +13,7 @@ stand_in() { # PATH COMMAND
   printf '#!/bin/sh\n%s\n' "$2" >"$1"
   chmod +x "$1"
 }
-stand_in "$work/bin/cmake" "echo \"\$@\" >>'$work/log'"
+stand_in "$work/bin/cmake" "echo noise; echo \"\$@\" >>'$work/log'; [ ! -e '$work/broken' ]"
 stand_in "$work/bin/ctest" "echo ctest \"\$@\" >>'$work/log'"
 stand_in "$work/bin/dpkg-query" 'case $* in *no-such-package*) exit 1 ;; esac; echo install ok installed'
 stand_in "$work/bin/apt-get" 'exit 1'
@@ -42,3 +42,13 @@ expect "-DVOXGRAD_EXAMPLES=ON" ../root/run sanitize examples
 code=0
 "$root/run" nonsense >/dev/null 2>&1 || code=$?
 [ $code -eq 2 ] || { echo "an unknown command ended with $code"; exit 1; }
+
+# The output of the tools is kept in a log, whose end and path are printed after a failure.
+output=$("$root/run" build 2>&1)
+case $output in *noise*) echo "'run build' prints the output of cmake: $output"; exit 1 ;; esac
+touch "$work/broken"
+if output=$("$root/run" build 2>&1); then echo "'run build' hides the failure of cmake"; exit 1; fi
+case $output in
+  *"$root/build/run.log"*noise*) ;;
+  *) echo "'run build' shows neither the log nor its path: $output"; exit 1 ;;
+esac
