@@ -25,6 +25,7 @@ struct ConvPadding : Extent<N> {
     check(same || std::string_view(name) == "valid", "Conv", "padding must be numbers, same or valid, got ", name);
   }
   friend constexpr bool operator==(const ConvPadding&, const ConvPadding&) = default;
+  friend constexpr bool operator==(const ConvPadding& a, const Extent<N>& b) { return a == ConvPadding(b); }
   friend std::ostream& operator<<(std::ostream& out, const ConvPadding& p) {
     return p.same ? out << "same" : out << static_cast<const Extent<N>&>(p);
   }

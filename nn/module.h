@@ -1,7 +1,8 @@
 // Modules: objects with named parameters, buffers and children.
 //
-// A module lists its members when it is asked, through the one virtual function that VG_MODULE writes. Nothing
-// is registered in constructors, so there are no pointers that a move could leave dangling.
+// A module lists its members on request, through the one virtual function that VG_MODULE writes. Constructors register
+// nothing with a parent, so a move leaves no dangling pointer. They only record the object's own address, by which
+// VG_MODULE notices members that it does not name.
 #pragma once
 
 #include <cstddef>
@@ -29,11 +30,11 @@ class Module;
 
 namespace detail {
 
-/// Keeps the address of a Module, Parameter or Buffer until remove_address(), for check_listed(). Thread-safe.
+/// Records the address of a Module, Parameter or Buffer until remove_address(), for check_listed(). Thread-safe.
 void add_address(const Module* module, const Tensor* tensor);
 void remove_address(const void* address);
 
-/// Base of T, a Tensor, that keeps the address of each T.
+/// Base of T, a Tensor, that records the address of each T.
 template <class T>
 struct Addressed {
   Addressed() { add_address(nullptr, static_cast<const T*>(this)); }
@@ -279,11 +280,11 @@ decltype(auto) forward(M& module, Args&&... args) {
 /// class that derives from one with a VG_MODULE names the inherited members again. Not for classes inside of functions,
 /// which C++ allows no templates.
 ///
-/// parameters(), state_dict(), to() and all else that visits the members throw if an object that would not be trained,
-/// saved or moved lies within the class, but is not named: a Module with tensors or one that depends_on_training(), a
-/// Parameter, or a Buffer. Not noticed are: a plain Tensor; a vector of, or pointer to, any of these, whose targets lie
-/// elsewhere (hold a module that is left out on purpose by a std::unique_ptr); members of a class that writes members()
-/// by hand; and those added by a class that derives from one with a VG_MODULE and has none.
+/// parameters(), state_dict(), to() and all other functions that visit the members throw if a member is missing here
+/// that would then be neither trained nor saved nor moved: a Module that has tensors or depends_on_training(), a
+/// Parameter or a Buffer. They are found by their addresses, so the check does not notice plain Tensors, nor objects
+/// behind pointers and in vectors: hold a module that is left out on purpose by a std::unique_ptr. It also passes over
+/// classes that write members() by hand, and over a model whose own class lacks a VG_MODULE (but not its children).
 #define VG_MODULE(...)                                                                          \
   ::voxgrad::nn::Members members() override {                                                   \
     return ::voxgrad::nn::detail::list_members(*this, #__VA_ARGS__ __VA_OPT__(, ) __VA_ARGS__); \

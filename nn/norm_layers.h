@@ -81,7 +81,6 @@ class BatchNorm : public Layer {
   explicit BatchNorm(int64_t num_features, const Options& given = {});
   Tensor forward(const Tensor& x) const override;
 
-  bool depends_on_training() const override { return true; }
   std::string extra_repr() const override {
     return concat(num_features_, ", eps=", options_.eps, ", momentum=",  //
                   options_.momentum ? concat(*options_.momentum) : "none", options_.affine ? "" : ", affine=false",

@@ -256,7 +256,7 @@ void Optimizer::read_state(const TensorMap& state, bool keep) {
         check(buffer.defined() && buffer.shape() == slot.param.shape() && buffer.dtype() == state_dtype(slot.param),
               name_, prefix, spec.name, " is ", describe(buffer), ", the parameter is ", describe(slot.param),
               is_half(slot.param.dtype()) ? ", whose state is f32" : "");
-        // What is not finite would reach the parameters in the next step, as would the root of a negative square.
+        // The next step would carry NaN, an infinity or the root of a negative square into the parameters.
         nn::check_values(name_, prefix + spec.name, buffer, true, !spec.squares);
         ++known;
         if (keep && owns(i)) slot.buffers[b] = buffer.to(slot.param.device()).clone().contiguous();
