@@ -10,18 +10,18 @@ namespace {
 /// The generator's numbers, as they are in the file.
 nn::Fields fields_of(GeneratorState& state) { return {{"seed", &state.seed}, {"offset", &state.offset}}; }
 
-/// The entries of one part. Throws if there are none.
-TensorMap part(const std::filesystem::path& path, const TensorMap& file, const char* name) {
-  TensorMap entries = nn::with_prefix(file, concat(name, '.'));
-  check(!entries.empty(), "load_checkpoint", path.string(), " has no ", name);
-  return entries;
-}
-
-/// Reads parts twice: first all are checked, then all are loaded.
-void restore(const std::filesystem::path& path, const TensorMap& file, const CheckpointParts& parts, bool keep) {
+/// Checks all parts against the contents of a file, or with `keep` loads them. Saving and loading both check first, so
+/// that no file is written that could not be loaded.
+void visit_parts(const char* op, const std::filesystem::path& path, const TensorMap& file, const CheckpointParts& parts,
+                 bool keep) {
+  const auto part = [&](const char* name) {
+    TensorMap entries = nn::with_prefix(file, concat(name, '.'));
+    check(!entries.empty(), op, path.string(), " has no ", name);
+    return entries;
+  };
   const auto visit = [&](auto* object, const char* name) {
     if (!object) return;
-    const TensorMap entries = part(path, file, name);
+    const TensorMap entries = part(name);
     if (keep)
       object->load_state_dict(entries);
     else
@@ -35,9 +35,21 @@ void restore(const std::filesystem::path& path, const TensorMap& file, const Che
   visit(parts.average, "average");
   if (parts.generator) {
     GeneratorState state;
-    nn::read_fields(part(path, file, "generator"), "", fields_of(state), "load_checkpoint");
+    nn::read_fields(part("generator"), "", fields_of(state), op);
     if (keep) parts.generator->set_state(state);
   }
+  if (parts.step) {
+    int64_t step = 0;
+    nn::read_fields(file, "", {{"step", &step}}, op);
+    optim::check_count(op, "step", step, 0);
+    if (keep) *parts.step = step;
+  }
+  if (keep || !parts.model) return;
+  const auto check_tensors = [&](const nn::NamedTensors& tensors, bool finite) {
+    for (const auto& [name, tensor] : tensors) nn::check_values(op, "model." + name, file.at("model." + name), finite);
+  };
+  check_tensors(parts.model->named_parameters(), true);
+  check_tensors(parts.model->named_buffers(), false);
 }
 
 }  // namespace
@@ -58,17 +70,19 @@ void save_checkpoint(const std::filesystem::path& path, const CheckpointParts& p
     GeneratorState state = parts.generator->state();
     nn::write_fields(file, "generator.", fields_of(state));
   }
+  if (parts.step) nn::write_fields(file, "", {{"step", parts.step}});
+  visit_parts("save_checkpoint", path, file, parts, false);
   save_safetensors(path, file, metadata, {.checksum = true});
 }
 
 Metadata load_checkpoint(const std::filesystem::path& path, const CheckpointParts& parts) {
   SafetensorsFile saved(path, {}, "load_checkpoint");
   const TensorMap file = saved.load_all();
-  restore(path, file, parts, false);
+  visit_parts("load_checkpoint", path, file, parts, false);
   if (!saved.has_checksum())
     std::fprintf(stderr, "load_checkpoint: warning: '%s' has no checksum, damaged numbers in it would go unnoticed\n",
                  path.c_str());
-  restore(path, file, parts, true);
+  visit_parts("load_checkpoint", path, file, parts, true);
   return saved.metadata();
 }
 

@@ -1,6 +1,7 @@
 #include "nn/conv_layers.h"
 
 #include <cmath>
+#include <vector>
 
 #include "nn/init.h"
 
@@ -32,6 +33,9 @@ void check_options(const std::string& layer, const Options& options) {
   for (int64_t size : options.kernel_size.values)
     check(size > 0, op, "kernel_size must be positive, got ", options.kernel_size);
   function_options<N>(options).validate(op);
+  if constexpr (requires { options.padding.same; })
+    check(!options.padding.same || options.stride == Extent<N>(1), op, "padding same needs stride 1, got ",
+          options.stride);
 }
 
 /// weight (rows, columns, kernel...) and bias (channels) as PyTorch draws them: in both, the bound is
@@ -49,20 +53,21 @@ void make_parameters(Tensor& weight, Tensor& bias, int64_t rows, int64_t columns
   init::uniform_(bias, -bound, bound);
 }
 
-/// As PyTorch's: what is not the default.
+/// As PyTorch's: sizes, and other options where they are not the default.
 template <class Options>
 std::string describe_options(const Options& o) {
   const Options defaults;
-  std::string text = concat(o.in_channels, ", ", o.out_channels, ", kernel_size=", o.kernel_size);
+  std::string text =
+      concat(o.in_channels, ", ", o.out_channels, ", kernel_size=", o.kernel_size, ", stride=", o.stride);
   const auto add = [&](const char* name, const auto& value, const auto& usual) {
     if (!(value == usual)) text += concat(", ", name, '=', value);
   };
-  add("stride", o.stride, defaults.stride);
   add("padding", o.padding, defaults.padding);
   if constexpr (requires { o.output_padding; }) add("output_padding", o.output_padding, defaults.output_padding);
   add("dilation", o.dilation, defaults.dilation);
   add("groups", o.groups, defaults.groups);
   if (!o.bias) text += ", bias=false";
+  if constexpr (requires { o.padding_mode; }) add("padding_mode", o.padding_mode, PadMode::zeros);
   return text;
 }
 
@@ -76,16 +81,37 @@ Conv<N>::Conv(const Options& given) : options_(given) {
 }
 
 template <int N>
+Tensor Conv<N>::prepared(const Tensor& x, ConvOptions<N>& options) const {
+  const Tensor input = in_memory_format(x, N + 2);
+  std::vector<int64_t> amounts;
+  bool even = true;  // as many in front as behind
+  for (int axis = N - 1; axis >= 0; --axis) {
+    const int64_t reach = options.dilation[axis] * (options_.kernel_size[axis] - 1);
+    const int64_t total = options_.padding.same ? reach : 2 * options.padding[axis];
+    amounts.push_back(total / 2);
+    amounts.push_back(total - total / 2);
+    even = even && total % 2 == 0;
+    options.padding[axis] = total / 2;
+  }
+  if (options_.padding_mode == PadMode::zeros && even) return input;
+  options.padding = 0;
+  return pad(input, amounts, options_.padding_mode);
+}
+
+template <int N>
 Tensor Conv<N>::forward_with(const Tensor& x, const Tensor& other_weight) const {
-  const ConvOptions<N> options = function_options<N>(options_);
-  if constexpr (N == 1) return conv1d(in_memory_format(x, N + 2), other_weight, bias, options);
-  if constexpr (N == 2) return conv2d(in_memory_format(x, N + 2), other_weight, bias, options);
-  if constexpr (N == 3) return conv3d(in_memory_format(x, N + 2), other_weight, bias, options);
+  ConvOptions<N> options = function_options<N>(options_);
+  const Tensor input = prepared(x, options);
+  if constexpr (N == 1) return conv1d(input, other_weight, bias, options);
+  if constexpr (N == 2) return conv2d(input, other_weight, bias, options);
+  if constexpr (N == 3) return conv3d(input, other_weight, bias, options);
 }
 
 template <int N>
 Tensor Conv<N>::forward(const Tensor& x, const NormActivation& what) const {
-  return conv_norm_activation(in_memory_format(x, N + 2), weight, bias, function_options<N>(options_), what);
+  ConvOptions<N> options = function_options<N>(options_);
+  const Tensor input = prepared(x, options);
+  return conv_norm_activation(input, weight, bias, options, what);
 }
 
 template <int N>

@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <sstream>
 #include <type_traits>
 
+#include "core/autograd.h"
 #include "ops/create.h"
+#include "ops/reduce.h"
 
 namespace voxgrad::nn {
 namespace {
@@ -71,6 +74,15 @@ void read_fields(const TensorMap& state, const std::string& prefix, const Fields
         },
         address);
   }
+}
+
+void check_values(const char* op, const std::string& name, const Tensor& values, bool finite, bool negative) {
+  if (!is_floating(values.dtype()) || values.numel() == 0) return;
+  NoGradGuard no_grad;
+  const double low = amin(values).item(), high = amax(values).item();  // both NaN if one element is
+  check(finite ? std::isfinite(low) && std::isfinite(high) : !std::isnan(low), op, name, " must ",
+        finite ? "be finite" : "not hold NaN", ", its values go from ", low, " to ", high);
+  check(negative || low >= 0, op, name, " must not be negative, its values go from ", low, " to ", high);
 }
 
 TensorMap write_state(const char* name, const Fields& fields) {

@@ -53,6 +53,10 @@ void write_fields(TensorMap& state, const std::string& prefix, const Fields& fie
 /// numbers before it have been set by then.
 void read_fields(const TensorMap& state, const std::string& prefix, const Fields& fields, const char* op);
 
+/// Throws, with `op` in front, if a floating tensor holds NaN; if it must be `finite`, also for infinities; if it may
+/// not be `negative`, also for values below 0. Waits for the device.
+void check_values(const char* op, const std::string& name, const Tensor& values, bool finite, bool negative = true);
+
 /// "class.<name>", the version of what <name> writes, and the fields.
 TensorMap write_state(const char* name, const Fields& fields);
 /// Throws unless `state` has "class.<name>": "this is not the state of <article> <name>"; and for another version.

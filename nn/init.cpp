@@ -1,6 +1,7 @@
 #include "nn/init.h"
 
 #include <cmath>
+#include <numbers>
 #include <utility>
 
 #include "core/autograd.h"
@@ -35,8 +36,9 @@ double xavier_std(const Tensor& tensor, double gain) {
 /// The half width of a uniform distribution of this standard deviation.
 double uniform_bound(double std) { return std::sqrt(3.0) * std; }
 
-/// What `rand` or `randn` draws, times `scale`, plus `shift`.
-const Tensor& draw(const Tensor& tensor, decltype(rand)* from, double scale, double shift, Generator* generator) {
+/// What `rand` or `randn` draws, transformed.
+template <class F>
+const Tensor& draw(const Tensor& tensor, decltype(rand)* from, Generator* generator, const F& transform) {
   Generator& source = generator ? *generator : default_generator();
   NoGradGuard no_grad;
   if (skipping) {
@@ -44,7 +46,18 @@ const Tensor& draw(const Tensor& tensor, decltype(rand)* from, double scale, dou
     return tensor;
   }
   const TensorOptions options{.dtype = drawn_dtype(tensor), .device = tensor.device()};
-  return tensor.copy_(affine(from(tensor.shape(), options, &source), scale, shift));
+  return tensor.copy_(transform(from(tensor.shape(), options, &source)));
+}
+
+/// The inverse of the normal distribution function: Winitzki's approximation, then Newton's method.
+Tensor normal_quantile(const Tensor& probability) {
+  constexpr double kA = 0.147, kSqrt2 = std::numbers::sqrt2;
+  const Tensor p = clamp(probability, 0x1p-50, 1 - 0x1p-50), logarithm = log(p * affine(p, -4, 4));
+  const Tensor half = affine(logarithm, 0.5, 2 / (std::numbers::pi * kA));
+  Tensor z = sqrt(clamp_min(sqrt(half * half - logarithm / kA) - half, 0)) * sign(p - 0.5) * kSqrt2;
+  for (int i = 0; i < 3; ++i)
+    z = z - (affine(erf(z / kSqrt2), 0.5, 0.5) - p) * exp(z * z / 2) * std::sqrt(2 * std::numbers::pi);
+  return z;
 }
 
 }  // namespace
@@ -77,14 +90,25 @@ double calculate_gain(Nonlinearity nonlinearity, double slope) {
 const Tensor& uniform_(const Tensor& tensor, double low, double high, Generator* generator) {
   require_floating(tensor, "uniform_");
   check(std::isfinite(low) && std::isfinite(high) && low <= high, "uniform_", "no interval [", low, ", ", high, ")");
-  return draw(tensor, rand, high - low, low, generator);
+  return draw(tensor, rand, generator, [&](const Tensor& u) { return affine(u, high - low, low); });
 }
 
 const Tensor& normal_(const Tensor& tensor, double mean, double std, Generator* generator) {
   require_floating(tensor, "normal_");
   check(std::isfinite(mean) && std::isfinite(std) && std >= 0, "normal_", "no normal distribution has mean ", mean,
         " and standard deviation ", std);
-  return draw(tensor, randn, std, mean, generator);
+  return draw(tensor, randn, generator, [&](const Tensor& z) { return affine(z, std, mean); });
+}
+
+const Tensor& trunc_normal_(const Tensor& tensor, double mean, double std, double a, double b, Generator* generator) {
+  require_floating(tensor, "trunc_normal_");
+  const auto distribution = [&](double x) { return std::erfc((mean - x) / (std * std::numbers::sqrt2)) / 2; };
+  const double low = distribution(a), high = distribution(b);
+  check(std > 0 && std::isfinite(mean) && std::isfinite(std) && high > low, "trunc_normal_", "mean ", mean,
+        " and standard deviation ", std, " leave no probability to [", a, ", ", b, ']');
+  return draw(tensor, rand, generator, [&](const Tensor& u) {
+    return clamp(affine(normal_quantile(affine(u.to(f64), high - low, low)), std, mean), a, b);
+  });
 }
 
 const Tensor& constant_(const Tensor& tensor, double value) {

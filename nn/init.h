@@ -54,6 +54,10 @@ class SkipInit {
 const Tensor& uniform_(const Tensor& tensor, double low = 0, double high = 1, Generator* generator = nullptr);
 /// Throws unless std >= 0, both finite.
 const Tensor& normal_(const Tensor& tensor, double mean = 0, double std = 1, Generator* generator = nullptr);
+/// A normal distribution limited to [a, b], by the inverse of its distribution function. Throws unless std > 0 and [a,
+/// b] has a probability above 0.
+const Tensor& trunc_normal_(const Tensor& tensor, double mean = 0, double std = 1, double a = -2, double b = 2,
+                            Generator* generator = nullptr);
 const Tensor& constant_(const Tensor& tensor, double value);
 const Tensor& zeros_(const Tensor& tensor);
 const Tensor& ones_(const Tensor& tensor);

@@ -8,7 +8,8 @@
 
 namespace voxgrad::nn {
 
-Linear::Linear(int64_t in_features, int64_t out_features, const LinearOptions& given) {
+Linear::Linear(int64_t in_features, int64_t out_features, const LinearOptions& given)
+    : in_features_(in_features), out_features_(out_features) {
   check(in_features > 0 && out_features > 0, "Linear", "in_features and out_features must be positive, got ",
         in_features, " and ", out_features);
   weight = empty({out_features, in_features}, {.requires_grad = true});
@@ -25,6 +26,7 @@ ELU::ELU(double alpha) : alpha_(alpha) { check(std::isfinite(alpha), "ELU", "alp
 
 PReLU::PReLU(int64_t num_parameters, double init) {
   check(num_parameters > 0, "PReLU", "num_parameters must be positive, got ", num_parameters);
+  check(std::isfinite(init), "PReLU", "init must be finite, got ", init);
   weight = full({num_parameters}, init, {.requires_grad = true});
 }
 

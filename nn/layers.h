@@ -25,11 +25,14 @@ class Linear : public Layer {
   /// With another weight in place of the layer's.
   Tensor forward_with(const Tensor& x, const Tensor& other_weight) const;
   std::string extra_repr() const override {
-    return concat(weight.size(1), ", ", weight.size(0), bias.defined() ? "" : ", bias=false");
+    return concat("in_features=", in_features_, ", out_features=", out_features_, bias.defined() ? "" : ", bias=false");
   }
 
   Tensor weight, bias;
   VG_MODULE(weight, bias)
+
+ private:
+  int64_t in_features_, out_features_;  // of the weight, which wrappers take away
 };
 
 class Identity : public Layer {
@@ -38,21 +41,22 @@ class Identity : public Layer {
 };
 
 /// A function of each element that has no options.
-template <Tensor (*function)(const Tensor&)>
+template <LayerName name, Tensor (*function)(const Tensor&)>
 class Activation : public Layer {
  public:
   Tensor forward(const Tensor& x) const override { return function(x); }
+  std::string class_name() const override { return name.text; }
 };
 
-using ReLU = Activation<relu>;
-using Sigmoid = Activation<sigmoid>;
-using Tanh = Activation<tanh>;
-using GELU = Activation<gelu>;
-using SiLU = Activation<silu>;
-using SELU = Activation<selu>;
-using Mish = Activation<mish>;
-using Hardsigmoid = Activation<hardsigmoid>;
-using Hardswish = Activation<hardswish>;
+using ReLU = Activation<"ReLU", relu>;
+using Sigmoid = Activation<"Sigmoid", sigmoid>;
+using Tanh = Activation<"Tanh", tanh>;
+using GELU = Activation<"GELU", gelu>;
+using SiLU = Activation<"SiLU", silu>;
+using SELU = Activation<"SELU", selu>;
+using Mish = Activation<"Mish", mish>;
+using Hardsigmoid = Activation<"Hardsigmoid", hardsigmoid>;
+using Hardswish = Activation<"Hardswish", hardswish>;
 
 /// See voxgrad::prelu; weight (num_parameters), 1 or the number of channels, starts at `init`. Throws Error unless
 /// num_parameters is positive.
@@ -67,23 +71,26 @@ class PReLU : public Layer {
 };
 
 /// A function along one axis.
-template <Tensor (*function)(const Tensor&, int64_t)>
+template <LayerName name, Tensor (*function)(const Tensor&, int64_t)>
 class AlongAxis : public Layer {
  public:
   explicit AlongAxis(int64_t axis) : axis_(axis) {}
   Tensor forward(const Tensor& x) const override { return function(x, axis_); }
+  std::string class_name() const override { return name.text; }
+  std::string extra_repr() const override { return concat("dim=", axis_); }
 
  private:
   int64_t axis_;
 };
 
-using Softmax = AlongAxis<softmax>;
-using LogSoftmax = AlongAxis<log_softmax>;
+using Softmax = AlongAxis<"Softmax", softmax>;
+using LogSoftmax = AlongAxis<"LogSoftmax", log_softmax>;
 
 class ELU : public Layer {
  public:
   explicit ELU(double alpha = 1);
   Tensor forward(const Tensor& x) const override { return elu(x, alpha_); }
+  std::string extra_repr() const override { return concat("alpha=", alpha_); }
 
  private:
   double alpha_;
@@ -104,6 +111,7 @@ class Softplus : public Layer {
  public:
   explicit Softplus(double beta = 1, double threshold = 20);
   Tensor forward(const Tensor& x) const override { return softplus(x, beta_, threshold_); }
+  std::string extra_repr() const override { return concat("beta=", beta_, ", threshold=", threshold_); }
 
  private:
   double beta_, threshold_;
@@ -114,10 +122,18 @@ class Dropout : public Layer {
  public:
   explicit Dropout(double p = 0.5);
   Tensor forward(const Tensor& x) const override { return dropout(x, p_, is_training()); }
+  bool depends_on_training() const override { return true; }
   std::string extra_repr() const override { return concat("p=", p_); }
 
- private:
+ protected:
   double p_;
+};
+
+/// Zeroes whole channels instead: see voxgrad::dropout3d.
+class Dropout3d : public Dropout {
+ public:
+  using Dropout::Dropout;
+  Tensor forward(const Tensor& x) const override { return dropout3d(x, p_, is_training()); }
 };
 
 /// Makes the axes start .. end one; by default all but the batch.
@@ -125,6 +141,7 @@ class Flatten : public Layer {
  public:
   explicit Flatten(int64_t start_axis = 1, int64_t end_axis = -1);
   Tensor forward(const Tensor& x) const override { return x.flatten(start_axis_, end_axis_); }
+  std::string extra_repr() const override { return concat("start_dim=", start_axis_, ", end_dim=", end_axis_); }
 
  private:
   int64_t start_axis_, end_axis_;

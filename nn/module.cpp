@@ -2,9 +2,12 @@
 
 #include <cxxabi.h>
 
+#include <algorithm>
 #include <cctype>
 #include <cstdlib>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <set>
 #include <sstream>
 #include <typeinfo>
@@ -58,24 +61,25 @@ std::string explain(const LoadReport& report, const TensorMap& own, const Tensor
   return text.str();
 }
 
-/// A class's name without its namespaces; "Conv3d" for Conv<3>, "relu" for Activation<&relu>.
-std::string class_name(const Module& module) {
-  const std::unique_ptr<char, decltype(&std::free)> text(
-      abi::__cxa_demangle(typeid(module).name(), nullptr, nullptr, nullptr), &std::free);
-  std::string name = text ? text.get() : typeid(module).name();
-  const auto last_part = [](const std::string& path) {
-    const size_t place = path.rfind("::");
-    return place == std::string::npos ? path : path.substr(place + 2);
-  };
-  if (name.back() != '>') return last_part(name);
-  const size_t open = name.find('<');
-  const std::string argument = name.substr(open + 1, name.find_first_of("(,>", open) - open - 1);
-  const bool axes = argument.size() == 1 && std::isdigit(static_cast<unsigned char>(argument[0]));
-  return axes ? last_part(name.substr(0, open)) + argument + 'd' : last_part(argument);
+/// All Modules, Parameters and Buffers that exist, by address; one of the pointers is null.
+struct Addresses {
+  std::mutex mutex;
+  std::map<const void*, std::pair<const Module*, const Tensor*>, std::less<>> objects;
+};
+Addresses& addresses() {
+  static auto* const all = new Addresses;  // never destroyed: static objects may be later
+  return *all;
+}
+
+NamedTensors all_tensors(const Module& module) {
+  NamedTensors all = module.named_parameters(), buffers = module.named_buffers();
+  all.insert(all.end(), buffers.begin(), buffers.end());
+  return all;
 }
 
 void print(std::ostream& out, const Module& module, const std::string& indent) {
-  out << class_name(module) << '(' << module.extra_repr();
+  const std::string line = detail::summary(module);
+  out << line.substr(0, line.size() - 1);
   std::string tensors;
   bool children = false;
   for (const Member& member : const_cast<Module&>(module).members()) {
@@ -93,17 +97,72 @@ void print(std::ostream& out, const Module& module, const std::string& indent) {
 
 }  // namespace
 
+std::string detail::summary(const Module& module) { return module.class_name() + '(' + module.extra_repr() + ')'; }
+
+void detail::add_address(const Module* module, const Tensor* tensor) {
+  const std::lock_guard lock(addresses().mutex);
+  addresses().objects[module ? static_cast<const void*>(module) : tensor] = {module, tensor};
+}
+
+void detail::remove_address(const void* address) {
+  const std::lock_guard lock(addresses().mutex);
+  addresses().objects.erase(address);
+}
+
+void detail::check_listed(const Module& module, const Bytes& object, std::initializer_list<Bytes> listed,
+                          const Members& members) {
+  std::vector<std::pair<const Module*, const Tensor*>> unlisted;
+  {
+    const std::lock_guard lock(addresses().mutex);
+    const auto& objects = addresses().objects;
+    for (auto entry = objects.lower_bound(object.begin); entry != objects.end() && object.contains(entry->first);
+         ++entry)
+      if (entry->second.first != &module &&
+          std::none_of(listed.begin(), listed.end(), [&](const Bytes& bytes) { return bytes.contains(entry->first); }))
+        unlisted.push_back(entry->second);
+  }
+  if (unlisted.empty()) return;
+  std::set<const TensorBody*> known{nullptr};
+  for (const Member& member : members)
+    for (const auto& [name, tensor] : member.module ? all_tensors(*member.module) : NamedTensors{{"", member.tensor}})
+      known.insert(tensor.body().get());
+  for (const auto& [part, own] : unlisted) {
+    bool left_out = false;
+    for (const auto& [name, tensor] : part ? all_tensors(*part) : NamedTensors{{"", *own}})
+      left_out = left_out || !known.contains(tensor.body().get());
+    for (const auto& [name, below] : part ? part->named_modules() : NamedModules())
+      left_out = left_out || below->depends_on_training();
+    check(!left_out, "VG_MODULE", module.class_name(), " does not list its member ",
+          part ? summary(*part) : concat("Parameter or Buffer ", describe(*own)),
+          ", which would be neither trained nor saved nor moved");
+  }
+}
+
 std::string detail::module_path(const Module& module) {
   thread_local std::unordered_map<const Module*, std::string> paths;
   const profiler::Name outer = profiler::place().module;
   if (!outer) {
     paths.clear();
-    const std::string root = class_name(module);
+    const std::string root = module.class_name();
     for (const auto& [name, below] : module.named_modules())
       paths.emplace(below, name.empty() ? root : join(root, name));
   }
   const auto found = paths.find(&module);
-  return found != paths.end() ? found->second : join(outer ? *outer : "", class_name(module));
+  return found != paths.end() ? found->second : join(outer ? *outer : "", module.class_name());
+}
+
+std::string Module::class_name() const {
+  const std::unique_ptr<char, decltype(&std::free)> text(
+      abi::__cxa_demangle(typeid(*this).name(), nullptr, nullptr, nullptr), &std::free);
+  std::string name = text ? text.get() : typeid(*this).name();
+  const auto last_part = [](const std::string& path) {
+    const size_t place = path.rfind("::");
+    return place == std::string::npos ? path : path.substr(place + 2);
+  };
+  if (name.back() != '>') return last_part(name);
+  const size_t open = name.find('<');
+  const bool axes = open + 3 == name.size() && std::isdigit(static_cast<unsigned char>(name[open + 1]));
+  return last_part(name.substr(0, open)) + (axes ? std::string{name[open + 1], 'd'} : "");
 }
 
 Parameter::Parameter(const Tensor& tensor) : Tensor(tensor) {

@@ -1,15 +1,21 @@
 // Modules: objects with named parameters, buffers and children.
 //
-// A module lists its members when it is asked, through the one virtual function that VG_MODULE writes. Nothing
-// is registered in constructors, so there are no pointers that a move could leave dangling.
+// A module lists its members on request, through the one virtual function that VG_MODULE writes. Constructors register
+// nothing with a parent, so a move leaves no dangling pointer. They only record the object's own address, by which
+// VG_MODULE notices members that it does not name.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <iterator>
+#include <memory>
 #include <optional>
 #include <ostream>
 #include <string>
 #include <type_traits>
+#include <typeinfo>
 #include <utility>
 #include <vector>
 
@@ -22,15 +28,32 @@ namespace voxgrad::nn {
 
 class Module;
 
+namespace detail {
+
+/// Records the address of a Module, Parameter or Buffer until remove_address(), for check_listed(). Thread-safe.
+void add_address(const Module* module, const Tensor* tensor);
+void remove_address(const void* address);
+
+/// Base of T, a Tensor, that records the address of each T.
+template <class T>
+struct Addressed {
+  Addressed() { add_address(nullptr, static_cast<const T*>(this)); }
+  Addressed(const Addressed&) : Addressed() {}
+  Addressed& operator=(const Addressed&) { return *this; }
+  ~Addressed() { remove_address(static_cast<const T*>(this)); }
+};
+
+}  // namespace detail
+
 /// A tensor that is part of a module's state but is not trained.
-struct Buffer : Tensor {
+struct Buffer : Tensor, detail::Addressed<Buffer> {
   Buffer() = default;
   Buffer(Tensor tensor) : Tensor(std::move(tensor)) {}
 };
 
 /// A tensor that is trained: of a Tensor it makes a leaf that requires grad. Other Tensors are parameters if they were
 /// made to require grad, as by {.requires_grad = true}; requires_grad_(false) freezes either.
-struct Parameter : Tensor {
+struct Parameter : Tensor, detail::Addressed<Parameter> {
   Parameter() = default;
   Parameter(const Tensor& tensor);
 };
@@ -72,10 +95,12 @@ struct LoadReport {
 /// training). While one changes it (load_state_dict, to, train, zero_grad, an optimizer's step), no other may use it.
 class Module {
  public:
-  Module() = default;
-  Module(Module&&) = default;
+  Module() { detail::add_address(this, nullptr); }
+  Module(Module&& other) : training_(other.training_), memory_format_(other.memory_format_) {
+    detail::add_address(this, nullptr);
+  }
   Module& operator=(Module&&) = default;
-  virtual ~Module() = default;
+  virtual ~Module() { detail::remove_address(this); }
 
   /// The direct members, in order. Written by VG_MODULE.
   virtual Members members() { return {}; }
@@ -106,6 +131,11 @@ class Module {
   void train(bool on = true);
   void eval() { train(false); }
   bool is_training() const { return training_; }
+  /// Whether forward() depends on is_training(), as that of Dropout does.
+  virtual bool depends_on_training() const { return false; }
+  /// The class's name, without its namespaces, when it is printed: "Conv3d" for Conv<3>, "WeightNorm" for other
+  /// templates.
+  virtual std::string class_name() const;
   /// What a layer shows of its options when it is printed: "1, 8, kernel_size=[3, 3, 3]".
   virtual std::string extra_repr() const { return {}; }
 
@@ -145,6 +175,8 @@ std::ostream& operator<<(std::ostream& out, const Module& module);
 
 namespace detail {
 
+/// "Conv3d(1, 8, kernel_size=[3, 3, 3])": the class's name and the options.
+std::string summary(const Module& module);
 /// For the profiler: from the outermost module that is being called on this thread, "UNet.blocks.0.conv".
 std::string module_path(const Module& module);
 inline profiler::Scope module_scope(const Module& module) {
@@ -152,6 +184,14 @@ inline profiler::Scope module_scope(const Module& module) {
 }
 
 }  // namespace detail
+
+/// The name of a layer as a template argument, for templates whose arguments do not name it.
+struct LayerName {
+  constexpr LayerName(const char* name) {
+    for (int i = 0; name[i]; ++i) text[i] = name[i];
+  }
+  char text[24] = {};
+};
 
 /// A module that maps one tensor to one: layers, and what may stand in for one.
 class Layer : public Module {
@@ -168,6 +208,33 @@ namespace detail {
 /// Throws unless `tensor` requires grad or did once.
 void check_parameter(const std::string& name, const Tensor& tensor);
 
+struct Bytes {
+  const void* begin;
+  size_t size;
+  bool contains(const void* address) const {
+    return reinterpret_cast<uintptr_t>(address) - reinterpret_cast<uintptr_t>(begin) < size;
+  }
+};
+/// Throws if a Module, Parameter or Buffer exists within `object`, the memory of `module`, but not within one of
+/// `listed`, and has a tensor that is not among those of `members`, or depends on is_training().
+void check_listed(const Module& module, const Bytes& object, std::initializer_list<Bytes> listed,
+                  const Members& members);
+
+template <class C>
+C* declaring_class(Members (C::*)());
+
+/// The same for a T that inherits members() from a class C: the objects of C are as they are, those that T adds are not
+/// listed.
+template <class T>
+void check_inherited_list(T& value) {
+  if constexpr (requires { declaring_class(&T::members); }) {
+    using C = std::remove_pointer_t<decltype(declaring_class(&T::members))>;
+    if (!std::is_same_v<C, T> && typeid(value) == typeid(T))
+      check_listed(value, {std::addressof(value), sizeof(T)}, {{static_cast<C*>(std::addressof(value)), sizeof(C)}},
+                   std::is_same_v<C, Module> ? Members() : value.members());
+  }
+}
+
 template <class T>
 void add_member(Members& members, const std::string& name, T& value) {
   if constexpr (std::is_base_of_v<Tensor, T>) {
@@ -175,6 +242,7 @@ void add_member(Members& members, const std::string& name, T& value) {
     if constexpr (!std::is_base_of_v<Buffer, T>) check_parameter(name, value);
     members.push_back({name, value, std::is_base_of_v<Buffer, T>, nullptr});
   } else if constexpr (std::is_base_of_v<Module, T>) {
+    check_inherited_list(value);
     members.push_back({name, {}, false, &value});
   } else if constexpr (requires { std::begin(value); }) {
     int64_t index = 0;
@@ -187,12 +255,13 @@ void add_member(Members& members, const std::string& name, T& value) {
   }
 }
 
-template <class... Ts>
-Members list_members([[maybe_unused]] const char* names, Ts&... values) {
+template <class M, class... Ts>
+Members list_members(const M& module, [[maybe_unused]] const char* names, Ts&... values) {
   Members members;
   const std::vector<std::string> split = split_names(names);
   [[maybe_unused]] size_t i = 0;
   (add_member(members, split[i++], values), ...);
+  check_listed(module, {std::addressof(module), sizeof(M)}, {Bytes{std::addressof(values), sizeof(Ts)}...}, members);
   return members;
 }
 
@@ -210,15 +279,21 @@ decltype(auto) forward(M& module, Args&&... args) {
 /// optionals and smart pointers of these too ("blocks.0", ...). Undefined tensors and null pointers are left out. A
 /// class that derives from one with a VG_MODULE names the inherited members again. Not for classes inside of functions,
 /// which C++ allows no templates.
-#define VG_MODULE(...)                                                                   \
-  ::voxgrad::nn::Members members() override {                                            \
-    return ::voxgrad::nn::detail::list_members(#__VA_ARGS__ __VA_OPT__(, ) __VA_ARGS__); \
-  }                                                                                      \
-  template <class... Args>                                                               \
-  decltype(auto) operator()(Args&&... args) {                                            \
-    return ::voxgrad::nn::detail::forward(*this, std::forward<Args>(args)...);           \
-  }                                                                                      \
-  template <class... Args>                                                               \
-  decltype(auto) operator()(Args&&... args) const {                                      \
-    return ::voxgrad::nn::detail::forward(*this, std::forward<Args>(args)...);           \
+///
+/// parameters(), state_dict(), to() and all other functions that visit the members throw if a member is missing here
+/// that would then be neither trained nor saved nor moved: a Module that has tensors or depends_on_training(), a
+/// Parameter or a Buffer. They are found by their addresses, so the check does not notice plain Tensors, nor objects
+/// behind pointers and in vectors: hold a module that is left out on purpose by a std::unique_ptr. It also passes over
+/// classes that write members() by hand, and over a model whose own class lacks a VG_MODULE (but not its children).
+#define VG_MODULE(...)                                                                          \
+  ::voxgrad::nn::Members members() override {                                                   \
+    return ::voxgrad::nn::detail::list_members(*this, #__VA_ARGS__ __VA_OPT__(, ) __VA_ARGS__); \
+  }                                                                                             \
+  template <class... Args>                                                                      \
+  decltype(auto) operator()(Args&&... args) {                                                   \
+    return ::voxgrad::nn::detail::forward(*this, std::forward<Args>(args)...);                  \
+  }                                                                                             \
+  template <class... Args>                                                                      \
+  decltype(auto) operator()(Args&&... args) const {                                             \
+    return ::voxgrad::nn::detail::forward(*this, std::forward<Args>(args)...);                  \
   }

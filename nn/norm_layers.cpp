@@ -52,7 +52,8 @@ BatchNorm<N>::BatchNorm(int64_t num_features, const Options& given) : num_featur
   const std::string layer = concat("BatchNorm", N, 'd');
   check(num_features > 0, layer.c_str(), "num_features must be positive, got ", num_features);
   check_eps(layer.c_str(), given.eps);
-  check(std::isfinite(given.momentum.value_or(0)), layer.c_str(), "momentum must be finite, got ", *given.momentum);
+  const double momentum = given.momentum.value_or(0);
+  check(momentum >= 0 && momentum <= 1, layer.c_str(), "momentum must lie in [0, 1], got ", momentum);
   if (given.affine) {
     weight = ones({num_features}, {.requires_grad = true});
     bias = zeros({num_features}, {.requires_grad = true});

@@ -1,5 +1,5 @@
-// Normalisation layers. weight starts at one, bias at zero. Constructors throw Error if a size is not positive, or eps
-// negative or not finite; forward() throws what the function of ops/norm.h does.
+// Normalization layers. weight starts at one, bias at zero. Constructors throw Error if a size is not positive, eps
+// negative or not finite, or momentum outside [0, 1]; forward() throws what the function of ops/norm.h does.
 #pragma once
 
 #include <optional>
@@ -82,7 +82,9 @@ class BatchNorm : public Layer {
   Tensor forward(const Tensor& x) const override;
 
   std::string extra_repr() const override {
-    return concat(num_features_, ", eps=", options_.eps, options_.affine ? "" : ", affine=false");
+    return concat(num_features_, ", eps=", options_.eps, ", momentum=",  //
+                  options_.momentum ? concat(*options_.momentum) : "none", options_.affine ? "" : ", affine=false",
+                  options_.track_running_stats ? "" : ", track_running_stats=false");
   }
   int64_t num_features() const { return num_features_; }
   const Options& options() const { return options_; }
@@ -124,7 +126,10 @@ class LayerNorm : public Layer {
   explicit LayerNorm(int64_t size, const LayerNormOptions& given = {}) : LayerNorm(Shape{size}, given) {}
   Tensor forward(const Tensor& x) const override;
 
-  std::string extra_repr() const override { return concat(normalized_shape_, ", eps=", options_.eps); }
+  std::string extra_repr() const override {
+    return concat(normalized_shape_, ", eps=", options_.eps,
+                  options_.elementwise_affine ? "" : ", elementwise_affine=false", options_.bias ? "" : ", bias=false");
+  }
   const Shape& normalized_shape() const { return normalized_shape_; }
   const LayerNormOptions& options() const { return options_; }
   NormArguments arguments() const { return {NormKind::layer, weight, bias, options_.eps, 1, normalized_shape_}; }

@@ -22,6 +22,11 @@ class Pool : public Layer {
   /// A kernel_size in `rest` does not count.
   Pool(const Extent<N>& kernel_size, Options rest) : Pool((rest.kernel_size = kernel_size, rest)) {}
   Tensor forward(const Tensor& x) const override { return function(x, options_); }
+  std::string class_name() const override { return concat(Options::kLayer, N, 'd'); }
+  std::string extra_repr() const override {
+    return concat("kernel_size=", options_.kernel_size, ", stride=", options_.stride.value_or(options_.kernel_size),
+                  ", padding=", options_.padding, options_.ceil_mode ? ", ceil_mode=true" : "");
+  }
 
  private:
   Options options_;
@@ -33,60 +38,71 @@ using AvgPool1d = Pool<AvgPoolOptions<1>, 1, avg_pool1d>;
 using AvgPool2d = Pool<AvgPoolOptions<2>, 2, avg_pool2d>;
 using AvgPool3d = Pool<AvgPoolOptions<3>, 3, avg_pool3d>;
 
-template <int N, Tensor (*function)(const Tensor&, const Extent<N>&)>
+template <LayerName name, int N, Tensor (*function)(const Tensor&, const Extent<N>&)>
 class AdaptivePool : public Layer {
  public:
   explicit AdaptivePool(const Extent<N>& output_size) : output_size_(output_size) {
     for (const int64_t size : output_size.values)
-      check(size > 0, "AdaptivePool", "output_size must be positive, got ", output_size);
+      check(size > 0, name.text, "output_size must be positive, got ", output_size);
   }
   Tensor forward(const Tensor& x) const override { return function(x, output_size_); }
+  std::string class_name() const override { return name.text; }
+  std::string extra_repr() const override { return concat("output_size=", output_size_); }
 
  private:
   Extent<N> output_size_;
 };
-using AdaptiveAvgPool1d = AdaptivePool<1, adaptive_avg_pool1d>;
-using AdaptiveAvgPool2d = AdaptivePool<2, adaptive_avg_pool2d>;
-using AdaptiveAvgPool3d = AdaptivePool<3, adaptive_avg_pool3d>;
-using AdaptiveMaxPool1d = AdaptivePool<1, adaptive_max_pool1d>;
-using AdaptiveMaxPool2d = AdaptivePool<2, adaptive_max_pool2d>;
-using AdaptiveMaxPool3d = AdaptivePool<3, adaptive_max_pool3d>;
+using AdaptiveAvgPool1d = AdaptivePool<"AdaptiveAvgPool1d", 1, adaptive_avg_pool1d>;
+using AdaptiveAvgPool2d = AdaptivePool<"AdaptiveAvgPool2d", 2, adaptive_avg_pool2d>;
+using AdaptiveAvgPool3d = AdaptivePool<"AdaptiveAvgPool3d", 3, adaptive_avg_pool3d>;
+using AdaptiveMaxPool1d = AdaptivePool<"AdaptiveMaxPool1d", 1, adaptive_max_pool1d>;
+using AdaptiveMaxPool2d = AdaptivePool<"AdaptiveMaxPool2d", 2, adaptive_max_pool2d>;
+using AdaptiveMaxPool3d = AdaptivePool<"AdaptiveMaxPool3d", 3, adaptive_max_pool3d>;
 
 /// Upsample{{.scale_factor = 2, .mode = InterpolateMode::trilinear}}
 class Upsample : public Layer {
  public:
   explicit Upsample(const InterpolateOptions& given) : options_(given) { given.validate("Upsample"); }
   Tensor forward(const Tensor& x) const override { return interpolate(x, options_); }
+  std::string extra_repr() const override {
+    const InterpolateOptions& o = options_;
+    return concat(o.size ? concat("size=", o.size->values) : concat("scale_factor=", *o.scale_factor),
+                  ", mode=", o.mode);
+  }
 
  private:
   InterpolateOptions options_;
 };
 
 /// Pads N spatial axes by one number on all sides, or by {before the last axis, after it, before the second last, ...}.
-template <int N, PadMode mode>
+template <LayerName name, int N, PadMode mode>
 class Pad : public Layer {
  public:
   explicit Pad(int64_t all, double value = 0) : Pad(std::vector<int64_t>(2 * N, all), value) {}
   explicit Pad(const std::vector<int64_t>& amounts, double value = 0) : amounts_(amounts), value_(value) {
-    check(amounts.size() == 2 * N, "Pad", "takes ", 2 * N, " amounts, got ", amounts.size());
+    check(amounts.size() == 2 * N, name.text, "takes ", 2 * N, " amounts, got ", amounts.size());
   }
   Tensor forward(const Tensor& x) const override { return pad(x, amounts_, mode, value_); }
+  std::string class_name() const override { return name.text; }
+  std::string extra_repr() const override {
+    return concat("padding=", Dims(amounts_), mode == PadMode::constant ? concat(", value=", value_) : "");
+  }
 
  private:
   std::vector<int64_t> amounts_;
   double value_;  // of PadMode::constant
 };
-using ReflectionPad1d = Pad<1, PadMode::reflect>;
-using ReflectionPad2d = Pad<2, PadMode::reflect>;
-using ReflectionPad3d = Pad<3, PadMode::reflect>;
-using ReplicationPad1d = Pad<1, PadMode::replicate>;
-using ReplicationPad2d = Pad<2, PadMode::replicate>;
-using ReplicationPad3d = Pad<3, PadMode::replicate>;
-using CircularPad3d = Pad<3, PadMode::circular>;
-using ConstantPad1d = Pad<1, PadMode::constant>;
-using ConstantPad2d = Pad<2, PadMode::constant>;
-using ConstantPad3d = Pad<3, PadMode::constant>;
-using ZeroPad3d = ConstantPad3d;
+using ReflectionPad1d = Pad<"ReflectionPad1d", 1, PadMode::reflect>;
+using ReflectionPad2d = Pad<"ReflectionPad2d", 2, PadMode::reflect>;
+using ReflectionPad3d = Pad<"ReflectionPad3d", 3, PadMode::reflect>;
+using ReplicationPad1d = Pad<"ReplicationPad1d", 1, PadMode::replicate>;
+using ReplicationPad2d = Pad<"ReplicationPad2d", 2, PadMode::replicate>;
+using ReplicationPad3d = Pad<"ReplicationPad3d", 3, PadMode::replicate>;
+using CircularPad3d = Pad<"CircularPad3d", 3, PadMode::circular>;
+using ConstantPad1d = Pad<"ConstantPad1d", 1, PadMode::constant>;
+using ConstantPad2d = Pad<"ConstantPad2d", 2, PadMode::constant>;
+using ConstantPad3d = Pad<"ConstantPad3d", 3, PadMode::constant>;
+using ZeroPad3d = Pad<"ZeroPad3d", 3, PadMode::constant>;
 
 /// pixel_shuffle of (N, C r^3, D, H, W), r = upscale_factor.
 class PixelShuffle3d : public Layer {
@@ -98,6 +114,7 @@ class PixelShuffle3d : public Layer {
     check(x.dim() == 5, "PixelShuffle3d", "input must be (N, C, D, H, W), got ", describe(x));
     return pixel_shuffle(x, factor_);
   }
+  std::string extra_repr() const override { return concat("upscale_factor=", factor_); }
 
  private:
   int64_t factor_;

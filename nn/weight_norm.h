@@ -6,7 +6,9 @@
 // The weight's values stay as they are, and the keys of a state_dict are those of torch.nn.utils.parametrizations.
 #pragma once
 
+#include <cmath>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "../core/autograd.h"
@@ -43,6 +45,7 @@ class WeightNorm : public Layer {
       : direction(std::exchange(layer.weight, {})), layer_(std::move(layer)), dim_(given.dim) {
     magnitude = detail::weight_norms(direction.detach(), dim_).requires_grad_(direction.requires_grad());
   }
+  std::string extra_repr() const override { return detail::summary(layer_); }
   Tensor weight() const { return detail::scaled_direction(direction, magnitude, dim_); }
   Tensor forward(const Tensor& x) const override { return layer_.forward_with(x, weight()); }
   Members members() override {
@@ -81,12 +84,15 @@ class SpectralNorm : public Layer {
       : original(std::exchange(layer.weight, {})), layer_(std::move(layer)), options_(given) {
     check(given.n_power_iterations > 0, "SpectralNorm", "n_power_iterations must be positive, got ",
           given.n_power_iterations);
+    check(std::isfinite(given.eps) && given.eps >= 0, "SpectralNorm", "eps must be finite and not negative, got ",
+          given.eps);
     axis_ = normalize_axis(given.dim.value_or(kOutputAxis<L>), original.dim(), "SpectralNorm");
     u = init::normal_(empty({original.size(axis_)}, original.options()));
     v = init::normal_(empty({original.numel() / original.size(axis_)}, original.options()));
     detail::power_iteration(original, axis_, u, v, 15, given.eps);
   }
   Tensor weight() const { return detail::divided_by_singular_value(original, axis_, u, v); }
+  std::string extra_repr() const override { return detail::summary(layer_); }
   Tensor forward(const Tensor& x) const override {
     if (is_training() && !autograd::recomputing())
       detail::power_iteration(original, axis_, u, v, options_.n_power_iterations, options_.eps);

@@ -429,4 +429,13 @@ Tensor dropout(const Tensor& x, double p, bool training, Generator* generator) {
   return affine(x, p < 1 ? 1 / (1 - p) : 0, 0) * ge(draws, p).to(x.dtype());
 }
 
+Tensor dropout3d(const Tensor& x, double p, bool training, Generator* generator) {
+  check_defined("dropout3d", "input", x);
+  check(x.dim() == 5 || x.dim() == 4, "dropout3d", "input must be (N, C, D, H, W) or (C, D, H, W), got ", describe(x));
+  if (!training || p == 0) return dropout(x, p, training);
+  Shape shape = x.shape();
+  for (int64_t axis = x.dim() - 3; axis < x.dim(); ++axis) shape[axis] = 1;
+  return x * dropout(ones(shape, x.options()), p, true, generator);
+}
+
 }  // namespace voxgrad

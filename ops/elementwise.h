@@ -145,5 +145,7 @@ Tensor softplus(const Tensor& x, double beta = 1, double threshold = 20);
 /// Zeroes each element with probability p and scales the others by 1 / (1 - p); x itself if not training.
 /// Throws unless 0 <= p <= 1.
 Tensor dropout(const Tensor& x, double p = 0.5, bool training = true, Generator* generator = nullptr);
+/// Like dropout, but zeroes whole channels: x is (N, C, D, H, W) or (C, D, H, W).
+Tensor dropout3d(const Tensor& x, double p = 0.5, bool training = true, Generator* generator = nullptr);
 
 }  // namespace voxgrad

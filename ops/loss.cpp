@@ -253,8 +253,8 @@ Tensor dice_of(const Tensor& sums, const DiceOptions& o) {
 
 void check_dice(const char* op, const Tensor& input, const DiceOptions& o) {
   check(o.include_background || input.size(1) > 1, op, "there is no class but the background in input ", input.shape());
-  check_finite(op, "smooth_nr", o.smooth_nr);
-  check_finite(op, "smooth_dr", o.smooth_dr);
+  check(std::isfinite(o.smooth_nr) && o.smooth_nr >= 0 && std::isfinite(o.smooth_dr) && o.smooth_dr >= 0, op,
+        "smooth_nr and smooth_dr must be finite and at least 0, got ", o.smooth_nr, " and ", o.smooth_dr);
 }
 
 }  // namespace
@@ -294,6 +294,8 @@ Tensor dice_ce_loss(const Tensor& input, const Tensor& target, const DiceCEOptio
   check_classes(kOp, input, target, dice.ignore_index);
   check_weight(kOp, input, options.weight);
   check_dice(kOp, input, dice);
+  check_finite(kOp, "lambda_dice", options.lambda_dice);
+  check_finite(kOp, "lambda_ce", options.lambda_ce);
   check(dice.softmax, kOp, "takes logits: dice.softmax must be set");
   check(dice.reduction == Reduction::mean || dice.reduction == Reduction::sum, kOp, "reduction must be mean or sum");
   const Tensor sums = class_sums(kOp, input, target, {dice.ignore_index, true, dice.squared_pred}, !dice.batch);

@@ -233,7 +233,7 @@ void check_batch_norm(const Tensor& x, const NormArguments& norm) {
   constexpr const char* kOp = "batch_norm";
   check_input(kOp, x, 2, "(N, C, spatial...)");
   check_eps(kOp, norm.eps);
-  check_finite(kOp, "momentum", norm.momentum);
+  check(norm.momentum >= 0 && norm.momentum <= 1, kOp, "momentum must lie in [0, 1], got ", norm.momentum);
   check_parameters(kOp, x,
                    {{"weight", norm.weight},
                     {"bias", norm.bias},

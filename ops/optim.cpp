@@ -140,7 +140,7 @@ void ema_step(TensorSpan params, TensorSpan averages, const EmaStep& step) {
   run("ema_step", params, params, {{"averages", averages}}, step, {}, true);
 }
 
-void unscale_gradients(TensorSpan grads, const Tensor& found_inf, const Tensor* scale) {
+void unscale_gradients(TensorSpan grads, const Tensor& found_inf, const Tensor& scale, bool write) {
   constexpr const char* kOp = "unscale_gradients";
   NoGradGuard no_grad;
   for (const Tensor& grad : grads)
@@ -148,9 +148,12 @@ void unscale_gradients(TensorSpan grads, const Tensor& found_inf, const Tensor* 
           "gradients must be floating, on the device of found_inf (", describe(found_inf), "), got ", describe(grad));
   auto* found = address<int64_t>(kOp, "found_inf", &found_inf, found_inf.device());
   const auto step = [&](const Tensors& dense) {
-    run(kOp, dense, dense, {}, UnscaleStep{found, scale != nullptr}, {.scale = scale}, scale == nullptr);
+    run(kOp, dense, dense, {}, UnscaleStep{found, write}, {.scale = &scale}, !write);
   };
-  scale ? in_place(grads, step) : step(dense_copies(grads));
+  if (write)
+    in_place(grads, step);
+  else
+    step(dense_copies(grads));
 }
 
 Tensor sum_of_squares(TensorSpan grads) {

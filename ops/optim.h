@@ -44,8 +44,8 @@ struct LionStep {
 struct EmaStep {
   double decay = 0.999;
 };
-/// Gradients take the parameters' place: *found_inf becomes 1 if an element is not finite. With `write` they are
-/// divided by the step's scale.
+/// Gradients take the parameters' place: *found_inf becomes 1 if an element divided by the step's scale is not finite.
+/// With `write` the quotients replace the gradients.
 struct UnscaleStep {
   int64_t* found_inf = nullptr;
   bool write = false;
@@ -85,9 +85,9 @@ void adagrad_step(TensorSpan params, TensorSpan grads, TensorSpan sums, const Ad
 void lion_step(TensorSpan params, TensorSpan grads, TensorSpan exp_avgs, const LionStep& step,
                const StepScaling& scaling = {});
 void ema_step(TensorSpan params, TensorSpan averages, const EmaStep& step);
-/// Sets found_inf (i64, one element) to 1 if an element of `grads`, which have its device and any strides, is not
-/// finite, and divides them by `scale` (f32, one element) unless it is null.
-void unscale_gradients(TensorSpan grads, const Tensor& found_inf, const Tensor* scale);
+/// Sets found_inf (i64, one element) to 1 if a quotient of `grads`, which have its device and any strides, and `scale`
+/// (f32, one element) is not finite. With `write` the quotients replace the gradients.
+void unscale_gradients(TensorSpan grads, const Tensor& found_inf, const Tensor& scale, bool write = true);
 /// The sum of the squares of all elements of `grads`, floating and with any strides: f64 without axes, on the device of
 /// the first one.
 Tensor sum_of_squares(TensorSpan grads);

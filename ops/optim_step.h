@@ -185,14 +185,14 @@ struct StepUpdate<EmaStep, T> {
   VG_HOST_DEVICE void operator()(T& param, T, T& average) const { average += rest * (param - average); }
 };
 
-/// `param` is the gradient as it is, `grad` the same divided by the scale.
+/// `grad` is the gradient divided by the scale: a finite gradient may overflow there, if the scale is below 1.
 template <class T>
 struct CheckUpdate {
   static constexpr bool kReadsOnly = true;
   int64_t* found_inf;
 
-  VG_HOST_DEVICE void operator()(T& param, T) const {
-    if (param - param == T(0)) return;
+  VG_HOST_DEVICE void operator()(T&, T grad) const {
+    if (grad - grad == T(0)) return;
 #ifdef __CUDA_ARCH__
     *found_inf = 1;
 #else

@@ -25,6 +25,11 @@ Resample padded_axis(PadMode mode, int64_t in, int64_t before, int64_t after, in
 
 }  // namespace
 
+std::ostream& operator<<(std::ostream& out, PadMode mode) {
+  constexpr const char* kNames[] = {"constant", "reflect", "replicate", "circular"};
+  return out << kNames[static_cast<int>(mode)];
+}
+
 Tensor pad(const Tensor& x, const std::vector<int64_t>& amounts, PadMode mode, double value) {
   if (mode == PadMode::constant) return pad(x, amounts, value);
   check_defined("pad", "input", x);

@@ -206,6 +206,8 @@ void Loader::set_epoch(int64_t epoch) {
 }
 
 Loader::Iterator::Iterator(Loader& loader) : loader_(&loader) {
+  check(loader.size() > 0, kOp, "there are no batches: ", loader.sampler_->size(), " samples with batch_size ",
+        loader.options_.batch_size, loader.options_.drop_last ? " and drop_last" : "");
   Position& position = loader.position_;
   if (loader.running_) position = {position.epoch + 1, 0};  // the last loop was left early
   epoch_ = std::make_shared<Epoch>(loader, loader.sampler_->order(position.epoch));

@@ -78,7 +78,8 @@ class Loader : public nn::Stateful {
     Sample batch_;
   };
 
-  /// Starts an epoch.
+  /// Starts an epoch. Throws if an epoch has no batch, where PyTorch's loop ends without a word: a program that counts
+  /// steps would loop forever.
   Iterator begin() { return Iterator(*this); }
   Iterator end() { return {}; }
 

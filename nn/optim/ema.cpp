@@ -109,6 +109,8 @@ void ExponentialMovingAverage::read_state(const TensorMap& dict, bool keep) {
     const Tensor& tensor = entry->second;
     check(tensor.defined() && tensor.shape() == value.shape() && tensor.dtype() == value.dtype(), kOp, "values.", name,
           " is ", describe(tensor), ", expected ", describe(value));
+    const auto same = [&value = value](const Tensor& average) { return average.is_same(value); };
+    nn::check_values(kOp, "values." + name, tensor, std::any_of(averages_.begin(), averages_.end(), same));
   }
   if (!keep) return;
   NoGradGuard no_grad;

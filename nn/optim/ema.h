@@ -52,7 +52,7 @@ class ExponentialMovingAverage : public nn::Stateful {
   Swapped swap() const { return Swapped(*this); }
 
   /// "values.<name>", "updates", and the options. load_state_dict throws for the state of another model, an incomplete
-  /// one, and options out of range.
+  /// one, options out of range, averages that are not finite, and NaN in buffers.
   TensorMap state_dict() const override;
 
  private:

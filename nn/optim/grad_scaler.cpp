@@ -12,8 +12,8 @@ namespace {
 constexpr const char* kOp = "GradScaler";
 
 void validate(const GradScalerOptions& o) {
-  check(std::isfinite(o.init_scale) && o.init_scale > 0, kOp, "the scale must be positive and finite, got ",
-        o.init_scale);
+  check(o.init_scale >= GradScaler::kMinScale && o.init_scale <= GradScaler::kMaxScale, kOp,
+        "the scale must lie in [2^-126, 2^126], got ", o.init_scale);
   check(std::isfinite(o.growth_factor) && o.growth_factor > 1, kOp, "growth_factor must be above 1, got ",
         o.growth_factor);
   check(o.backoff_factor > 0 && o.backoff_factor < 1, kOp, "backoff_factor must lie in (0, 1), got ", o.backoff_factor);
@@ -38,21 +38,22 @@ Tensor GradScaler::scale(const Tensor& loss) {
     scale_ = full({}, options_.init_scale, {.dtype = f32, .device = loss.device()});
     growth_tracker_ = full({}, static_cast<double>(first_tracker_), {.dtype = i64, .device = loss.device()});
   }
-  check(loss.device() == scale_.device(), kOp, "the scale is on ", scale_.device(), ", the loss is ", describe(loss));
+  check(loss.device() == scale_.device(), kOp, "the first loss given to scale() was on ", scale_.device(),
+        ", this one is ", describe(loss), "; all must be on one device");
   return mul(loss, scale_.clone());  // backward() may come after update()
 }
 
 GradScaler::Checked& GradScaler::check_gradients(const Optimizer& optimizer, bool unscale) {
-  check(scale_.defined(), kOp, "scale() comes first");
+  check(scale_.defined(), kOp, "no loss was scaled yet: call scale(loss).backward() before unscale_() and step()");
   const Tensors grads = optimizer.gradients();
   check(!grads.empty(), kOp, "the optimizer has no gradients to check");
   for (const Tensor& grad : grads) {
-    check(grad.device() == scale_.device(), kOp, "the scale is on ", scale_.device(), ", a gradient is ",
-          describe(grad));
+    check(grad.device() == scale_.device(), kOp, "the losses given to scale() are on ", scale_.device(),
+          ", a gradient is ", describe(grad), "; all must be on one device");
     check(!unscale || grad.dtype() != f16, kOp, "unscale_() takes no gradients of f16, where they would vanish");
   }
   const Tensor found_inf = zeros({}, {.dtype = i64, .device = scale_.device()});
-  unscale_gradients(grads, found_inf, unscale ? &scale_ : nullptr);
+  unscale_gradients(grads, found_inf, scale_, unscale);
   return checked_[&optimizer] = {.found_inf = found_inf, .unscaled = unscale};
 }
 
@@ -83,8 +84,9 @@ void GradScaler::update() {
     found = found.defined() ? maximum(found, checked.found_inf) : checked.found_inf;
   const Tensor overflow = found > 0, calm = where(overflow, 0, growth_tracker_ + 1);
   const Tensor grows = eq(calm, options_.growth_interval), larger = scale_ * options_.growth_factor;
-  const Tensor grown = where(isfinite(larger), larger, scale_);
-  scale_.copy_(where(overflow, scale_ * options_.backoff_factor, where(grows, grown, scale_)));
+  const Tensor grown = where(larger <= kMaxScale, larger, scale_);
+  const Tensor smaller = clamp_min(scale_ * options_.backoff_factor, kMinScale);
+  scale_.copy_(where(overflow, smaller, where(grows, grown, scale_)));
   growth_tracker_.copy_(where(grows, 0, calm));
   checked_.clear();
 }
@@ -122,7 +124,8 @@ void GradScaler::read_state(const TensorMap& state, bool keep) {
   check(state.size() == fields.size() + 1, kOp, "the state has ", state.size(), " entries, expected ",
         fields.size() + 1);
   validate(options);
-  check_count(kOp, "growth_tracker", tracker, 0);
+  check(tracker >= 0 && tracker < options.growth_interval, kOp, "growth_tracker must lie in [0, growth_interval), got ",
+        tracker, " of ", options.growth_interval);
   if (!keep) return;
   options_ = options;
   first_tracker_ = tracker;

@@ -8,7 +8,7 @@
 namespace voxgrad::optim {
 
 struct GradScalerOptions {
-  double init_scale = 65536;
+  double init_scale = 65536;  ///< in [GradScaler::kMinScale, GradScaler::kMaxScale]
   double growth_factor = 2;
   double backoff_factor = 0.5;
   int64_t growth_interval = 2000;  ///< updates without infinities after which the scale grows
@@ -28,6 +28,11 @@ struct GradScalerOptions {
 /// be captured in a CUDA graph, all four together, after a step outside.
 class GradScaler : public nn::Stateful {
  public:
+  /// The scale stays within these bounds, where float32 holds it and its reciprocal with full precision. PyTorch's
+  /// scale has none: it may become 0, and the next step would divide by it.
+  static constexpr double kMinScale = 0x1p-126;
+  static constexpr double kMaxScale = 0x1p126;
+
   /// Throws Error for options out of range.
   explicit GradScaler(const GradScalerOptions& options = {});
 
@@ -37,20 +42,21 @@ class GradScaler : public nn::Stateful {
   /// step; throws otherwise, for no gradients, and for gradients of f16, which would vanish again: step() divides in
   /// f32.
   void unscale_(Optimizer& optimizer);
-  /// The optimizer's step, left out where a gradient is infinite or NaN. Once between two updates; throws otherwise,
-  /// and as unscale_() does. Divides gradients that were not unscaled as it reads them.
+  /// Takes the optimizer's step, unless a gradient divided by the scale is infinite or NaN. Once between two updates;
+  /// throws otherwise, and as unscale_() does. Divides gradients that were not unscaled as it reads them.
   void step(Optimizer& optimizer);
-  /// Makes the scale smaller after infinities, larger after growth_interval updates without. Throws if no gradients
-  /// were checked since the last update.
+  /// Makes the scale smaller after infinities, down to kMinScale, and larger after growth_interval updates without,
+  /// unless it would exceed kMaxScale. Throws if no gradients were checked since the last update.
   void update();
-  /// Sets the scale instead. Throws unless it is positive and finite.
+  /// Sets the scale instead. Throws unless it lies in [kMinScale, kMaxScale].
   void update(double new_scale);
   /// Waits for the device. 1 if not enabled.
   double get_scale() const;
   bool is_enabled() const { return options_.enabled; }
 
   /// Scale, factors, interval, and the updates since the last change. Waits for the device. Only the class if not
-  /// enabled, when loading takes any state.
+  /// enabled, when loading accepts any state. load_state_dict throws for options that the constructor refuses and for a
+  /// count of updates that no run leaves.
   TensorMap state_dict() const override;
 
  private:

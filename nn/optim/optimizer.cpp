@@ -17,14 +17,6 @@ namespace {
 
 DType state_dtype(const Tensor& param) { return is_half(param.dtype()) ? f32 : param.dtype(); }
 
-/// What is not finite in a buffer would reach the parameters in the next step, as would the root of a negative square.
-void check_values(const char* op, const std::string& name, const Tensor& buffer, bool squares) {
-  if (buffer.numel() == 0) return;
-  const double low = amin(buffer).item(), high = amax(buffer).item();  // both NaN if one element is
-  check(std::isfinite(low) && std::isfinite(high), op, name, " must be finite, its values go from ", low, " to ", high);
-  check(!squares || low >= 0, op, name, " must not be negative, its values go from ", low, " to ", high);
-}
-
 /// Each element is stepped once. The parameters are dense.
 void check_disjoint(const char* op, const Tensors& params) {
   std::vector<std::tuple<const char*, const char*, size_t>> ranges;  // begin, end, number
@@ -264,7 +256,8 @@ void Optimizer::read_state(const TensorMap& state, bool keep) {
         check(buffer.defined() && buffer.shape() == slot.param.shape() && buffer.dtype() == state_dtype(slot.param),
               name_, prefix, spec.name, " is ", describe(buffer), ", the parameter is ", describe(slot.param),
               is_half(slot.param.dtype()) ? ", whose state is f32" : "");
-        check_values(name_, prefix + spec.name, buffer, spec.squares);
+        // The next step would carry NaN, an infinity or the root of a negative square into the parameters.
+        nn::check_values(name_, prefix + spec.name, buffer, true, !spec.squares);
         ++known;
         if (keep && owns(i)) slot.buffers[b] = buffer.to(slot.param.device()).clone().contiguous();
       }

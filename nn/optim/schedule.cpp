@@ -79,11 +79,18 @@ double one_cycle(const OneCycleLROptions& o, int64_t steps, const std::array<dou
 
 }  // namespace
 
+double CosineAnnealingWarmRestartsOptions::lr_at(int64_t steps, double initial) const {
+  // Steps since the restart, and until the next one; in double, as a period may be longer than any count.
+  double since = static_cast<double>(t_mult == 1 ? steps % t_0 : steps), period = static_cast<double>(t_0);
+  for (; since >= period; period *= static_cast<double>(t_mult)) since -= period;
+  return eta_min + (initial - eta_min) * (1 + std::cos(std::numbers::pi * since / period)) / 2;
+}
+
 void OneCycleLROptions::validate() const {
   check_positive(kName, "total_steps", total_steps);
   check_in(pct_start >= 0 && pct_start <= 1, kName, "pct_start", "[0, 1]", pct_start);
-  check(div_factor > 0 && final_div_factor > 0, kName, "factors must be positive, got ", div_factor, " and ",
-        final_div_factor);
+  check(div_factor > 0 && final_div_factor > 0 && std::isfinite(div_factor) && std::isfinite(final_div_factor), kName,
+        "div_factor and final_div_factor must be positive and finite, got ", div_factor, " and ", final_div_factor);
   check_not_negative(kName, {{"max_lr", max_lr}, {"base_momentum", base_momentum}, {"max_momentum", max_momentum}});
 }
 double OneCycleLROptions::lr_at(int64_t steps, double) const {
@@ -100,6 +107,7 @@ SequentialLR::SequentialLR(Optimizer& optimizer, std::vector<std::shared_ptr<Ste
     : StepSchedule("SequentialLR", optimizer), schedules_(std::move(schedules)), milestones_(std::move(milestones)) {
   check(milestones_.size() + 1 == schedules_.size(), name(), "expects one milestone fewer than schedules, got ",
         milestones_.size(), " and ", schedules_.size());
+  check_milestones(name(), milestones_);
   check(std::is_sorted(milestones_.begin(), milestones_.end()), name(), "milestones must increase");
   for (const auto& schedule : schedules_) check(schedule != nullptr, name(), "a schedule is null");
   set_steps(0);
@@ -127,9 +135,9 @@ ReduceLROnPlateau::ReduceLROnPlateau(Optimizer& optimizer, const ReduceLROnPlate
 }
 
 bool ReduceLROnPlateau::is_better(double metric) const {
-  const double sign = options_.mode == PlateauMode::min ? -1 : 1;
-  if (options_.threshold_mode == ThresholdMode::absolute) return sign * metric > sign * best_ + options_.threshold;
-  return sign * metric > sign * best_ * (1 + sign * options_.threshold);
+  const double sign = options_.mode == PlateauMode::min ? -1 : 1, best = sign * best_;
+  if (options_.threshold_mode == ThresholdMode::absolute) return sign * metric > best + options_.threshold;
+  return sign * metric > best * (1 + std::copysign(options_.threshold, best));  // best + threshold * |best|
 }
 
 void ReduceLROnPlateau::step(double metric) {

@@ -76,6 +76,12 @@ inline void check_in(bool inside, const char* schedule, const char* option, cons
   check(inside, schedule, option, " must lie in ", range, ", got ", value);
 }
 
+/// Throws "<schedule>: milestones must not be negative, got -1".
+inline void check_milestones(const char* schedule, const std::vector<int64_t>& milestones) {
+  for (const int64_t milestone : milestones)
+    check(milestone >= 0, schedule, "milestones must not be negative, got ", milestone);
+}
+
 /// From `start` at 0 to `end` at `total` and beyond.
 inline double ramp(double start, double end, int64_t steps, int64_t total) {
   const double done = static_cast<double>(std::min(steps, total)) / static_cast<double>(total);
@@ -117,6 +123,20 @@ struct StepLROptions {
   }
 };
 using StepLR = ScheduleOf<StepLROptions>;
+
+/// Times `factor` for the first total_iters steps.
+struct ConstantLROptions {
+  double factor = 1.0 / 3;  ///< in [0, 1]
+  int64_t total_iters = 5;
+
+  static constexpr const char* kName = "ConstantLR";
+  void validate() const {
+    check_in(factor >= 0 && factor <= 1, kName, "factor", "[0, 1]", factor);
+    check_positive(kName, "total_iters", total_iters);
+  }
+  double lr_at(int64_t steps, double initial) const { return steps < total_iters ? initial * factor : initial; }
+};
+using ConstantLR = ScheduleOf<ConstantLROptions>;
 
 /// A factor that goes linearly from start_factor to end_factor in total_iters steps, and stays there.
 struct LinearLROptions {
@@ -160,13 +180,33 @@ struct CosineAnnealingLROptions {
 };
 using CosineAnnealingLR = ScheduleOf<CosineAnnealingLROptions>;
 
+/// Half a cosine from the initial learning rate towards eta_min in t_0 steps, then again from the initial one, each
+/// time in t_mult times as many steps. Loshchilov and Hutter, "SGDR", ICLR 2017.
+struct CosineAnnealingWarmRestartsOptions {
+  int64_t t_0 = 0;     ///< steps until the first restart
+  int64_t t_mult = 1;  ///< at least 1
+  double eta_min = 0;
+
+  static constexpr const char* kName = "CosineAnnealingWarmRestarts";
+  void validate() const {
+    check_positive(kName, "t_0", t_0);
+    check_positive(kName, "t_mult", t_mult);
+    check_not_negative(kName, {{"eta_min", eta_min}});
+  }
+  double lr_at(int64_t steps, double initial) const;
+};
+using CosineAnnealingWarmRestarts = ScheduleOf<CosineAnnealingWarmRestartsOptions>;
+
 /// Times gamma at each milestone.
 struct MultiStepLROptions {
   std::vector<int64_t> milestones{};  ///< one that is listed twice counts twice
   double gamma = 0.1;
 
   static constexpr const char* kName = "MultiStepLR";
-  void validate() const { check_not_negative(kName, {{"gamma", gamma}}); }
+  void validate() const {
+    check_milestones(kName, milestones);
+    check_not_negative(kName, {{"gamma", gamma}});
+  }
   double lr_at(int64_t steps, double initial) const {
     const auto passed = std::count_if(milestones.begin(), milestones.end(), [&](int64_t m) { return m <= steps; });
     return initial * std::pow(gamma, static_cast<double>(passed));
@@ -268,7 +308,9 @@ struct ReduceLROnPlateauOptions {
   double eps = 1e-8;  ///< changes smaller than this are not made
 };
 
-/// Multiplies the learning rates by `factor` when a metric has stopped getting better.
+/// Multiplies the learning rates by `factor` when a metric has stopped getting better. A relative threshold is a share
+/// of |best|: a metric is better in mode min if it is below best - threshold * |best|. PyTorch computes best * (1 -
+/// threshold), where every negative metric that stays the same counts as better.
 class ReduceLROnPlateau : public Schedule {
  public:
   explicit ReduceLROnPlateau(Optimizer& optimizer, const ReduceLROnPlateauOptions& options = {});

@@ -225,6 +225,69 @@ TEST_F(Checkpoint, RefusesNumbersThatNoRunLeaves) {
   EXPECT_EQ(all_values(other.model.state_dict()), before);
 }
 
+TEST_F(Checkpoint, ADivergedRunKeepsTheLastGoodFile) {
+  Training run(Device::cpu());
+  run.train(2);
+  save_checkpoint(path, run.parts());
+  const TensorMap good = load_safetensors(path);
+  const auto refuses = [&](const CheckpointParts& parts, const char* message) {
+    EXPECT_ERROR(save_checkpoint(path, parts), message);
+    EXPECT_EQ(all_values(load_safetensors(path)), all_values(good)) << message;
+  };
+  // One NaN gradient: in the weights, in the optimizer's state, in the average.
+  run.model.out.weight.set_grad(full(run.model.out.weight.shape(), std::nan("")));
+  run.optimizer->step();
+  run.average->update();
+  refuses(run.parts(), "AdamW: state.");
+  CheckpointParts parts = run.parts();
+  parts.optimizer = nullptr;
+  refuses(parts, "ExponentialMovingAverage: values.out.weight must be finite, its values go from nan to nan");
+  parts.average = nullptr;
+  refuses(parts, "save_checkpoint: model.out.weight must be finite, its values go from nan to nan");
+  run.model.out.weight.detach().fill_(INFINITY);
+  refuses(parts, "save_checkpoint: model.out.weight must be finite, its values go from inf to inf");
+  Metadata metadata;
+  EXPECT_EQ(load_checkpoint(path, run.parts()), metadata);
+  EXPECT_EQ(all_values(run.model.state_dict()), all_values(nn::with_prefix(good, "model.")));
+}
+
+struct Masked : nn::Module {
+  nn::Linear linear{2, 2};
+  nn::Buffer mask = full({3}, -INFINITY), counts = zeros({2}, {.dtype = i64});
+  VG_MODULE(linear, mask, counts)
+};
+
+TEST_F(Checkpoint, BuffersMayHoldInfinitiesButNotNan) {
+  Masked saved, loaded;
+  optim::ExponentialMovingAverage average(saved);
+  loaded.mask.fill_(0);
+  save_checkpoint(path, {.model = &saved, .average = &average});
+  load_checkpoint(path, {.model = &loaded, .average = &average});
+  EXPECT_EQ(loaded.mask.at({1}), -INFINITY);
+  saved.mask.set({2}, std::nan(""));
+  EXPECT_ERROR(save_checkpoint(path, {.model = &saved}),
+               "save_checkpoint: model.mask must not hold NaN, its values go from nan to nan");
+  // Files of other programs are checked too.
+  TensorMap tensors = load_safetensors(path);
+  tensors["model.linear.weight"].set({0, 1}, std::nan(""));
+  save_safetensors(path, tensors, {}, {.checksum = true});
+  EXPECT_ERROR(load_checkpoint(path, {.model = &loaded}), "load_checkpoint: model.linear.weight must be finite");
+}
+
+TEST_F(Checkpoint, KeepsTheProgramsStep) {
+  Masked model;
+  int64_t step = 1234;
+  save_checkpoint(path, {.model = &model, .step = &step});
+  step = 0;
+  load_checkpoint(path, {.model = &model, .step = &step});
+  EXPECT_EQ(step, 1234);
+  step = -1;
+  EXPECT_ERROR(save_checkpoint(path, {.model = &model, .step = &step}), "save_checkpoint: step must lie in [0, 2^62]");
+  save_checkpoint(path, {.model = &model});
+  EXPECT_ERROR(load_checkpoint(path, {.model = &model, .step = &step}), "load_checkpoint: the state has no step");
+  EXPECT_EQ(step, -1);
+}
+
 TEST_F(Checkpoint, RefusesMissingAndDamagedFiles) {
   Training run(Device::cpu());
   EXPECT_ERROR(load_checkpoint(path, run.parts()), path.filename().string());

@@ -440,11 +440,13 @@ TEST(Loader, EpochsMayBeHuge) {
   EXPECT_EQ(large.begin()->input.size(0), 3);
 }
 
-TEST(Loader, EmptyDatasetsHaveNoBatches) {
-  const data::TensorDataset dataset(zeros({0, 2}));
-  Loader loader(dataset, {.num_workers = 2});
-  EXPECT_EQ(loader.size(), 0);
-  EXPECT_TRUE(epoch_values(loader).empty());
+TEST(Loader, ThrowsRatherThanIterateWithoutABatch) {
+  const data::TensorDataset empty(zeros({0, 2})), few(zeros({3, 2}));
+  Loader none(empty, {.num_workers = 2}), dropping(few, {.batch_size = 4, .drop_last = true});
+  EXPECT_EQ(none.size(), 0);
+  EXPECT_ERROR(none.begin(), "data::Loader: there are no batches: 0 samples with batch_size 1");
+  EXPECT_EQ(dropping.size(), 0);
+  EXPECT_ERROR(dropping.begin(), "data::Loader: there are no batches: 3 samples with batch_size 4 and drop_last");
 }
 
 TEST(Loader, RefusesBadOptionsAndBatches) {

@@ -88,6 +88,7 @@ TEST(ExponentialMovingAverage, StateResumes) {
   };
   refuses("decay", full({}, 2, {.dtype = f64}), "ExponentialMovingAverage: decay must lie in [0, 1], got 2");
   refuses("values.weight", ones({2}), "values.weight is [2] f32 on cpu, expected [3, 2] f32 on cpu");
+  refuses("values.weight", full({3, 2}, INFINITY), "values.weight must be finite, its values go from inf to inf");
   refuses("more", ones({2}), "the state has 5 values among 10 entries, the model has 5");
   EXPECT_ERROR(ExponentialMovingAverage(model, {.decay = -1}), "decay must lie in [0, 1], got -1");
   EXPECT_ERROR(ExponentialMovingAverage(model, {.warmup = 0.5}), "warmup must be 0 or at least 1, got 0.5");

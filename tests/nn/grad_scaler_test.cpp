@@ -111,10 +111,10 @@ TEST(GradScaler, FindsOneBadElementAnywhereInAnyDtype) {
         if (place >= 0) grads[2].set({place}, -INFINITY);
         const Tensor found = zeros({}, {.dtype = i64, .device = device});
         const Tensor scale = full({}, 4, {.dtype = f32, .device = device});
-        unscale_gradients(grads, found, nullptr);
+        unscale_gradients(grads, found, full({}, 1, {.dtype = f32, .device = device}), false);
         EXPECT_EQ(found.item(), place >= 0) << dtype << ' ' << place;
         EXPECT_EQ(grads[1].at({4}), 3);
-        unscale_gradients(grads, found, &scale);
+        unscale_gradients(grads, found, scale);
         EXPECT_EQ(grads[3].to_vector(), std::vector<double>(6, 0.75));
         EXPECT_EQ(grads[2].at({1}), 0.75);
       }
@@ -187,7 +187,14 @@ TEST(GradScaler, StateResumes) {
   EXPECT_EQ(scaler->get_scale(), kScalerReference.at("adam")[kSteps - 1]);
   TensorMap bad = scaler->state_dict();
   bad["scale"] = full({}, -1, {.dtype = f64});
-  EXPECT_ERROR(scaler->check_state_dict(bad), "GradScaler: the scale must be positive and finite, got -1");
+  EXPECT_ERROR(scaler->check_state_dict(bad), "GradScaler: the scale must lie in [2^-126, 2^126], got -1");
+  for (const double scale : {1e300, 1e39, 1e-40, 0.0, std::nan("")}) {
+    bad["scale"] = full({}, scale, {.dtype = f64});
+    EXPECT_ERROR(scaler->load_state_dict(bad), "GradScaler: the scale must lie in [2^-126, 2^126], got ");
+  }
+  bad["scale"] = ones({}, {.dtype = f64});
+  bad["growth_tracker"] = full({}, 6, {.dtype = i64});
+  EXPECT_ERROR(scaler->load_state_dict(bad), "GradScaler: growth_tracker must lie in [0, growth_interval), got 6 of 6");
   bad.erase("scale");
   EXPECT_ERROR(scaler->load_state_dict(bad), "GradScaler: the state has no scale");
 }
@@ -196,7 +203,9 @@ TEST(GradScaler, RefusesCallsOutOfOrder) {
   const Tensor p = ones({2}, {.requires_grad = true}), half = ones({2}, {.dtype = f16, .requires_grad = true});
   SGD sgd({p}, 0.5), halves({half}, 0.5);
   GradScaler scaler;
-  EXPECT_ERROR(scaler.step(sgd), "GradScaler: scale() comes first");
+  const char* const no_loss = "GradScaler: no loss was scaled yet: call scale(loss).backward() before unscale_()";
+  EXPECT_ERROR(scaler.step(sgd), no_loss);
+  EXPECT_ERROR(scaler.unscale_(sgd), no_loss);
   EXPECT_EQ(scaler.scale(sum(p)).item(), 131072);
   EXPECT_ERROR(scaler.step(sgd), "GradScaler: the optimizer has no gradients to check");
   EXPECT_ERROR(scaler.update(), "GradScaler: no gradients were checked since the last update()");
@@ -214,10 +223,57 @@ TEST(GradScaler, RefusesCallsOutOfOrder) {
   EXPECT_EQ(half.to_vector(), (std::vector<double>{0.75, 0.75}));
   scaler.update(16);
   EXPECT_EQ(scaler.get_scale(), 16);
-  EXPECT_ERROR(scaler.update(0), "the scale must be positive and finite, got 0");
+  for (const double scale : {0.0, 1e-40, 1e39, 1e300}) {
+    EXPECT_ERROR(scaler.update(scale), "the scale must lie in [2^-126, 2^126], got ");
+    EXPECT_ERROR(GradScaler({.init_scale = scale}), "the scale must lie in [2^-126, 2^126], got ");
+  }
   EXPECT_ERROR(GradScaler({.growth_factor = 1}), "growth_factor must be above 1");
   EXPECT_ERROR(GradScaler({.backoff_factor = 1}), "backoff_factor must lie in (0, 1), got 1");
   EXPECT_ERROR(GradScaler({.growth_interval = 0}), "growth_interval must be positive, got 0");
+}
+
+TEST(GradScaler, NamesWhatIsMissingOnEveryDevice) {
+  for (const Device device : devices()) {
+    const Tensor p = ones({2}, {.device = device, .requires_grad = true});
+    SGD sgd({p}, 0.5);
+    p.set_grad(ones({2}, {.device = device}));
+    GradScaler scaler;
+    EXPECT_ERROR(scaler.unscale_(sgd), "GradScaler: no loss was scaled yet");
+    EXPECT_ERROR(scaler.step(sgd), "GradScaler: no loss was scaled yet");
+    if (device.is_cpu()) continue;
+    scaler.scale(ones({}));
+    EXPECT_ERROR(scaler.unscale_(sgd),
+                 "GradScaler: the losses given to scale() are on cpu, a gradient is [2] f32 on cuda");
+    EXPECT_ERROR(scaler.scale(sum(p)), "GradScaler: the first loss given to scale() was on cpu, this one is ");
+  }
+}
+
+TEST(GradScaler, TheScaleStaysWithinItsBounds) {
+  for (const Device device : devices()) {
+    const Tensor p = full({2}, 4, {.device = device}).requires_grad_();
+    SGD sgd({p}, 0.5);
+    GradScaler scaler({.growth_interval = 1});
+    const auto step = [&](double grad) {
+      scaler.scale(sum(p));
+      p.set_grad(full({2}, grad, p.options()));
+      scaler.step(sgd);
+      scaler.update();
+    };
+    for (int i = 0; i < 200; ++i) step(INFINITY);
+    EXPECT_EQ(scaler.get_scale(), GradScaler::kMinScale);
+    EXPECT_EQ(p.to_vector(), (std::vector<double>{4, 4}));
+    step(1);  // 2^126, which float32 holds
+    EXPECT_EQ(p.to_vector(), (std::vector<double>{4 - 0x1p125, 4 - 0x1p125}));
+    p.detach().fill_(4);
+    scaler.update(GradScaler::kMinScale);
+    step(100);  // finite, but not once it is divided by the scale: skipped
+    EXPECT_EQ(p.to_vector(), (std::vector<double>{4, 4}));
+    scaler.update(GradScaler::kMaxScale);
+    step(1);
+    EXPECT_EQ(scaler.get_scale(), GradScaler::kMaxScale);
+    EXPECT_EQ(p.to_vector(), (std::vector<double>{4, 4}));
+    scaler.load_state_dict(scaler.state_dict());
+  }
 }
 
 TEST(GradScaler, DisabledItDoesNothing) {

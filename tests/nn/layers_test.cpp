@@ -9,6 +9,7 @@
 #include "core/autograd.h"
 #include "nn/init.h"
 #include "ops/create.h"
+#include "ops/shape.h"
 #include "tests/support.h"
 
 namespace voxgrad {
@@ -199,6 +200,29 @@ TEST(Layers, DropoutWorksInTrainingOnly) {
   EXPECT_EQ(dropout(ones({8})).to_vector(), std::vector<double>(8, 1.0));
 }
 
+TEST(Layers, Dropout3dDropsWholeChannels) {
+  for (const Device device : devices()) {
+    manual_seed(3);
+    nn::Dropout3d dropout(0.25);
+    const Tensor x = ones({50, 40, 2, 3, 2}, {.device = device});
+    const Tensor y = reshape(dropout(x), {2000, 12});
+    EXPECT_EQ(y.amin(1).to_vector(), y.amax(1).to_vector());
+    double dropped = 0;
+    for (const double value : y.amin(1).to_vector()) {
+      EXPECT_TRUE(value == 0 || value == 1 / 0.75F) << value;
+      dropped += value == 0;
+    }
+    EXPECT_NEAR(dropped, 500, 5 * std::sqrt(2000 * 0.25 * 0.75));
+    const Tensor one = dropout3d(ones({30, 2, 2, 2}, {.device = device}), 0.5);  // without a batch
+    EXPECT_EQ(one.amin({1, 2, 3}).to_vector(), one.amax({1, 2, 3}).to_vector());
+    EXPECT_EQ(dropout3d(x, 1).amax().item(), 0);
+    dropout.eval();
+    EXPECT_TRUE(dropout(x).is_same(x));
+  }
+  EXPECT_ERROR(dropout3d(ones({2, 3, 4})), "dropout3d: input must be (N, C, D, H, W) or (C, D, H, W), got [2, 3, 4]");
+  EXPECT_ERROR(nn::Dropout3d(-1), "p must lie in [0, 1], got -1");
+}
+
 TEST(Layers, StateTravelsThroughAFile) {
   const auto path = std::filesystem::path(testing::TempDir()) / "voxgrad_layers_test.safetensors";
   const auto make_model = [] {
@@ -273,12 +297,16 @@ TEST(Layers, RefuseBadOptions) {
   EXPECT_ERROR(InstanceNorm3d(0), "InstanceNorm3d: num_features");
   EXPECT_ERROR(InstanceNorm3d(2)(ones({1, 3, 2, 2, 2})), "InstanceNorm3d: expects (N, 2, D, H, W)");
   EXPECT_ERROR(BatchNorm3d(0), "BatchNorm3d: num_features must be positive, got 0");
-  EXPECT_ERROR(BatchNorm1d(2, {.momentum = NAN}), "BatchNorm1d: momentum must be finite");
+  EXPECT_ERROR(BatchNorm1d(2, {.momentum = NAN}), "BatchNorm1d: momentum must lie in [0, 1], got nan");
+  EXPECT_ERROR(BatchNorm3d(2, {.momentum = -1}), "BatchNorm3d: momentum must lie in [0, 1], got -1");
+  EXPECT_ERROR(PReLU(1, NAN), "PReLU: init must be finite, got nan");
   EXPECT_ERROR(BatchNorm2d(2)(ones({1, 2, 3})),
                "BatchNorm2d: expects (N, 2, spatial...) with 2 spatial axes, got [1, 2");
   EXPECT_ERROR(BatchNorm3d(2)(ones({1, 2, 1, 1, 1})), "batch_norm: expected more than 1 value per channel in training");
   EXPECT_ERROR(ELU(INFINITY), "ELU: alpha must be finite");
   EXPECT_ERROR(SpectralNorm(Linear(2, 2), {.n_power_iterations = 0}), "SpectralNorm: n_power_iterations must be pos");
+  EXPECT_ERROR(SpectralNorm(Linear(2, 2), {.eps = -1}), "SpectralNorm: eps must be finite and not negative, got -1");
+  EXPECT_ERROR(SpectralNorm(Linear(2, 2), {.eps = NAN}), "SpectralNorm: eps must be finite and not negative, got nan");
   EXPECT_ERROR(WeightNorm(Linear(2, 2), {.dim = 2}), "WeightNorm: axis 2");
   EXPECT_ERROR(LayerNorm(Shape{}), "LayerNorm: normalized_shape is empty");
   EXPECT_ERROR(Linear(0, 3), "Linear: in_features and out_features must be positive");
@@ -309,8 +337,8 @@ TEST(Layers, PoolingRefusesBadOptions) {
   EXPECT_EQ(PixelShuffle3d(2).forward(x).shape(), (Shape{1, 1, 8, 8, 12}));
   EXPECT_EQ(ZeroPad3d({1, 0, 0, 0, 0, 2}).forward(x).shape(), (Shape{1, 8, 6, 4, 7}));
   EXPECT_ERROR(MaxPool2d(2, {.stride = 0}), "MaxPool2d: stride must lie in [1, 2^31), got [0, 0]");
-  EXPECT_ERROR(AdaptiveAvgPool3d(0), "AdaptivePool: output_size must be positive, got [0, 0, 0]");
-  EXPECT_ERROR(ReflectionPad3d({1, 1, 1}), "Pad: takes 6 amounts, got 3");
+  EXPECT_ERROR(AdaptiveAvgPool3d(0), "AdaptiveAvgPool3d: output_size must be positive, got [0, 0, 0]");
+  EXPECT_ERROR(ReflectionPad3d({1, 1, 1}), "ReflectionPad3d: takes 6 amounts, got 3");
   EXPECT_ERROR(PixelShuffle3d(0), "PixelShuffle3d: upscale_factor must be positive, got 0");
   EXPECT_ERROR(Flatten(2, 1), "Flatten: start_axis 2 comes after end_axis 1");
   EXPECT_ERROR(Flatten(-1, -2), "Flatten: start_axis -1 comes after end_axis -2");
@@ -423,6 +451,39 @@ TEST(Init, Distributions) {
   expect_normal(normal_(half).to(f32), 0, 1);
 }
 
+/// The normal distribution function.
+double distribution(double z) { return std::erfc(-z / std::sqrt(2.0)) / 2; }
+
+TEST(Init, TruncatedNormalHasItsDistribution) {
+  for (const Device device : devices()) {
+    struct Case {
+      double mean, std, low, high;
+    };
+    for (const Case& c :
+         {Case{0, 1, -2, 2}, Case{3, 0.5, 2.9, 5}, Case{0, 0.02, -2, 2}, Case{0, 1, 3, 4}, Case{-1, 2, -INFINITY, 0}}) {
+      manual_seed(7);
+      const Tensor w = nn::init::trunc_normal_(empty({100000}, {.device = device}), c.mean, c.std, c.low, c.high);
+      std::vector<double> values = w.to_vector();
+      std::sort(values.begin(), values.end());
+      EXPECT_GE(values.front(), static_cast<float>(c.low));
+      EXPECT_LE(values.back(), static_cast<float>(c.high));
+      const double low = distribution((c.low - c.mean) / c.std), high = distribution((c.high - c.mean) / c.std);
+      double largest = 0;  // the statistic of Kolmogorov and Smirnov
+      for (size_t i = 0; i < values.size(); ++i) {
+        const double share = (distribution((values[i] - c.mean) / c.std) - low) / (high - low);
+        largest = std::max(largest, std::abs(share - (static_cast<double>(i) + 0.5) / 100000));
+      }
+      EXPECT_LT(largest, 1.95 / std::sqrt(100000)) << c.mean << ' ' << c.std;
+    }
+  }
+  // Limits that leave nearly all: a number's probability is the uniform number that it was made of.
+  manual_seed(7);
+  const Tensor u = rand({1000}, {.dtype = f64}), z = empty({1000}, {.dtype = f64});
+  manual_seed(7);
+  nn::init::trunc_normal_(z, 0, 1, -6, 6);
+  for (int64_t i = 0; i < 1000; ++i) EXPECT_NEAR(distribution(z.at({i})), u.at({i}), 1e-8);
+}
+
 TEST(Init, Gains) {
   using namespace nn::init;
   EXPECT_EQ(calculate_gain(Nonlinearity::linear), 1);
@@ -438,6 +499,10 @@ TEST(Init, RefusesWhatItCannotFill) {
   EXPECT_ERROR(uniform_(empty({3}), 2, 1), "uniform_: no interval [2, 1)");
   EXPECT_ERROR(normal_(empty({3}), 0, -1), "normal_: no normal distribution");
   EXPECT_ERROR(uniform_(empty({3}, {.dtype = i64})), "uniform_: needs a floating tensor, got [3] i64 on cpu");
+  EXPECT_ERROR(trunc_normal_(empty({3}), 0, 0), "trunc_normal_: mean 0 and standard deviation 0 leave no probability");
+  EXPECT_ERROR(trunc_normal_(empty({3}), 0, 1, 2, -2), "leave no probability to [2, -2]");
+  EXPECT_ERROR(trunc_normal_(empty({3}), NAN), "trunc_normal_: mean nan");
+  EXPECT_ERROR(trunc_normal_(empty({3}), 0, 1, 50, 60), "leave no probability to [50, 60]");
   EXPECT_ERROR(normal_({}), "normal_: needs a floating tensor, got undefined");
 }
 

@@ -155,7 +155,7 @@ TEST(Module, PrintsItsLayers) {
             "  (owned): Scale(): factor [2], count []\n"
             "  (blocks.0): Scale(): factor [2], count []\n"
             "  (blocks.1): Scale(): factor [2], count []\n"
-            "  (linear): Linear(2, 3): weight [3, 2], bias [3]\n"
+            "  (linear): Linear(in_features=2, out_features=3): weight [3, 2], bias [3]\n"
             "): pair.0 [1], pair.1 [1]\n"
             "19 parameters, 10 of them trained");
   text.str("");
@@ -163,11 +163,134 @@ TEST(Module, PrintsItsLayers) {
                          nn::ConvTranspose1d{{.in_channels = 4, .out_channels = 2, .kernel_size = 2, .bias = false}}};
   EXPECT_EQ(text.str(),
             "Sequential(\n"
-            "  (0): Conv3d(2, 4, kernel_size=[3, 3, 3], padding=[0, 1, 2]): weight [4, 2, 3, 3, 3], bias [4]\n"
-            "  (1): relu()\n"
-            "  (2): ConvTranspose1d(4, 2, kernel_size=[2], bias=false): weight [4, 2, 2]\n"
+            "  (0): Conv3d(2, 4, kernel_size=[3, 3, 3], stride=[1, 1, 1], padding=[0, 1, 2]): weight [4, 2, 3, 3, 3], "
+            "bias [4]\n"
+            "  (1): ReLU()\n"
+            "  (2): ConvTranspose1d(4, 2, kernel_size=[2], stride=[1], bias=false): weight [4, 2, 2]\n"
             ")\n"
             "236 parameters");
+}
+
+template <class... Layers>
+std::vector<std::string> printed(const Layers&... layers) {
+  return {nn::detail::summary(layers)...};
+}
+
+TEST(Module, LayersPrintTheNamesAndOptionsOfPyTorch) {
+  using namespace nn;
+  EXPECT_EQ(printed(ReLU(), SiLU(), GELU(), SELU(), Mish(), Sigmoid(), Tanh(), Hardsigmoid(), Hardswish(), Identity()),
+            (Names{"ReLU()", "SiLU()", "GELU()", "SELU()", "Mish()", "Sigmoid()", "Tanh()", "Hardsigmoid()",
+                   "Hardswish()", "Identity()"}));
+  EXPECT_EQ(printed(ELU(), PReLU(), LeakyReLU(), Softplus(), Softmax(1), LogSoftmax(-1), Dropout(), Dropout3d(0.25),
+                    Flatten(), PixelShuffle3d(2)),
+            (Names{"ELU(alpha=1)", "PReLU(num_parameters=1)", "LeakyReLU(negative_slope=0.01)",
+                   "Softplus(beta=1, threshold=20)", "Softmax(dim=1)", "LogSoftmax(dim=-1)", "Dropout(p=0.5)",
+                   "Dropout3d(p=0.25)", "Flatten(start_dim=1, end_dim=-1)", "PixelShuffle3d(upscale_factor=2)"}));
+  EXPECT_EQ(
+      printed(MaxPool3d(2), AvgPool2d(3, 2, 1), AdaptiveAvgPool3d(1), AdaptiveMaxPool1d(2),
+              Upsample({.scale_factor = 2, .mode = InterpolateMode::trilinear}), Upsample({.size = 4}),
+              ReflectionPad1d(1), ConstantPad2d(1, 0.5), ZeroPad3d(1)),
+      (Names{"MaxPool3d(kernel_size=[2, 2, 2], stride=[2, 2, 2], padding=[0, 0, 0])",
+             "AvgPool2d(kernel_size=[3, 3], stride=[2, 2], padding=[1, 1])", "AdaptiveAvgPool3d(output_size=[1, 1, 1])",
+             "AdaptiveMaxPool1d(output_size=[2])", "Upsample(scale_factor=2, mode=trilinear)",
+             "Upsample(size=[4], mode=nearest)", "ReflectionPad1d(padding=[1, 1])",
+             "ConstantPad2d(padding=[1, 1, 1, 1], value=0.5)", "ZeroPad3d(padding=[1, 1, 1, 1, 1, 1], value=0)"}));
+  EXPECT_EQ(printed(BatchNorm3d(4), BatchNorm1d(2, {.momentum = {}, .affine = false, .track_running_stats = false}),
+                    GroupNorm(2, 4), InstanceNorm3d(4), LayerNorm(3, {.bias = false}),
+                    Conv3d(1, 2, 3, 1, "same", 1, 1, true, PadMode::circular),
+                    WeightNorm(Linear(2, 3, {.bias = false})), SpectralNorm(ConvTranspose1d(4, 2, 3))),
+            (Names{"BatchNorm3d(4, eps=1e-05, momentum=0.1)",
+                   "BatchNorm1d(2, eps=1e-05, momentum=none, affine=false, track_running_stats=false)",
+                   "GroupNorm(2, 4, eps=1e-05)", "InstanceNorm3d(4, eps=1e-05, affine=false)",
+                   "LayerNorm([3], eps=1e-05, bias=false)",
+                   "Conv3d(1, 2, kernel_size=[3, 3, 3], stride=[1, 1, 1], padding=same, padding_mode=circular)",
+                   "WeightNorm(Linear(in_features=2, out_features=3, bias=false))",
+                   "SpectralNorm(ConvTranspose1d(4, 2, kernel_size=[3], stride=[1]))"}));
+}
+
+// ---- members that VG_MODULE does not name
+
+/// A module that names `listed`, and holds `unlisted` besides.
+template <class T>
+struct Partial : nn::Module {
+  explicit Partial(T value = T()) : unlisted(std::move(value)) {}
+  std::string class_name() const override { return "Partial"; }
+  nn::Linear listed{1, 1};
+  T unlisted;
+  VG_MODULE(listed)
+};
+struct Helper {
+  int number = 0;
+  nn::Linear linear{2, 2};
+};
+struct WithoutList : nn::Module {
+  nn::Linear linear{2, 2};
+};
+struct ListsTheRest : WithoutList {
+  nn::Linear more{1, 1};
+  VG_MODULE(linear, more)
+};
+struct AddsWithoutList : ListsTheRest {
+  nn::Linear added{3, 3};
+};
+template <class T>
+struct Holder : nn::Module {
+  explicit Holder(T value = T()) : child(std::move(value)) {}
+  T child;
+  VG_MODULE(child)
+};
+
+TEST(Module, ThrowsForMembersThatAreNotListed) {
+  EXPECT_ERROR(Partial<nn::Linear>(nn::Linear(2, 3)).parameters(),
+               "VG_MODULE: Partial does not list its member Linear(in_features=2, out_features=3), which would be "
+               "neither trained nor saved nor moved");
+  EXPECT_ERROR(Partial<nn::Parameter>(ones({2})).state_dict(),
+               "Partial does not list its member Parameter or Buffer [2] f32 on cpu");
+  EXPECT_ERROR(Partial<nn::Buffer>(zeros({3})).to(f64), "does not list its member Parameter or Buffer [3] f32");
+  EXPECT_ERROR(Partial<nn::Dropout>().eval(), "does not list its member Dropout(p=0.5)");
+  EXPECT_ERROR(Partial<nn::BatchNorm3d>(nn::BatchNorm3d(2)).zero_grad(), "does not list its member BatchNorm3d(2");
+  EXPECT_ERROR(Partial<nn::Sequential>(nn::Sequential{nn::Dropout{}}).train(), "does not list its member Sequential()");
+  EXPECT_ERROR(Partial<Scale>().named_modules(), "does not list its member Scale()");
+  EXPECT_ERROR(Partial<Helper>().parameters(), "does not list its member Linear(");
+  EXPECT_ERROR(Partial<std::optional<Scale>>(Scale()).parameters(), "does not list its member Scale()");
+  EXPECT_ERROR((Partial<std::array<Scale, 2>>().parameters()), "does not list its member Scale()");
+  EXPECT_ERROR(Holder<WithoutList>().parameters(), "VG_MODULE: WithoutList does not list its member Linear(");
+  EXPECT_ERROR(Holder<AddsWithoutList>().parameters(), "VG_MODULE: AddsWithoutList does not list its member Linear(");
+  EXPECT_ERROR(Holder<Partial<Scale>>().parameters(), "VG_MODULE: Partial does not list its member Scale()");
+  Partial<nn::Parameter> later;
+  EXPECT_EQ(later.parameters().size(), 2u);
+  later.unlisted = nn::Parameter(ones({1}));
+  const Partial<nn::Parameter> moved = std::move(later);
+  EXPECT_ERROR(moved.parameters(), "does not list its member Parameter or Buffer [1] f32");
+}
+
+struct ListsTensors : nn::Module {
+  nn::Linear inner{2, 2};
+  VG_MODULE(inner.weight, inner.bias)
+};
+struct ListsPartsOfHelper : nn::Module {
+  Helper helper;
+  VG_MODULE(helper.linear)
+};
+
+TEST(Module, OtherMembersNeedNotBeListed) {
+  EXPECT_EQ(Partial<nn::ReLU>().parameters().size(), 2u);
+  EXPECT_EQ(Partial<nn::Sequential>(nn::Sequential{nn::ReLU{}}).parameters().size(), 2u);
+  EXPECT_EQ(Partial<nn::Parameter>().parameters().size(), 2u);
+  EXPECT_EQ(Partial<std::optional<Scale>>().parameters().size(), 2u);
+  EXPECT_EQ(Partial<std::unique_ptr<Scale>>(std::make_unique<Scale>()).parameters().size(), 2u);
+  EXPECT_EQ(Partial(std::vector<nn::Parameter>(1, ones({1}))).parameters().size(), 2u);
+  EXPECT_EQ(ListsTensors().parameters().size(), 2u);
+  EXPECT_EQ(ListsPartsOfHelper().parameters().size(), 2u);
+  EXPECT_EQ(Holder<ListsTheRest>().parameters().size(), 4u);
+  EXPECT_EQ(Holder<nn::WeightNorm<nn::Linear>>(nn::WeightNorm(nn::Linear(2, 2))).parameters().size(), 3u);
+  Partial<nn::Parameter> tied;  // a second handle of a parameter that is listed
+  tied.unlisted = nn::Parameter(tied.listed.weight);
+  EXPECT_EQ(tied.parameters().size(), 2u);
+  const Scale scale;
+  const nn::Parameter local(ones({1}));
+  const Scale next;
+  EXPECT_EQ(scale.parameters().size() + next.parameters().size(), 2u);
 }
 
 TEST(Module, StateDictSeesTheParameters) {

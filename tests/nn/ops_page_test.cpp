@@ -34,7 +34,9 @@ void append(const fs::path& header, Names& seen, std::string& text) {
   if (!seen.insert(header.string()).second) return;
   std::string own = read(kRoot / header);
   EXPECT_FALSE(own.empty()) << header;
-  for (const std::string& other : all(own, "^#include \"(.*)\"")) append(other, seen, text);
+  const fs::path folder = header.extension() == ".in" ? "" : header.parent_path();
+  for (const std::string& other : all(own, "^#include \"(?:@voxgrad_folder@)?(.*)\""))
+    append((folder / other).lexically_normal(), seen, text);
   for (size_t begin; (begin = own.find("\nnamespace detail {")) != std::string::npos;)
     own.erase(begin, own.find("\n}  // namespace detail", begin) - begin);
   text += std::regex_replace(own, std::regex("//[^\n]*"), "");

@@ -141,6 +141,24 @@ TEST(Plateau, AgreesWithPyTorchAndResumes) {
   }
 }
 
+TEST(Plateau, ARelativeThresholdIsAShareOfTheBestsSize) {
+  struct Case {
+    PlateauMode mode;
+    double best, worse, better;
+  };
+  for (const Case& c : {Case{PlateauMode::min, -10, -10.5, -11.5}, Case{PlateauMode::min, 10, 9.5, 8.5},
+                        Case{PlateauMode::max, -10, -9.5, -8.5}, Case{PlateauMode::max, 10, 10.5, 11.5},
+                        Case{PlateauMode::min, 0, 0, -1e-9}}) {
+    SGD optimizer({zeros({1})}, {.lr = 1});
+    ReduceLROnPlateau schedule(optimizer, {.mode = c.mode, .patience = 1, .threshold = 0.1});
+    for (const double metric : {c.best, c.worse, c.better}) schedule.step(metric);
+    EXPECT_EQ(schedule.best(), c.better) << c.best;
+    EXPECT_EQ(optimizer.lr(), 1) << c.best;
+    for (int step = 0; step < 2; ++step) schedule.step(c.better);
+    EXPECT_EQ(optimizer.lr(), 0.1) << c.best;
+  }
+}
+
 TEST(Plateau, NanIsNotBetter) {
   SGD optimizer({zeros({1})}, {.lr = 1});
   ReduceLROnPlateau schedule(optimizer, {.patience = 0});
@@ -178,6 +196,27 @@ TEST(Schedule, OneCycleCyclesBeta1AndEnds) {
   EXPECT_EQ(OneCycleLR(without, {.max_lr = 1, .total_steps = 2, .cycle_momentum = false}).steps(), 0);
 }
 
+TEST(Schedule, ConstantAndWarmRestartsFollowTheirFormulas) {
+  SGD sgd({zeros({1})}, 0.5);
+  ConstantLR constant(sgd, {.factor = 0.25, .total_iters = 3});
+  for (int step = 0; step < 6; ++step, constant.step()) EXPECT_EQ(sgd.lr(), step < 3 ? 0.125 : 0.5) << step;
+
+  const auto cosine = [](double share) { return 0.1 + 0.4 * (1 + std::cos(std::acos(-1) * share)) / 2; };
+  sgd.set_lr(0.5);
+  CosineAnnealingWarmRestarts equal(sgd, {.t_0 = 4, .eta_min = 0.1});
+  for (int step = 0; step < 10; ++step, equal.step()) EXPECT_NEAR(sgd.lr(), cosine(step % 4 / 4.0), 1e-15) << step;
+  sgd.set_lr(0.5);
+  CosineAnnealingWarmRestarts longer(sgd, {.t_0 = 2, .t_mult = 3, .eta_min = 0.1});
+  for (int step = 0; step < 30; ++step, longer.step()) {  // restarts at 2, 8 and 26
+    const double share = step < 2    ? step / 2.0
+                         : step < 8  ? (step - 2) / 6.0
+                         : step < 26 ? (step - 8) / 18.0
+                                     : (step - 26) / 54.0;
+    EXPECT_NEAR(sgd.lr(), cosine(share), 1e-15) << step;
+  }
+  EXPECT_GT(longer.lr_at(int64_t{1} << 62, 0.5), 0.1);
+}
+
 TEST(Schedule, TheInitialRateIsTheCallersLast) {
   SGD sgd({zeros({1})}, 0.5);
   const ExponentialLR first(sgd, 0.5);
@@ -201,6 +240,15 @@ TEST(Schedule, RefusesBadOptions) {
   EXPECT_ERROR(OneCycleLR(o, {.max_lr = 1, .total_steps = 9, .pct_start = 2}), "OneCycleLR: pct_start must lie in");
   EXPECT_ERROR(SequentialLR(o, {}, {}), "SequentialLR: expects one milestone fewer than schedules, got 0 and 0");
   EXPECT_ERROR(SequentialLR(o, {nullptr}, {}), "SequentialLR: a schedule is null");
+  const auto step_lr = std::make_shared<StepLR>(o);
+  EXPECT_ERROR(SequentialLR(o, {step_lr, step_lr}, {-1}), "SequentialLR: milestones must not be negative, got -1");
+  EXPECT_ERROR(MultiStepLR(o, {.milestones = {3, -2}}), "MultiStepLR: milestones must not be negative, got -2");
+  EXPECT_ERROR(OneCycleLR(o, {.max_lr = 1, .total_steps = 9, .div_factor = INFINITY}),
+               "OneCycleLR: div_factor and final_div_factor must be positive and finite, got inf and 10000");
+  EXPECT_ERROR(ConstantLR(o, {.factor = -1}), "ConstantLR: factor must lie in [0, 1], got -1");
+  EXPECT_ERROR(ConstantLR(o, {.total_iters = 0}), "ConstantLR: total_iters must be positive, got 0");
+  EXPECT_ERROR(CosineAnnealingWarmRestarts(o), "CosineAnnealingWarmRestarts: t_0 must be positive, got 0");
+  EXPECT_ERROR(CosineAnnealingWarmRestarts(o, {.t_0 = 1, .t_mult = 0}), "t_mult must be positive, got 0");
   EXPECT_ERROR(StepLR(o, {.step_size = 0}), "StepLR: step_size must be positive, got 0");
   EXPECT_ERROR(StepLR(o, {.gamma = -1}), "StepLR: gamma must be finite and at least 0");
   EXPECT_ERROR(LinearLR(o, {.start_factor = 0}), "LinearLR: start_factor must lie in (0, 1], got 0");
