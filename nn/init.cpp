@@ -10,7 +10,7 @@
 namespace voxgrad::nn::init {
 namespace {
 
-thread_local bool skipping = false;
+thread_local ScopedValue<bool>* skipping = nullptr;
 
 /// Random numbers are drawn as f32 or f64 and then rounded to what the tensor holds.
 DType drawn_dtype(const Tensor& tensor) { return tensor.dtype() == f64 ? f64 : f32; }
@@ -49,8 +49,7 @@ const Tensor& draw(const Tensor& tensor, decltype(rand)* from, double scale, dou
 
 }  // namespace
 
-SkipInit::SkipInit() : previous_(std::exchange(skipping, true)) {}
-SkipInit::~SkipInit() { skipping = previous_; }
+SkipInit::SkipInit() : skip_(skipping, true) {}
 
 Fans calculate_fans(const Tensor& tensor) {
   check(tensor.dim() >= 2, "calculate_fans", "needs at least two axes, got ", describe(tensor));

@@ -1,6 +1,8 @@
 #include "nn/optim/ema.h"
 
 #include <algorithm>
+#include <mutex>
+#include <vector>
 
 #include "core/autograd.h"
 #include "core/capture.h"
@@ -67,8 +69,15 @@ void ExponentialMovingAverage::update() {
   for (size_t i = 0; i < buffers_.size(); ++i) copies_[i].copy_(buffers_[i]);
 }
 
+namespace {
+std::mutex swaps_mutex;
+std::vector<ExponentialMovingAverage::Swapped*> swaps;  // that live, the oldest first
+}  // namespace
+
 ExponentialMovingAverage::Swapped::Swapped(const ExponentialMovingAverage& average) {
   NoGradGuard no_grad;
+  const std::lock_guard lock(swaps_mutex);
+  swaps.reserve(swaps.size() + 1);
   Tensors kept = average.averages_;
   kept.insert(kept.end(), average.copies_.begin(), average.copies_.end());
   for (const Tensors& own : {average.params_, average.buffers_})
@@ -77,11 +86,29 @@ ExponentialMovingAverage::Swapped::Swapped(const ExponentialMovingAverage& avera
       saved_.push_back(own_.back().clone());  // all of them before anything is written: memory may run out
     }
   for (size_t i = 0; i < own_.size(); ++i) own_[i].copy_(kept[i]);
+  swaps.push_back(this);
 }
 
+/// Leaves the saved values to the next younger swap of the same tensor, if there is one.
 ExponentialMovingAverage::Swapped::~Swapped() {
   NoGradGuard no_grad;
-  for (size_t i = 0; i < own_.size(); ++i) own_[i].copy_(saved_[i]);
+  const std::lock_guard lock(swaps_mutex);
+  const auto younger = swaps.erase(std::find(swaps.begin(), swaps.end(), this));
+  for (size_t i = 0; i < own_.size(); ++i) {
+    Tensor* heir = nullptr;
+    for (auto swap = younger; swap != swaps.end() && !heir; ++swap) heir = (*swap)->find_saved(own_[i]);
+    if (heir)
+      *heir = saved_[i];
+    else
+      own_[i].copy_(saved_[i]);
+  }
+}
+
+/// Where the values of a tensor of the model are kept; null if the tensor is not swapped.
+Tensor* ExponentialMovingAverage::Swapped::find_saved(const Tensor& own) {
+  for (size_t i = 0; i < own_.size(); ++i)
+    if (own_[i].storage() == own.storage() && own_[i].storage_offset() == own.storage_offset()) return &saved_[i];
+  return nullptr;
 }
 
 TensorMap ExponentialMovingAverage::state_dict() const {
