@@ -14,6 +14,7 @@
 
 #include "core/atomic_file.h"
 #include "core/input_file.h"
+#include "core/json_text.h"
 
 namespace voxgrad {
 namespace {
@@ -44,7 +45,17 @@ const char* format_name(DType dtype) {
 
 std::string tensor_named(const std::string& name) { return concat("tensor ", in_quotes(name), ": "); }
 
-std::vector<int64_t> sizes_of(const Shape& shape) { return {shape.begin(), shape.end()}; }
+std::string json_of(const Shape& shape) {
+  std::vector<std::string> sizes;
+  for (const int64_t size : shape) sizes.push_back(to_json(size));
+  return json_array(sizes);
+}
+
+std::string json_of(const Metadata& metadata) {
+  std::vector<std::pair<std::string, std::string>> members;
+  for (const auto& [key, value] : metadata) members.emplace_back(key, to_json(value));
+  return json_object(members);
+}
 
 /// The checksum of a file's contents: CRC-32 of a JSON text of the metadata and of each tensor's dtype, shape and
 /// CRC-32 of its bytes, with all names in their order. So it does not depend on where the file has its tensors.
@@ -53,17 +64,17 @@ class Checksum {
   void add(const std::string& name, const Tensor& host) {
     const auto bytes = static_cast<size_t>(host.numel() * item_size(host.dtype()));
     const uLong crc = crc32_z(0, static_cast<const Bytef*>(host.raw_data()), bytes);
-    tensors_[name] = nlohmann::json::array({format_name(host.dtype()), sizes_of(host.shape()), crc});
+    tensors_[name] = json_array({to_json(format_name(host.dtype())), json_of(host.shape()), to_json(crc)});
   }
   /// Eight hexadecimal digits.
   std::string text(const Metadata& metadata) const {
-    const std::string all = nlohmann::json::array({metadata, tensors_}).dump();
+    const std::string all = json_array({json_of(metadata), json_object({tensors_.begin(), tensors_.end()})});
     const uLong crc = crc32_z(0, reinterpret_cast<const Bytef*>(all.data()), all.size());
     return concat(std::hex, std::setw(8), std::setfill('0'), crc);
   }
 
  private:
-  nlohmann::json tensors_ = nlohmann::json::object();
+  std::map<std::string, std::string> tensors_;  ///< JSON by name
 };
 
 /// What the header says of one tensor.
@@ -82,7 +93,10 @@ class HeaderReader {
   Metadata metadata;
 
   // The interface of nlohmann::json_sax; returning true goes on, errors are thrown.
-  bool null() { unexpected("null"); }
+  bool null() {
+    if (place_ != Place::names || name_ != kMetadataKey) unexpected("null");
+    return true;  // as no metadata, which the format's own reader does too
+  }
   bool boolean(bool) { unexpected("a boolean"); }
   bool number_integer(int64_t) { unexpected("a negative number"); }
   bool number_float(double, const std::string&) { unexpected("a number that is no 64-bit integer"); }
@@ -208,6 +222,8 @@ std::string read_header(InputFile& file) {
   file.check(file.size() >= static_cast<int64_t>(kLengthBytes), "truncated: ", file.size(), " bytes hold no header");
   uint64_t length = 0;
   file.read(&length, kLengthBytes);
+  const std::string format = file.other_format();
+  file.check(length <= kLongestHeader || format.empty(), "not a safetensors file", format);
   file.check(length <= kLongestHeader, "header length ", length, " exceeds ", kLongestHeader, " bytes");
   file.check_limit(static_cast<int64_t>(length), "the header");
   const int64_t available = file.size() - static_cast<int64_t>(kLengthBytes);
@@ -215,7 +231,7 @@ std::string read_header(InputFile& file) {
              " bytes that follow");
   std::string header(length, '\0');
   file.read(header.data(), header.size());
-  file.check(header.starts_with('{'), "the header must begin with '{'");
+  file.check(header.starts_with('{'), "the header must begin with '{'", format);
   // The JSON lexer would take a zero byte for the end of the text.
   file.check(header[header.find_last_not_of(" \t\r\n")] == '}', "the header must end with '}' and white space");
   file.check(header.find('\0') == std::string::npos, "the header holds a zero byte");
@@ -251,25 +267,22 @@ std::map<std::string, SafetensorsEntry> checked_layout(const InputFile& file,
 }
 
 void check_utf8(const char* what, const std::string& text) {
-  try {
-    static_cast<void>(nlohmann::json(text).dump());
-  } catch (const nlohmann::json::exception&) {
-    fail("save_safetensors", what, ' ', in_quotes(text), " must be UTF-8");
-  }
+  check(is_utf8(text), "save_safetensors", what, ' ', in_quotes(text), " must be UTF-8");
 }
 
 /// The header's JSON, padded so that the data begin at a multiple of 8.
 std::string write_header(const std::vector<std::pair<std::string, Tensor>>& tensors, const Metadata& metadata) {
-  nlohmann::ordered_json header = nlohmann::ordered_json::object();
-  if (!metadata.empty()) header[kMetadataKey] = metadata;
+  std::vector<std::pair<std::string, std::string>> header;
+  if (!metadata.empty()) header.emplace_back(kMetadataKey, json_of(metadata));
   int64_t position = 0;
   for (const auto& [name, tensor] : tensors) {
     const int64_t end = position + tensor.numel() * item_size(tensor.dtype());
-    header[name] = {
-        {"dtype", format_name(tensor.dtype())}, {"shape", sizes_of(tensor.shape())}, {"data_offsets", {position, end}}};
+    header.emplace_back(name, json_object({{"dtype", to_json(format_name(tensor.dtype()))},
+                                           {"shape", json_of(tensor.shape())},
+                                           {"data_offsets", json_array({to_json(position), to_json(end)})}}));
     position = end;
   }
-  std::string text = header.dump();
+  std::string text = json_object(header);
   text.resize((text.size() + 7) / 8 * 8, ' ');
   check(text.size() <= kLongestHeader, "save_safetensors", "the header would take ", text.size(), " bytes, at most ",
         kLongestHeader, " are allowed");

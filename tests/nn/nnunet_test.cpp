@@ -58,6 +58,9 @@ TEST_F(NnUNetTest, RefusesADatasetThatLies) {
   const std::array<const char*, 3> cases[] = {
       {"\"numTraining\": 2", "\"numTraining\": 3", "numTraining is 3, imagesTr has 2 cases"},
       {"\"numTraining\": 2", "\"numTraining\": \"2\"", "'numTraining' must be number, is string"},
+      {"\"numTraining\": 2", "\"numTraining\": 18446744073709551615", "numTraining must be an integer"},
+      {"\"numTraining\": 2", "\"numTraining\": -1", "numTraining is -1, imagesTr has 2 cases"},
+      {"\"numTraining\": 2", "\"numTraining\": 2, \"numTraining\": 3", "has two 'numTraining'"},
       {"\"numTraining\"", "\"number\"", "has no 'numTraining'"},
       {"\"channel_names\"", "\"modality\"", "has no 'channel_names'"},
       {"{\"0\": \"T1\", \"1\": \"T2\"}", "[]", "'channel_names' must be object, is array"},
@@ -68,6 +71,8 @@ TEST_F(NnUNetTest, RefusesADatasetThatLies) {
       {"\"tumour\": 2", "\"tumour\": 1", "'labels': two are number 1"},
       {"\"tumour\": 2", "\"tumour\": [1, 2]", "'labels': 'tumour' is a list; regions are not supported"},
       {"\"tumour\": 2", "\"tumour\": 1.5", "'labels': 'tumour' has no number"},
+      {"\"tumour\": 2", "\"tumour\": {\"edema\": 2}", "'labels': 'tumour' has no number"},
+      {"\"tumour\": 2", "\"edema\": 2", "'labels': 'edema' is there twice"},
       {", \"tumour\": 2, \"edema\": 1", "", "'labels' has 1 names, expected 2 to 256"},
       {"\".nii\"", "\".png\"", "file_ending '.png' is not supported"},
       {"}", "", "is not a JSON object"},
@@ -76,6 +81,9 @@ TEST_F(NnUNetTest, RefusesADatasetThatLies) {
     json(from, to);
     refuses(file + message);
   }
+  json("\"name\": \"anything else\"",
+       "\"name\": [{\"labels\": [[1], {\"b\": null}]}, true, -1, 1.5], \"a\": {\"b\": []}");
+  EXPECT_EQ(NnUNetFolder(path("")).classes.size(), 3u);
   put("dataset.json", std::string(100000, '['));
   refuses(file + "is not a JSON object");
   json("\".nii\"", "\".nii.gz\"");
@@ -103,6 +111,8 @@ TEST_F(NnUNetTest, RefusesMissingFiles) {
   EXPECT_TRUE(NnUNetFolder(path("")).test.empty());
   std::filesystem::remove_all(path("imagesTr"));
   refuses("has no image in imagesTr");
+  put("imagesTr", "a file");
+  refuses("cannot read '" + path("imagesTr").string() + "': Not a directory");
 }
 
 }  // namespace
