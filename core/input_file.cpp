@@ -18,15 +18,12 @@ using namespace std::string_view_literals;
 constexpr std::pair<std::string_view, const char*> kFormats[] = {
     {"PK\x03\x04"sv, "a zip archive, as torch.save and numpy.savez write"},
     {"\x80\x02"sv, "a Python pickle, as torch.save wrote before PyTorch 1.6"},
-    {"\x80\x03"sv, "a Python pickle"},
     {"\x80\x04"sv, "a Python pickle"},
-    {"\x80\x05"sv, "a Python pickle"},
     {"\x93NUMPY"sv, "NumPy's .npy"},
     {"\x89HDF\r\n\x1a\n"sv, "HDF5"},
     {"\x1f\x8b"sv, "gzip"},
     {"GGUF"sv, "GGUF"},
     {"\x5c\x01\0\0"sv, "NIfTI-1"},
-    {"\0\0\x01\x5c"sv, "NIfTI-1"},
 };
 
 }  // namespace

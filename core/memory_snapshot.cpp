@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "core/error.h"
-#include "core/json_text.h"
+#include "core/json.h"
 
 namespace voxgrad::memory {
 namespace {

@@ -6,7 +6,7 @@
 
 #include "core/atomic_file.h"
 #include "core/error.h"
-#include "core/json_text.h"
+#include "core/json.h"
 #include "core/profiler.h"
 
 namespace voxgrad::profiler {

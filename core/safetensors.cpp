@@ -1,5 +1,5 @@
-// The header is read by a SAX handler, because a JSON document keeps only the last of two equal keys and
-// so would hide a file that two readers understand differently.
+// The header is read value by value, because a JSON document keeps only the last of two equal keys and so would hide a
+// file that two readers understand differently.
 #include "core/safetensors.h"
 
 #include <zlib.h>
@@ -7,14 +7,13 @@
 #include <algorithm>
 #include <bit>
 #include <iomanip>
-#include <nlohmann/json.hpp>
 #include <set>
 #include <string_view>
 #include <vector>
 
 #include "core/atomic_file.h"
 #include "core/input_file.h"
-#include "core/json_text.h"
+#include "core/json.h"
 
 namespace voxgrad {
 namespace {
@@ -84,7 +83,7 @@ struct Claim {
   std::optional<std::vector<int64_t>> offsets;
 };
 
-/// Takes the JSON of a header token by token and refuses whatever is not {name: claim} or metadata.
+/// Takes the values of a header and refuses whatever is not {name: claim} or metadata.
 class HeaderReader {
  public:
   explicit HeaderReader(const InputFile& file) : file_(file) {}
@@ -92,129 +91,58 @@ class HeaderReader {
   std::map<std::string, Claim> claims;
   Metadata metadata;
 
-  // The interface of nlohmann::json_sax; returning true goes on, errors are thrown.
-  bool null() {
-    if (place_ != Place::names || name_ != kMetadataKey) unexpected("null");
-    return true;  // as no metadata, which the format's own reader does too
-  }
-  bool boolean(bool) { unexpected("a boolean"); }
-  bool number_integer(int64_t) { unexpected("a negative number"); }
-  bool number_float(double, const std::string&) { unexpected("a number that is no 64-bit integer"); }
-  bool binary(std::vector<uint8_t>&) { unexpected("binary data"); }
-
-  bool number_unsigned(uint64_t value) {
-    if (place_ != Place::shape && place_ != Place::offsets) unexpected("a number");
-    file_.check(value <= INT64_MAX, tensor_named(name_), field_, " ", value, " does not fit in 64 bits");
-    if (place_ == Place::shape) {
-      file_.check(claim_->shape->size() < kMaxRank, tensor_named(name_), "more than ", kMaxRank, " axes");
-      claim_->shape->push_back(static_cast<int64_t>(value));
+  void take(const JsonPath& path, const JsonValue& value) {
+    if (path.size() == 1) take_entry(path[0], value);
+    if (path.size() <= 1) return;
+    if (path[0] == kMetadataKey) {
+      file_.check(value.type == "a string", "metadata ", in_quotes(path[1]), " must be a string, found ", value.type);
+      file_.check(metadata.emplace(path[1], value.text).second, "metadata ", in_quotes(path[1]), " is there twice");
+    } else if (path.size() == 2) {
+      take_field(tensor_named(path[0]), path[1], value);
     } else {
-      file_.check(claim_->offsets->size() < 2, tensor_named(name_), "data_offsets must be two numbers");
-      claim_->offsets->push_back(static_cast<int64_t>(value));
+      take_item(tensor_named(path[0]), path[1], value);
     }
-    return true;
-  }
-
-  bool string(const std::string& value) {
-    if (place_ == Place::metadata) {
-      metadata[field_] = value;
-      return true;
-    }
-    if (place_ != Place::claim || field_ != "dtype") unexpected("a string");
-    const auto* known =
-        std::find_if(std::begin(kDTypes), std::end(kDTypes), [&](auto& entry) { return value == entry.name; });
-    file_.check(known != std::end(kDTypes), tensor_named(name_), "unknown dtype ", in_quotes(value));
-    claim_->dtype = known;
-    return true;
-  }
-
-  bool key(const std::string& key) {
-    if (place_ == Place::names) {
-      name_ = key;
-      file_.check(names_.insert(key).second, "tensor ", in_quotes(key), " is there twice");
-      return true;
-    }
-    field_ = key;
-    if (place_ == Place::metadata) {
-      file_.check(!metadata.contains(key), "metadata ", in_quotes(key), " is there twice");
-      return true;
-    }
-    const bool known = key == "dtype" || key == "shape" || key == "data_offsets";
-    file_.check(known, tensor_named(name_), "unknown key ", in_quotes(key));
-    const bool repeated = key == "dtype"   ? claim_->dtype != nullptr
-                          : key == "shape" ? claim_->shape.has_value()
-                                           : claim_->offsets.has_value();
-    file_.check(!repeated, tensor_named(name_), key, " is there twice");
-    return true;
-  }
-
-  bool start_object(size_t) {
-    if (place_ == Place::outside) {
-      place_ = Place::names;
-    } else if (place_ != Place::names) {
-      unexpected("an object");
-    } else if (name_ == kMetadataKey) {
-      place_ = Place::metadata;
-    } else {
-      place_ = Place::claim;
-      claim_ = &claims[name_];
-    }
-    return true;
-  }
-
-  bool end_object() {
-    if (place_ == Place::claim) {
-      const bool complete = claim_->dtype && claim_->shape && claim_->offsets;
-      file_.check(complete, tensor_named(name_), "needs dtype, shape and data_offsets");
-    }
-    place_ = place_ == Place::names ? Place::outside : Place::names;
-    return true;
-  }
-
-  bool start_array(size_t) {
-    if (place_ != Place::claim || field_ == "dtype") unexpected("an array");
-    if (field_ == "shape") {
-      place_ = Place::shape;
-      claim_->shape.emplace();
-    } else {
-      place_ = Place::offsets;
-      claim_->offsets.emplace();
-    }
-    return true;
-  }
-
-  bool end_array() {
-    const bool pair = place_ != Place::offsets || claim_->offsets->size() == 2;
-    file_.check(pair, tensor_named(name_), "data_offsets must be two numbers");
-    place_ = Place::claim;
-    return true;
-  }
-
-  bool parse_error(size_t position, const std::string&, const nlohmann::json::exception&) {
-    file_.fail("the header is not valid JSON at byte ", position);
   }
 
  private:
-  enum class Place { outside, names, metadata, claim, shape, offsets };
+  void take_entry(const std::string& name, const JsonValue& value) {
+    file_.check(names_.insert(name).second, "tensor ", in_quotes(name), " is there twice");
+    const bool no_metadata = name == kMetadataKey && value.type == "null";  // which the format's own reader accepts
+    file_.check(no_metadata || value.type == "an object", "header entry ", in_quotes(name),
+                " must be an object, found ", value.type);
+    if (name != kMetadataKey) claim_ = &claims[name];
+  }
 
-  [[noreturn]] void unexpected(const char* what) const {
-    switch (place_) {
-      case Place::metadata:
-        file_.fail("metadata ", in_quotes(field_), " must be a string, found ", what);
-      case Place::claim:
-      case Place::shape:
-      case Place::offsets:
-        file_.fail(tensor_named(name_), what, " is no valid ", field_);
-      default:
-        file_.fail("header entry ", in_quotes(name_), " must be an object, found ", what);
+  void take_field(const std::string& what, const std::string& key, const JsonValue& value) {
+    const bool known = key == "dtype" || key == "shape" || key == "data_offsets";
+    file_.check(known, what, "unknown key ", in_quotes(key));
+    const bool repeated = key == "dtype"   ? claim_->dtype != nullptr
+                          : key == "shape" ? claim_->shape.has_value()
+                                           : claim_->offsets.has_value();
+    file_.check(!repeated, what, key, " is there twice");
+    file_.check(value.type == (key == "dtype" ? "a string" : "an array"), what, value.type, " is no valid ", key);
+    if (key == "shape") claim_->shape.emplace();
+    if (key == "data_offsets") claim_->offsets.emplace();
+    if (key != "dtype") return;
+    const auto* dtype =
+        std::find_if(std::begin(kDTypes), std::end(kDTypes), [&](auto& entry) { return value.text == entry.name; });
+    file_.check(dtype != std::end(kDTypes), what, "unknown dtype ", in_quotes(value.text));
+    claim_->dtype = dtype;
+  }
+
+  void take_item(const std::string& what, const std::string& key, const JsonValue& value) {
+    file_.check(value.integer.value_or(-1) >= 0, what, value.type, " is no valid ", key);
+    if (key == "shape") {
+      file_.check(claim_->shape->size() < kMaxRank, what, "more than ", kMaxRank, " axes");
+      claim_->shape->push_back(*value.integer);
+    } else {
+      file_.check(claim_->offsets->size() < 2, what, "data_offsets must be two numbers");
+      claim_->offsets->push_back(*value.integer);
     }
   }
 
   const InputFile& file_;
-  Place place_ = Place::outside;
-  std::string name_;   // of the entry being read
-  std::string field_;  // its key being read
-  Claim* claim_ = nullptr;
+  Claim* claim_ = nullptr;  // of the entry being read
   std::set<std::string> names_;
 };
 
@@ -243,7 +171,12 @@ std::map<std::string, SafetensorsEntry> checked_layout(const InputFile& file,
                                                        const std::map<std::string, Claim>& claims, int64_t bytes) {
   using Item = std::pair<const std::string, Claim>;
   std::vector<const Item*> order;
-  for (const Item& item : claims) order.push_back(&item);
+  for (const Item& item : claims) {
+    const auto& [name, claim] = item;
+    file.check(claim.dtype && claim.shape && claim.offsets, tensor_named(name), "needs dtype, shape and data_offsets");
+    file.check(claim.offsets->size() == 2, tensor_named(name), "data_offsets must be two numbers");
+    order.push_back(&item);
+  }
   std::stable_sort(order.begin(), order.end(),
                    [](const Item* a, const Item* b) { return *a->second.offsets < *b->second.offsets; });
   std::map<std::string, SafetensorsEntry> entries;
@@ -296,7 +229,7 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& path, const LoadSa
     : options_(options), file_(std::make_unique<InputFile>(path, op, options.max_bytes)) {
   const std::string header = read_header(*file_);
   HeaderReader reader(*file_);
-  nlohmann::json::sax_parse(header, &reader);
+  read_json(*file_, "the header ", header, [&](auto& keys, auto& value) { reader.take(keys, value); });
   data_begin_ = file_->size() - file_->remaining();
   entries_ = checked_layout(*file_, reader.claims, file_->remaining());
   metadata_ = std::move(reader.metadata);

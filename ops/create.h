@@ -3,9 +3,7 @@
 // beyond its range.
 #pragma once
 
-#include <algorithm>
 #include <initializer_list>
-#include <memory>
 #include <span>
 #include <type_traits>
 #include <vector>
@@ -44,9 +42,7 @@ Tensor from_span(std::span<const T> values, const Shape& shape, Device device = 
 template <class T>
 requires std::is_arithmetic_v<T> Tensor tensor(const std::vector<T>& values, Device device = Device::cpu()) {
   if constexpr (std::is_same_v<T, bool>) {  // packed in bits
-    const auto copy = std::make_unique<bool[]>(values.size());
-    std::copy(values.begin(), values.end(), copy.get());
-    return from_span(std::span<const bool>(copy.get(), values.size()), {std::ssize(values)}, device);
+    return tensor(std::vector<uint8_t>(values.begin(), values.end()), device).to(b8);
   } else {
     return from_span(std::span<const T>(values), {std::ssize(values)}, device);
   }

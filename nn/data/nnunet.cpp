@@ -3,12 +3,10 @@
 #include <dirent.h>
 
 #include <algorithm>
-#include <bit>
 #include <cerrno>
 #include <charconv>
 #include <map>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
 #include <string_view>
@@ -16,6 +14,7 @@
 #include <utility>
 
 #include "core/input_file.h"
+#include "core/json.h"
 
 namespace voxgrad::data {
 namespace {
@@ -24,77 +23,28 @@ namespace fs = std::filesystem;
 constexpr const char* kOp = "NnUNetFolder";
 constexpr int64_t kLargestText = 1 << 26;
 
-/// A value of a JSON text.
-struct Value {
-  std::string_view type;                                 ///< JSON's name of the type
-  std::string text{};                                    ///< the value of a string
-  std::optional<int64_t> integer{};                      ///< the value of an integer
-  std::vector<std::pair<std::string, Value>> members{};  ///< the members of an object
-};
+/// The file's values by their keys, and those of objects in it by two keys.
+using Values = std::map<JsonPath, JsonValue>;
 
-/// Collects the members of a JSON text's object, and their members; deeper values are left out. It replaces
-/// nlohmann::json, whose destructor takes memory, and which converts itself to other types where it is printed.
-class ValueReader {
- public:
-  Value root;
-
-  // The interface of nlohmann::json_sax; false ends the parsing.
-  bool null() { return add({"null"}); }
-  bool boolean(bool) { return add({"boolean"}); }
-  bool number_integer(int64_t value) { return add({.type = "number", .integer = value}); }
-  bool number_unsigned(uint64_t value) {
-    return value <= INT64_MAX ? number_integer(std::bit_cast<int64_t>(value)) : add({"number"});
-  }
-  bool number_float(double, const std::string&) { return add({"number"}); }
-  bool string(std::string& text) { return add({.type = "string", .text = std::move(text)}); }
-  bool binary(std::vector<uint8_t>&) { return false; }
-  bool key(std::string& name) {
-    key_ = std::move(name);
-    return true;
-  }
-  bool start_object(size_t) { return open("object"); }
-  bool start_array(size_t) { return open("array"); }
-  bool end_object() { return --depth_ >= 0; }
-  bool end_array() { return --depth_ >= 0; }
-  bool parse_error(size_t, const std::string&, const nlohmann::json::exception&) { return false; }
-
- private:
-  bool open(const char* type) {
-    add({type});
-    ++depth_;
-    return true;
-  }
-  bool add(Value value) {
-    if (depth_ == 0) {
-      root = std::move(value);
-      return true;
-    }
-    Value* parent = depth_ == 1 ? &root : depth_ == 2 && !root.members.empty() ? &root.members.back().second : nullptr;
-    if (parent && parent->type == "object") parent->members.emplace_back(std::move(key_), std::move(value));
-    return true;
-  }
-
-  int64_t depth_ = 0;
-  std::string key_;
-};
-
-Value read_json(InputFile& file) {
+Values read_values(InputFile& file) {
   file.check(file.size() <= kLargestText, "larger than ", kLargestText, " bytes");
   std::string text(static_cast<size_t>(file.size()), '\0');
   file.read(text.data(), text.size());
-  ValueReader reader;
-  const bool whole = nlohmann::json::sax_parse(text, &reader);
-  file.check(whole && reader.root.type == "object", "is not a JSON object");
-  return std::move(reader.root);
+  Values values;
+  read_json(file, "", text, [&](const JsonPath& path, const JsonValue& value) {
+    file.check(!path.empty() || value.type == "an object", "is not a JSON object");
+    if (path.size() > 2 || (path.size() == 2 && values.at({path[0]}).type != "an object")) return;
+    file.check(values.emplace(path, value).second, in_quotes(path.empty() ? "" : path.back()), " is there twice");
+  });
+  return values;
 }
 
-const Value& at(const InputFile& file, const Value& object, const char* key, std::string_view type) {
-  const auto is_named = [&](auto& member) { return member.first == key; };
-  const auto end = object.members.end(), found = std::find_if(object.members.begin(), end, is_named);
-  file.check(found != end, "has no ", in_quotes(key));
-  file.check(std::find_if(found + 1, end, is_named) == end, "has two ", in_quotes(key));
-  const Value& value = found->second;
-  file.check(value.type == type, in_quotes(key), " must be ", type, ", is ", value.type);
+const JsonValue& at(const InputFile& file, const Values& values, const char* key, std::string_view type) {
+  const auto found = values.find({key});
+  file.check(found != values.end(), "has no ", in_quotes(key));
+  const JsonValue& value = found->second;
+  file.check(value.type == type || (type == "a number" && value.integer), in_quotes(key), " must be ", type, ", is ",
+             value.type);
   return value;
 }
 
@@ -106,17 +56,20 @@ std::optional<int64_t> parse_integer(const std::string& text) {
 }
 
 /// Names by their numbers 0, 1, 2, ... from {"0": "T1"} or {"background": 0}.
-std::vector<std::string> read_names(const InputFile& file, const Value& object, const char* key, size_t least,
+std::vector<std::string> read_names(const InputFile& file, const Values& values, const char* key, size_t least,
                                     size_t most) {
+  at(file, values, key, "an object");
   std::map<int64_t, std::string> names;
-  std::set<std::string> keys;
-  for (const auto& [left, right] : at(file, object, key, "object").members) {
-    file.check(keys.insert(left).second, in_quotes(key), ": ", in_quotes(left), " is there twice");
-    file.check(right.type != "array", in_quotes(key), ": ", in_quotes(left), " is a list; regions are not supported");
-    const std::optional<int64_t> number = right.type == "string" ? parse_integer(left) : right.integer;
+  for (auto entry = values.upper_bound({key}); entry != values.end() && entry->first[0] == key; ++entry) {
+    const auto& left = entry->first[1];
+    const JsonValue& right = entry->second;
+    file.check(right.type != "an array", in_quotes(key), ": ", in_quotes(left),
+               " is a list; regions are not supported");
+    const bool is_name = right.type == "a string";
+    const std::optional<int64_t> number = is_name ? parse_integer(left) : right.integer;
     file.check(number.has_value(), in_quotes(key), ": ", in_quotes(left), " has no number");
-    const bool fresh = names.emplace(*number, right.type == "string" ? right.text : left).second;
-    file.check(fresh, in_quotes(key), ": two are number ", *number);
+    file.check(names.emplace(*number, is_name ? right.text : left).second, in_quotes(key), ": two are number ",
+               *number);
   }
   file.check(names.size() >= least && names.size() <= most, in_quotes(key), " has ", names.size(), " names, expected ",
              least, " to ", most);
@@ -176,14 +129,13 @@ std::vector<std::string> list_cases(const fs::path& folder, const std::string& e
 
 NnUNetFolder::NnUNetFolder(const fs::path& path) : folder(path) {
   InputFile file(path / "dataset.json", kOp);
-  const Value object = read_json(file);
-  channels = read_names(file, object, "channel_names", 1, 9999);
-  classes = read_names(file, object, "labels", 2, 256);
-  file_ending = at(file, object, "file_ending", "string").text;
+  const Values values = read_values(file);
+  channels = read_names(file, values, "channel_names", 1, 9999);
+  classes = read_names(file, values, "labels", 2, 256);
+  file_ending = at(file, values, "file_ending", "a string").text;
   file.check(file_ending == ".nii.gz" || file_ending == ".nii", "file_ending ", in_quotes(file_ending),
              " is not supported (.nii.gz and .nii are)");
-  const std::optional<int64_t> count = at(file, object, "numTraining", "number").integer;
-  file.check(count.has_value(), "numTraining must be an integer of at most 64 bits");
+  const std::optional<int64_t> count = at(file, values, "numTraining", "a number").integer;
   training = list_cases(path / "imagesTr", file_ending, std::ssize(channels));
   test = list_cases(path / "imagesTs", file_ending, std::ssize(channels));
   const std::set<std::string> labels = list(path / "labelsTr", file_ending);

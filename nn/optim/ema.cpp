@@ -72,6 +72,10 @@ void ExponentialMovingAverage::update() {
 namespace {
 std::mutex swaps_mutex;
 std::vector<ExponentialMovingAverage::Swapped*> swaps;  // that live, the oldest first
+
+bool is_same_view(const Tensor& a, const Tensor& b) {
+  return a.storage() == b.storage() && a.storage_offset() == b.storage_offset();
+}
 }  // namespace
 
 ExponentialMovingAverage::Swapped::Swapped(const ExponentialMovingAverage& average) {
@@ -89,26 +93,18 @@ ExponentialMovingAverage::Swapped::Swapped(const ExponentialMovingAverage& avera
   swaps.push_back(this);
 }
 
-/// Leaves the saved values to the next younger swap of the same tensor, if there is one.
+/// A younger swap of a tensor saved what this one had written, and gets this one's saved values instead.
 ExponentialMovingAverage::Swapped::~Swapped() {
   NoGradGuard no_grad;
   const std::lock_guard lock(swaps_mutex);
-  const auto younger = swaps.erase(std::find(swaps.begin(), swaps.end(), this));
   for (size_t i = 0; i < own_.size(); ++i) {
-    Tensor* heir = nullptr;
-    for (auto swap = younger; swap != swaps.end() && !heir; ++swap) heir = (*swap)->find_saved(own_[i]);
-    if (heir)
-      *heir = saved_[i];
-    else
-      own_[i].copy_(saved_[i]);
+    Tensor to = own_[i];
+    for (auto younger = swaps.rbegin(); *younger != this; ++younger)  // the oldest of them comes last
+      for (size_t k = 0; k < (*younger)->own_.size(); ++k)
+        if (is_same_view((*younger)->own_[k], own_[i])) to = (*younger)->saved_[k];
+    to.copy_(saved_[i]);
   }
-}
-
-/// Where the values of a tensor of the model are kept; null if the tensor is not swapped.
-Tensor* ExponentialMovingAverage::Swapped::find_saved(const Tensor& own) {
-  for (size_t i = 0; i < own_.size(); ++i)
-    if (own_[i].storage() == own.storage() && own_[i].storage_offset() == own.storage_offset()) return &saved_[i];
-  return nullptr;
+  std::erase(swaps, this);
 }
 
 TensorMap ExponentialMovingAverage::state_dict() const {

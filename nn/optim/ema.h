@@ -48,7 +48,6 @@ class ExponentialMovingAverage : public nn::Stateful {
    private:
     friend class ExponentialMovingAverage;
     [[nodiscard]] explicit Swapped(const ExponentialMovingAverage& average);
-    Tensor* find_saved(const Tensor& own);
     Tensors own_, saved_;
   };
   Swapped swap() const { return Swapped(*this); }

@@ -1,5 +1,5 @@
-// JSON as text.
-#include "core/json_text.h"
+// JSON that is written; what is read is tested by the formats.
+#include "core/json.h"
 
 #include <gtest/gtest.h>
 
@@ -9,14 +9,14 @@
 namespace voxgrad {
 namespace {
 
-TEST(JsonText, EscapesStrings) {
+TEST(Json, EscapesStrings) {
   EXPECT_EQ(to_json("plain / \x7f"), "\"plain / \x7f\"");
   EXPECT_EQ(to_json("\" \\ \b\f\n\r\t"), R"("\" \\ \b\f\n\r\t")");
   EXPECT_EQ(to_json(std::string_view("\0\x1f", 2)), R"("\u0000\u001f")");
   EXPECT_EQ(to_json("\u00fc\u20ac\U0001f600"), "\"\u00fc\u20ac\U0001f600\"");
 }
 
-TEST(JsonText, ReplacesBytesThatAreNotUtf8) {
+TEST(Json, ReplacesBytesThatAreNotUtf8) {
   // A stray byte, overlong forms, a surrogate, a number above U+10FFFF and characters without their ends.
   for (const char* bad : {"\xff", "\x80", "\xc0\x80", "\xe0\x9f\x80", "\xf0\x8f\x80\x80", "\xed\xa0\x80",
                           "\xf4\x90\x80\x80", "\xc3", "\xe2\x82", "\xf0\x9f\x98"}) {
@@ -29,7 +29,7 @@ TEST(JsonText, ReplacesBytesThatAreNotUtf8) {
     EXPECT_TRUE(is_utf8(good)) << good;
 }
 
-TEST(JsonText, WritesNumbersAndStructures) {
+TEST(Json, WritesNumbersAndStructures) {
   EXPECT_EQ(to_json(std::numeric_limits<int64_t>::min()), "-9223372036854775808");
   EXPECT_EQ(to_json(uint64_t{18446744073709551615u}), "18446744073709551615");
   EXPECT_EQ(to_json(0.1), "0.1");
