@@ -16,6 +16,7 @@
 #include <cerrno>
 #include <string>
 #include <system_error>
+#include <utility>
 
 #include "core/error.h"
 
@@ -77,7 +78,12 @@ AtomicFile::AtomicFile(const std::filesystem::path& path, const char* op) : path
     // The rename would not ask: a file that its owner made read-only would be lost.
     if (access(path_.c_str(), W_OK) != 0) fail_with(errno);
   }
-  create_temporary();
+  try {
+    create_temporary();
+  } catch (...) {  // the destructor does not run
+    discard();
+    throw;
+  }
   if (exists) (void)fchmod(descriptor_, existing.st_mode & 07777);
 }
 
@@ -94,17 +100,18 @@ void AtomicFile::create_temporary() {
   constexpr int kMostWriters = 8;       // what more of them at once leave, the next as many at once clean up
   const std::string stem = path_.filename().string().substr(0, kLongestStem);
   for (int number = 0; descriptor_ < 0 || number < kMostWriters; ++number) {
-    const auto name = directory_of(path_) / concat('.', stem, ".voxgrad-", number, ".tmp");
+    auto name = directory_of(path_) / concat('.', stem, ".voxgrad-", number, ".tmp");
     remove_abandoned(name);
     if (descriptor_ >= 0) continue;
     descriptor_ = retry_interrupted([&] { return open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666); });
     if (descriptor_ < 0 && errno != EEXIST) fail_with(errno);
     if (descriptor_ < 0) continue;
-    temporary_ = name;
+    temporary_ = std::move(name);
     const bool locked_by_other = flock(descriptor_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
-    if (locked_by_other || !leads_to(name, descriptor_)) {  // taken for abandoned in the moment without a lock
+    if (locked_by_other || !leads_to(temporary_, descriptor_)) {  // taken for abandoned in the moment without a lock
       close(descriptor_);
       descriptor_ = -1;
+      temporary_.clear();
     }
   }
 }

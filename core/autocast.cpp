@@ -3,14 +3,15 @@
 
 namespace voxgrad {
 namespace {
-thread_local std::optional<DType> current;
+thread_local ScopedValue<std::optional<DType>>* newest = nullptr;
+
+std::optional<DType> checked(DType dtype, bool enabled) {
+  check(!enabled || dtype == bf16 || dtype == f16, "autocast", "dtype must be bf16 or f16, got ", dtype);
+  return enabled ? std::optional(dtype) : std::nullopt;
+}
 }  // namespace
 
-autocast::autocast(DType dtype, bool enabled) : previous_(current) {
-  check(!enabled || dtype == bf16 || dtype == f16, "autocast", "dtype must be bf16 or f16, got ", dtype);
-  current = enabled ? std::optional(dtype) : std::nullopt;
-}
-autocast::~autocast() { current = previous_; }
-std::optional<DType> autocast::dtype() { return current; }
+autocast::autocast(DType dtype, bool enabled) : dtype_(newest, checked(dtype, enabled)) {}
+std::optional<DType> autocast::dtype() { return newest ? newest->value() : std::nullopt; }
 
 }  // namespace voxgrad

@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "dtype.h"
+#include "scoped_value.h"
 
 namespace voxgrad {
 
@@ -21,16 +22,13 @@ namespace voxgrad {
 /// Throws Error if `dtype` is neither bf16 nor f16 and `enabled` is true.
 class [[nodiscard]] autocast {
  public:
-  explicit autocast(DType dtype, bool enabled = true);
-  ~autocast();
-  autocast(const autocast&) = delete;
-  autocast& operator=(const autocast&) = delete;
+  [[nodiscard]] explicit autocast(DType dtype, bool enabled = true);
 
-  /// Of the innermost guard of this thread; none if there is none, or if it is not enabled.
+  /// Returns the dtype of the newest guard of this thread; nothing if there is no guard or if it is not enabled.
   static std::optional<DType> dtype();
 
  private:
-  std::optional<DType> previous_;
+  ScopedValue<std::optional<DType>> dtype_;
 };
 
 }  // namespace voxgrad

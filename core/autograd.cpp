@@ -11,13 +11,13 @@
 namespace voxgrad {
 namespace {
 
-thread_local bool recording = true;
+thread_local ScopedValue<bool>* grad_mode = nullptr;
 
 /// Sets a variable for as long as it lives.
 template <class T>
 class Restore {
  public:
-  Restore(T& variable, T value) : variable_(variable), previous_(std::exchange(variable, value)) {}
+  [[nodiscard]] Restore(T& variable, T value) : variable_(variable), previous_(std::exchange(variable, value)) {}
   ~Restore() { variable_ = previous_; }
   Restore(const Restore&) = delete;
   Restore& operator=(const Restore&) = delete;
@@ -79,12 +79,11 @@ Edge autograd::edge_to(const Tensor& tensor) {
   return {node, 0};
 }
 
-bool grad_enabled() { return recording; }
-GradModeGuard::GradModeGuard(bool enabled) : previous_(recording) { recording = enabled; }
-GradModeGuard::~GradModeGuard() { recording = previous_; }
+bool grad_enabled() { return grad_mode == nullptr || grad_mode->value(); }
+GradModeGuard::GradModeGuard(bool enabled) : enabled_(grad_mode, enabled) {}
 
 bool needs_grad(const Tensors& inputs) {
-  if (!recording) return false;
+  if (!grad_enabled()) return false;
   for (const Tensor& input : inputs)
     if (input.defined() && input.requires_grad()) return true;
   return false;
@@ -222,7 +221,7 @@ void CheckpointedCall::find(size_t number, const Tensor& tensor) {
 
 std::shared_ptr<Saved::Recomputed> CheckpointedCall::note(const Tensor& tensor) {
   CheckpointedCall* call = current_;
-  if (!call || !recording) return nullptr;
+  if (!call || !grad_enabled()) return nullptr;
   const size_t number = call->next_++;
   if (call->recomputing_) {
     call->find(number, tensor);
@@ -261,7 +260,7 @@ bool autograd::recomputing() { return CheckpointedCall::recomputing(); }
 
 Tensors autograd::checkpoint(std::function<Tensors(const Tensors&)> function, const Tensors& inputs) {
   check(static_cast<bool>(function), "checkpoint", "the function is empty");
-  if (!recording) return function(inputs);
+  if (!grad_enabled()) return function(inputs);
   return std::make_shared<CheckpointedCall>(std::move(function), inputs)->first(inputs);
 }
 
@@ -270,7 +269,7 @@ autograd::SavedOutput::SavedOutput(const Tensor& output)
 
 Tensor autograd::SavedOutput::operator()() const {
   Tensor tensor = detached_().detach();
-  if (auto node = node_.lock(); node && recording) {
+  if (auto node = node_.lock(); node && grad_enabled()) {
     AutogradData& data = data_of(tensor);
     data.requires_grad = true;
     data.grad_fn = std::move(node);
@@ -301,7 +300,7 @@ void autograd::record(const char* name, const Tensors& outputs, const Tensors& i
 }
 
 void autograd::once_differentiable(const char* op) {
-  check(!recording, op, "its gradient cannot be differentiated again (create_graph = true)");
+  check(!grad_enabled(), op, "its gradient cannot be differentiated again (create_graph = true)");
 }
 
 Tensors custom_function(const char* name, const Tensors& inputs, const std::function<Tensors(const Tensors&)>& forward,

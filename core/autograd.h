@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "profiler.h"
+#include "scoped_value.h"
 #include "tensor.h"
 
 namespace voxgrad {
@@ -93,22 +94,19 @@ struct TensorBody {
 /// Whether operations are being recorded on this thread.
 bool grad_enabled();
 
-/// Sets recording on this thread for as long as it lives.
+/// Switches recording on or off on this thread while it lives.
 class [[nodiscard]] GradModeGuard {
  public:
-  explicit GradModeGuard(bool enabled);
-  ~GradModeGuard();
-  GradModeGuard(const GradModeGuard&) = delete;
-  GradModeGuard& operator=(const GradModeGuard&) = delete;
+  [[nodiscard]] explicit GradModeGuard(bool enabled);
 
  private:
-  bool previous_;
+  ScopedValue<bool> enabled_;
 };
 
 /// Nothing is recorded while it lives: `NoGradGuard no_grad;`
 class [[nodiscard]] NoGradGuard : public GradModeGuard {
  public:
-  NoGradGuard() : GradModeGuard(false) {}
+  [[nodiscard]] NoGradGuard() : GradModeGuard(false) {}
 };
 
 /// True if an operation on these inputs has to be recorded.

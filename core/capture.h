@@ -33,7 +33,7 @@ class Capture {
   /// Makes `capture` current on this thread for as long as it lives.
   class Scope {
    public:
-    explicit Scope(Capture* capture) noexcept;
+    [[nodiscard]] explicit Scope(Capture* capture) noexcept;
     ~Scope();
     Scope(const Scope&) = delete;
     Scope& operator=(const Scope&) = delete;

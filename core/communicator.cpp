@@ -10,7 +10,7 @@ namespace {
 
 using Kind = Collective::Kind;
 
-thread_local Communicator* current_group = nullptr;
+thread_local ScopedValue<Communicator*>* newest_group = nullptr;
 
 void check_tensor(const Communicator& group, const char* op, const Tensor& tensor, bool reduced = false) {
   check(tensor.defined(), op, "the tensor is undefined");
@@ -117,8 +117,7 @@ void Communicator::barrier() {
   synchronize(device_);
 }
 
-Communicator* spatial_group() { return current_group; }
-SpatialGroupGuard::SpatialGroupGuard(Communicator* group) : previous_(std::exchange(current_group, group)) {}
-SpatialGroupGuard::~SpatialGroupGuard() { current_group = previous_; }
+Communicator* spatial_group() { return newest_group ? newest_group->value() : nullptr; }
+SpatialGroupGuard::SpatialGroupGuard(Communicator* group) : group_(newest_group, group) {}
 
 }  // namespace voxgrad::parallel

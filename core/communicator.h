@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "scoped_value.h"
 #include "tensor.h"
 
 namespace voxgrad::parallel {
@@ -114,16 +115,13 @@ class Communicator {
 
 /// The ranks that share the volumes of this thread's operators, slab by slab (ops/spatial.h); null if there are none.
 Communicator* spatial_group();
-/// Sets it for as long as it lives; null: none.
+/// Sets spatial_group() while it lives; null stands for none. `group` must live as long.
 class [[nodiscard]] SpatialGroupGuard {
  public:
-  explicit SpatialGroupGuard(Communicator* group);
-  ~SpatialGroupGuard();
-  SpatialGroupGuard(const SpatialGroupGuard&) = delete;
-  SpatialGroupGuard& operator=(const SpatialGroupGuard&) = delete;
+  [[nodiscard]] explicit SpatialGroupGuard(Communicator* group);
 
  private:
-  Communicator* previous_;
+  ScopedValue<Communicator*> group_;
 };
 
 }  // namespace voxgrad::parallel

@@ -20,9 +20,19 @@ thread_local const Node* running = nullptr;
 
 bool later(const std::shared_ptr<Node>& a, const std::shared_ptr<Node>& b) { return a->sequence > b->sequence; }
 
+/// The cause as far as the tensor and the thread show it, for a message.
+const char* why_no_graph(const Tensor& tensor) {
+  if (!is_floating(tensor.dtype())) return "; only floating tensors have gradients";
+  if (!grad_enabled()) return "; nothing is recorded on this thread, where a NoGradGuard lives";
+  return "; either it was computed where a NoGradGuard lived, or it comes from detach(), or nothing that it was "
+         "computed "
+         "from requires grad (frozen parameters?)";
+}
+
 Edge root_of(const Tensor& tensor, const char* op) {
   check(tensor.defined(), op, "the tensor is undefined");
-  check(tensor.requires_grad(), op, "the tensor does not require grad and has no graph: ", describe(tensor));
+  check(tensor.requires_grad(), op, "the tensor does not require grad and has no graph: ", describe(tensor),
+        why_no_graph(tensor));
   return autograd::edge_to(tensor);
 }
 

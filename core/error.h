@@ -20,10 +20,12 @@ class OutOfMemoryError : public Error {
   using Error::Error;
 };
 
-/// The arguments streamed one after the other into a string.
+/// The arguments streamed one after the other into a string. Throws std::bad_alloc if memory runs out: by default a
+/// stream would ignore that and return a part of the text.
 template <class... Args>
 std::string concat(const Args&... args) {
   std::ostringstream out;
+  out.exceptions(std::ios::badbit);
   (out << ... << args);
   return out.str();
 }

@@ -7,8 +7,26 @@
 #include <algorithm>
 #include <cerrno>
 #include <system_error>
+#include <utility>
 
 namespace voxgrad {
+namespace {
+
+using namespace std::string_view_literals;
+
+/// How files of well-known formats begin.
+constexpr std::pair<std::string_view, const char*> kFormats[] = {
+    {"PK\x03\x04"sv, "a zip archive, as torch.save and numpy.savez write"},
+    {"\x80\x02"sv, "a Python pickle, as torch.save wrote before PyTorch 1.6"},
+    {"\x80\x04"sv, "a Python pickle"},
+    {"\x93NUMPY"sv, "NumPy's .npy"},
+    {"\x89HDF\r\n\x1a\n"sv, "HDF5"},
+    {"\x1f\x8b"sv, "gzip"},
+    {"GGUF"sv, "GGUF"},
+    {"\x5c\x01\0\0"sv, "NIfTI-1"},
+};
+
+}  // namespace
 
 InputFile::InputFile(const std::filesystem::path& path, const char* op, int64_t max_bytes)
     : name_(path.string()), op_(op), max_bytes_(max_bytes) {
@@ -30,6 +48,14 @@ InputFile::InputFile(const std::filesystem::path& path, const char* op, int64_t 
 }
 
 InputFile::~InputFile() { close(descriptor_); }
+
+std::string InputFile::other_format() const {
+  std::string start(static_cast<size_t>(std::min<int64_t>(size_, 8)), '\0');
+  read_at(0, start.data(), start.size());
+  for (const auto& [magic, format] : kFormats)
+    if (start.starts_with(magic)) return concat("; it is ", format);
+  return {};
+}
 
 void InputFile::read(void* to, size_t bytes) {
   read_at(position_, to, bytes);

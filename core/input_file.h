@@ -33,6 +33,9 @@ class InputFile {
   void read_at(int64_t position, void* to, size_t bytes) const;
   /// Goes to `position` bytes from the start.
   void seek(int64_t position) { position_ = position; }
+  /// Text for a message that refuses the file: "; it is <format>" if its first bytes are those of another well-known
+  /// format, otherwise nothing.
+  std::string other_format() const;
   /// The open file, for libraries that read by themselves.
   int descriptor() const { return descriptor_; }
 

@@ -4,20 +4,19 @@
 
 namespace voxgrad {
 namespace {
-thread_local LayoutCopies* current = nullptr;
+thread_local ScopedValue<LayoutCopies*>* newest = nullptr;
 }  // namespace
 
-LayoutCopies::LayoutCopies() : previous_(current) { current = this; }
-LayoutCopies::~LayoutCopies() { current = previous_; }
+LayoutCopies::LayoutCopies() : scope_(newest, this) {}
 
 void LayoutCopies::note(const Tensor& from, MemoryFormat to) {
-  if (!current) return;
+  if (!newest) return;
   const std::string gradient = autograd::running_node();
   const auto node = from.grad_fn();
-  current->list_.push_back(concat(describe(from), " with strides ", from.strides(), " to ",
-                                  to == MemoryFormat::channels_last ? "channels_last" : "contiguous",
-                                  node ? ", made by '" + node->name + "'" : "",
-                                  gradient.empty() ? "" : ", in the gradient of '" + gradient + "'"));
+  newest->value()->list_.push_back(concat(describe(from), " with strides ", from.strides(), " to ",
+                                          to == MemoryFormat::channels_last ? "channels_last" : "contiguous",
+                                          node ? ", made by '" + node->name + "'" : "",
+                                          gradient.empty() ? "" : ", in the gradient of '" + gradient + "'"));
 }
 
 }  // namespace voxgrad

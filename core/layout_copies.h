@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "scoped_value.h"
 #include "tensor.h"
 
 namespace voxgrad {
@@ -16,12 +17,9 @@ namespace voxgrad {
 ///   vg::LayoutCopies copies;
 ///   model(x).sum().backward();
 ///   for (const std::string& copy : copies.list()) std::cerr << copy << '\n';
-class LayoutCopies {
+class [[nodiscard]] LayoutCopies {
  public:
-  LayoutCopies();
-  ~LayoutCopies();
-  LayoutCopies(const LayoutCopies&) = delete;
-  LayoutCopies& operator=(const LayoutCopies&) = delete;
+  [[nodiscard]] LayoutCopies();
 
   const std::vector<std::string>& list() const { return list_; }
   /// Called by what copies `from`.
@@ -29,7 +27,7 @@ class LayoutCopies {
 
  private:
   std::vector<std::string> list_;
-  LayoutCopies* previous_;
+  ScopedValue<LayoutCopies*> scope_;
 };
 
 }  // namespace voxgrad

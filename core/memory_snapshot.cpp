@@ -6,11 +6,11 @@
 #include <map>
 #include <mutex>
 #include <new>
-#include <nlohmann/json.hpp>
 #include <unordered_map>
 #include <utility>
 
 #include "core/error.h"
+#include "core/json.h"
 
 namespace voxgrad::memory {
 namespace {
@@ -190,14 +190,14 @@ std::string Snapshot::table() const {
 }
 
 std::string Snapshot::json() const {
-  nlohmann::json list = nlohmann::json::array();
+  std::vector<std::string> list;
   for (const Holder& h : holders)
-    list.push_back({{"op", text_of(h.place.op)},
-                    {"backward_of", text_of(h.place.node)},
-                    {"module", text_of(h.place.module)},
-                    {"bytes", h.bytes},
-                    {"blocks", h.blocks}});
-  return nlohmann::json{{"device", concat(device)}, {"peak", peak}, {"holders", list}}.dump();
+    list.push_back(json_object({{"op", to_json(text_of(h.place.op))},
+                                {"backward_of", to_json(text_of(h.place.node))},
+                                {"module", to_json(text_of(h.place.module))},
+                                {"bytes", to_json(h.bytes)},
+                                {"blocks", to_json(h.blocks)}}));
+  return json_object({{"device", to_json(concat(device))}, {"peak", to_json(peak)}, {"holders", json_array(list)}});
 }
 
 }  // namespace voxgrad::memory

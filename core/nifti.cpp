@@ -9,6 +9,8 @@
 #include <cstring>
 #include <optional>
 #include <system_error>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "core/atomic_file.h"
@@ -63,15 +65,21 @@ struct Scaling {
   double intercept = 0;
 };
 
-using Decode = void (*)(const char* from, float* to, int64_t count, bool swapped, Scaling scaling);
+/// Throws Error if a value is an integer that i32 does not hold: wider integers are read because NumPy's default dtype
+/// is i64, not for their range, which float32 does not have.
+using Decode = void (*)(const InputFile& file, const char* from, float* to, int64_t count, bool swapped,
+                        Scaling scaling);
 
 template <class T>
-void decode(const char* from, float* to, int64_t count, bool swapped, Scaling scaling) {
+void decode(const InputFile& file, const char* from, float* to, int64_t count, bool swapped, Scaling scaling) {
   const bool scaled = scaling.slope != 1 || scaling.intercept != 0;  // else -0.0f would lose its sign
   for (int64_t i = 0; i < count; ++i) {
     T value;
     std::memcpy(&value, from + i * static_cast<int64_t>(sizeof(T)), sizeof(T));
     if (swapped) value = swap_bytes(value);
+    if constexpr (std::is_integral_v<T> && sizeof(T) == 8)
+      file.check(std::in_range<int32_t>(value), "a voxel is ", value,
+                 ", which i32 does not hold; convert the file to f32");
     to[i] = static_cast<float>(scaled ? scaling.slope * static_cast<double>(value) + scaling.intercept
                                       : static_cast<double>(value));
   }
@@ -84,12 +92,12 @@ struct VoxelType {
   Decode decode;  ///< null: of the format, but not read here
 };
 constexpr VoxelType kVoxelTypes[] = {
-    {2, "u8", 1, decode<uint8_t>},     {4, "i16", 2, decode<int16_t>},    {8, "i32", 4, decode<int32_t>},
-    {16, "f32", 4, decode<float>},     {64, "f64", 8, decode<double>},    {256, "i8", 1, decode<int8_t>},
-    {512, "u16", 2, decode<uint16_t>}, {768, "u32", 4, decode<uint32_t>}, {1, "binary", 0, nullptr},
-    {32, "complex64", 8, nullptr},     {128, "rgb24", 3, nullptr},        {1024, "i64", 8, nullptr},
-    {1280, "u64", 8, nullptr},         {1536, "f128", 16, nullptr},       {1792, "complex128", 16, nullptr},
-    {2048, "complex256", 32, nullptr}, {2304, "rgba32", 4, nullptr},
+    {2, "u8", 1, decode<uint8_t>},      {4, "i16", 2, decode<int16_t>},    {8, "i32", 4, decode<int32_t>},
+    {16, "f32", 4, decode<float>},      {64, "f64", 8, decode<double>},    {256, "i8", 1, decode<int8_t>},
+    {512, "u16", 2, decode<uint16_t>},  {768, "u32", 4, decode<uint32_t>}, {1, "binary", 0, nullptr},
+    {32, "complex64", 8, nullptr},      {128, "rgb24", 3, nullptr},        {1024, "i64", 8, decode<int64_t>},
+    {1280, "u64", 8, decode<uint64_t>}, {1536, "f128", 16, nullptr},       {1792, "complex128", 16, nullptr},
+    {2048, "complex256", 32, nullptr},  {2304, "rgba32", 4, nullptr},
 };
 
 /// What the header says, checked.
@@ -108,7 +116,8 @@ RawHeader read_header(const InputFile& file, UnpackedFile& unpacked) {
   header.swapped = size != static_cast<int32_t>(kHeaderBytes);
   const auto other = header.get<int32_t>(field::kSizeofHdr);
   file.check(size != 540 && other != 540, "NIfTI-2 is not supported");
-  file.check(other == static_cast<int32_t>(kHeaderBytes), "not a NIfTI-1 file: sizeof_hdr is ", size, ", not 348");
+  file.check(other == static_cast<int32_t>(kHeaderBytes), "not a NIfTI-1 file: sizeof_hdr is ", size, ", not 348",
+             unpacked.is_packed() ? "" : file.other_format());
   const std::string_view magic(header.bytes.data() + field::kMagic, 4);
   file.check(magic != std::string_view("ni1\0", 4),
              "is the header of a .hdr/.img pair; convert it to a single .nii file");
@@ -173,11 +182,18 @@ std::array<double, 3> read_pixdim(const InputFile& file, const RawHeader& header
 /// Method 2 of nifti1.h: a unit quaternion, of which the header stores the imaginary part, and an offset.
 void set_from_qform(const InputFile& file, const RawHeader& header, const std::array<double, 3>& pixdim,
                     NiftiImage& image) {
-  const double b = header.get<float>(field::kQuatern, 0), c = header.get<float>(field::kQuatern, 1),
-               d = header.get<float>(field::kQuatern, 2);
-  const double rest = 1 - (b * b + c * c + d * d);
+  double b = header.get<float>(field::kQuatern, 0), c = header.get<float>(field::kQuatern, 1),
+         d = header.get<float>(field::kQuatern, 2);
+  double rest = 1 - (b * b + c * c + d * d);
   file.check(rest >= -1e-5, "the quaternion of the qform (", b, ", ", c, ", ", d, ") is longer than 1 or not finite");
-  const double a = std::sqrt(std::max(rest, 0.0));
+  // Rounded to float32, a half turn (a = 0) leaves a rest of up to 1e-7, whose root would be 3e-4. The reference
+  // implementation (nifti_quatern_to_mat44) takes such a rest as 0, too.
+  if (rest < 1e-7) {
+    const double length = std::sqrt(b * b + c * c + d * d);
+    for (double* x : {&b, &c, &d}) *x /= length;
+    rest = 0;
+  }
+  const double a = std::sqrt(rest);
   const double rotation[3][3] = {{a * a + b * b - c * c - d * d, 2 * (b * c - a * d), 2 * (b * d + a * c)},
                                  {2 * (b * c + a * d), a * a + c * c - b * b - d * d, 2 * (c * d - a * b)},
                                  {2 * (b * d - a * c), 2 * (c * d + a * b), a * a + d * d - b * b - c * c}};
@@ -227,14 +243,14 @@ void check_voxels(const InputFile& file, UnpackedFile& unpacked, const Layout& l
 
 /// Decodes `count` voxels that read(bytes) hands out.
 template <class Read>
-void read_voxels(const Layout& layout, bool swapped, float* to, int64_t count, Read read) {
+void read_voxels(const InputFile& file, const Layout& layout, bool swapped, float* to, int64_t count, Read read) {
   const int64_t per_chunk = static_cast<int64_t>(kChunk) / layout.type->bytes;
   std::vector<char> chunk(static_cast<size_t>(std::min(count, per_chunk) * layout.type->bytes));
   for (int64_t done = 0; done < count; done += per_chunk) {
     const int64_t now = std::min(per_chunk, count - done);
     const auto wanted = static_cast<size_t>(now * layout.type->bytes);
     read(chunk.data(), wanted);
-    layout.type->decode(chunk.data(), to + done, now, swapped, layout.scaling);
+    layout.type->decode(file, chunk.data(), to + done, now, swapped, layout.scaling);
   }
 }
 
@@ -253,9 +269,9 @@ struct OpenNifti {
     check_voxels(file, *unpacked, layout);
     Tensor tensor = empty(layout.shape);
     unpacked->seek(layout.offset);
-    read_voxels(layout, header.swapped, tensor.mutable_data<float>(), tensor.numel(), [&](char* to, size_t bytes) {
-      file.check(unpacked->read(to, bytes) == bytes, "truncated while it was read");
-    });
+    read_voxels(
+        file, layout, header.swapped, tensor.mutable_data<float>(), tensor.numel(),
+        [&](char* to, size_t bytes) { file.check(unpacked->read(to, bytes) == bytes, "truncated while it was read"); });
     return tensor;
   }
 
@@ -373,7 +389,7 @@ Tensor NiftiFile::read(const Dims& start, const Shape& size) const {
       return;
     }
     int64_t position = body.layout.offset + from * body.layout.type->bytes;
-    read_voxels(body.layout, body.header.swapped, data + to, count, [&](char* chunk, size_t bytes) {
+    read_voxels(body.file, body.layout, body.header.swapped, data + to, count, [&](char* chunk, size_t bytes) {
       body.file.read_at(position, chunk, bytes);
       position += static_cast<int64_t>(bytes);
     });

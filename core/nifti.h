@@ -30,8 +30,8 @@ struct NiftiOptions {
 };
 
 /// Reads .nii or .nii.gz (told apart by content) in either byte order; voxels of u8 i8 i16 u16 i32 u32
-/// f32 f64. The affine is the sform, else the qform, else the spacing alone. Throws Error if the file
-/// cannot be read, breaks a rule of the format or ends early, and for .hdr/.img pairs, NIfTI-2, other
+/// f32 f64, and i64 u64 whose values i32 holds. The affine is the sform, else the qform, else the spacing alone. Throws
+/// Error if the file cannot be read, breaks a rule of the format or ends early, and for .hdr/.img pairs, NIfTI-2, other
 /// voxel types and more than four axes. Sizes are compared with what the file holds, unpacked, before memory is taken.
 /// gzip packs zeros by a thousand: for files from strangers set max_bytes.
 NiftiImage load_nifti(const std::filesystem::path& path, Device device = Device::cpu(),

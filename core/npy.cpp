@@ -152,7 +152,7 @@ std::string read_header(InputFile& file) {
   char magic[8];  // with the version
   file.check(file.size() >= 10, "truncated: ", file.size(), " bytes hold no .npy header");
   file.read(magic, sizeof(magic));
-  file.check(std::string_view(magic, 6) == kMagic, "not a .npy file: the magic string is missing");
+  file.check(std::string_view(magic, 6) == kMagic, "not a .npy file: the magic string is missing", file.other_format());
   const int major = static_cast<unsigned char>(magic[6]), minor = static_cast<unsigned char>(magic[7]);
   file.check(major >= 1 && major <= 3 && minor == 0, "unknown version ", major, ".", minor, " of the .npy format");
   unsigned char bytes[4] = {};

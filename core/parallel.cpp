@@ -18,7 +18,8 @@
 namespace voxgrad {
 namespace {
 
-thread_local bool inside_loop = false;
+/// Set in the threads that run a piece of a loop, and by SerialGuard.
+thread_local ScopedValue<bool>* inside_loop = nullptr;
 
 /// One call of parallel_for. Threads take pieces until none is left.
 struct Loop {
@@ -64,7 +65,7 @@ class Pool {
 
   /// Holds `lock` except while a piece runs. A loop leaves the list with its last piece taken.
   void take_pieces(Loop& loop, std::unique_lock<std::mutex>& lock) {
-    inside_loop = true;
+    const SerialGuard serial;
     while (loop.next < loop.pieces) {
       const int64_t piece = loop.next++;
       if (loop.next == loop.pieces) loops_.remove(&loop);
@@ -82,7 +83,6 @@ class Pool {
         break;
       }
     }
-    inside_loop = false;
   }
 
   std::mutex mutex_;
@@ -102,8 +102,7 @@ std::atomic<int>& thread_count() {
 
 }  // namespace
 
-SerialGuard::SerialGuard() : previous_(std::exchange(inside_loop, true)) {}
-SerialGuard::~SerialGuard() { inside_loop = previous_; }
+SerialGuard::SerialGuard() : serial_(inside_loop, true) {}
 
 int num_threads() { return thread_count(); }
 

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <functional>
 
+#include "scoped_value.h"
+
 namespace voxgrad {
 
 /// Threads that parallel_for uses: VOXGRAD_NUM_THREADS, else OMP_NUM_THREADS, else the cores.
@@ -16,16 +18,13 @@ void set_num_threads(int count);
 /// must not let a sum depend on it.
 void parallel_for(int64_t count, int64_t grain, const std::function<void(int64_t begin, int64_t end)>& body);
 
-/// While it lives, parallel_for of this thread runs in it alone: for threads that are as many as the cores already.
+/// While it lives, parallel_for runs in the calling thread alone. For programs with a thread for each core already.
 class [[nodiscard]] SerialGuard {
  public:
-  SerialGuard();
-  ~SerialGuard();
-  SerialGuard(const SerialGuard&) = delete;
-  SerialGuard& operator=(const SerialGuard&) = delete;
+  [[nodiscard]] SerialGuard();
 
  private:
-  bool previous_;
+  ScopedValue<bool> serial_;
 };
 
 }  // namespace voxgrad

@@ -66,12 +66,12 @@ struct Event {
 /// if it is needed.
 class [[nodiscard]] Scope {
  public:
-  Scope(Kind kind, std::string_view name, Name module = nullptr, Device device = {}) {
+  [[nodiscard]] Scope(Kind kind, std::string_view name, Name module = nullptr, Device device = {}) {
     if (active()) [[unlikely]]
       start(kind, name, module, device);
   }
   template <std::invocable Text>
-  Scope(Kind kind, const Text& name) {
+  [[nodiscard]] Scope(Kind kind, const Text& name) {
     if (active()) [[unlikely]]
       start(kind, name(), nullptr, {});
   }
@@ -96,7 +96,7 @@ class [[nodiscard]] Scope {
 /// A range of the program's own: `profiler::RecordFunction range("augment");`
 class [[nodiscard]] RecordFunction : Scope {
  public:
-  explicit RecordFunction(std::string_view name) : Scope(Kind::range, name) {}
+  [[nodiscard]] explicit RecordFunction(std::string_view name) : Scope(Kind::range, name) {}
 };
 
 /// What a row of a table is about: an operator, forward and in the gradient of each kind of node by itself; an operator
@@ -135,9 +135,9 @@ struct Row {
 ///   the device's rates are known (on GPUs an H200's, see explain_conv3d), are the larger of arithmetic's and memory's.
 /// - In a build with CUDA, all spans are NVTX ranges too.
 /// - The second call of a checkpointed function counts as backward.
-class Session {
+class [[nodiscard]] Session {
  public:
-  Session();
+  [[nodiscard]] Session();
   /// Drops what was recorded if stop() was not called. Waits for nothing.
   ~Session();
   Session(const Session&) = delete;

@@ -2,17 +2,15 @@
 #include <algorithm>
 #include <cstdio>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <tuple>
 
 #include "core/atomic_file.h"
 #include "core/error.h"
+#include "core/json.h"
 #include "core/profiler.h"
 
 namespace voxgrad::profiler {
 namespace {
-
-using nlohmann::json;
 
 /// "12.3", "-" for nothing.
 std::string number(double value, int digits) {
@@ -69,21 +67,29 @@ std::string line(const Row& row, double all_ms) {
          (row.shapes.empty() ? "" : "  " + row.shapes);
 }
 
-json arguments(const Event& event) {
-  json about = json::object();
-  if (event.place.node && event.kind == Kind::op) about["backward of"] = *event.place.node;
-  if (event.place.module) about["module"] = *event.place.module;
-  if (event.kind != Kind::op) return about;
-  about.update({{"device", concat(event.device)}, {"bytes", event.bytes}, {"allocated", event.memory}});
-  if (!event.shapes.empty()) about["shapes"] = shapes_of(event);
-  if (event.flop > 0) about["flop"] = event.flop;
-  if (event.floor > 0) about["floor us"] = event.floor * 1e6;
-  return about;
+using Members = std::vector<std::pair<std::string, std::string>>;
+
+std::string arguments(const Event& event) {
+  Members about;
+  if (event.place.node && event.kind == Kind::op) about.emplace_back("backward of", to_json(*event.place.node));
+  if (event.place.module) about.emplace_back("module", to_json(*event.place.module));
+  if (event.kind != Kind::op) return json_object(about);
+  about.emplace_back("device", to_json(concat(event.device)));
+  about.emplace_back("bytes", to_json(event.bytes));
+  about.emplace_back("allocated", to_json(event.memory));
+  if (!event.shapes.empty()) about.emplace_back("shapes", to_json(shapes_of(event)));
+  if (event.flop > 0) about.emplace_back("flop", to_json(event.flop));
+  if (event.floor > 0) about.emplace_back("floor us", to_json(event.floor * 1e6));
+  return json_object(about);
 }
 
 /// The name of a process or a thread.
-json metadata(const char* what, int process, int thread, const std::string& name) {
-  return {{"ph", "M"}, {"name", what}, {"pid", process}, {"tid", thread}, {"args", {{"name", name}}}};
+std::string metadata(const char* what, int process, int thread, const std::string& name) {
+  return json_object({{"ph", to_json("M")},
+                      {"name", to_json(what)},
+                      {"pid", to_json(process)},
+                      {"tid", to_json(thread)},
+                      {"args", json_object({{"name", to_json(name)}})}});
 }
 
 }  // namespace
@@ -130,23 +136,31 @@ std::string Session::table(GroupBy group_by, size_t most_rows) const {
 }
 
 std::string Session::trace() const {
-  json all{metadata("process_name", 0, 0, "host")};
-  std::map<std::pair<int, void*>, int> tracks;  // of the host: thread, null
-  std::vector<std::pair<std::pair<int64_t, int64_t>, json>> spans;
-  const auto add_span = [&](json event, int64_t begin, int64_t end, int process, int thread) {
-    event.update({{"ph", "X"}, {"ts", ms(begin_, begin) * 1e3}, {"dur", ms(begin, end) * 1e3}});
-    event.update({{"pid", process}, {"tid", thread}});
-    spans.emplace_back(std::pair(begin, -end), std::move(event));
+  std::vector<std::string> all{metadata("process_name", 0, 0, "host")};
+  std::map<std::pair<int, void*>, int> tracks;                             // of the host: thread, null
+  std::vector<std::pair<std::pair<int64_t, int64_t>, std::string>> spans;  // with begin and -end, to sort by
+  const auto add_span = [&](Members about, int64_t begin, int64_t end, int process, int thread) {
+    about.emplace_back("ph", to_json("X"));
+    about.emplace_back("ts", to_json(ms(begin_, begin) * 1e3));
+    about.emplace_back("dur", to_json(ms(begin, end) * 1e3));
+    about.emplace_back("pid", to_json(process));
+    about.emplace_back("tid", to_json(thread));
+    spans.emplace_back(std::pair(begin, -end), json_object(about));
   };
   constexpr const char* kKinds[] = {"op", "backward", "module", "range"};
   for (const Event& e : events()) {
     if (e.kind == Kind::memory) {
-      json counter{{"ph", "C"}, {"name", concat("memory of ", e.device)}, {"pid", 0}, {"tid", 0}};
-      counter.update({{"ts", ms(begin_, e.begin) * 1e3}, {"args", {{"bytes", e.memory}}}});
-      spans.emplace_back(std::pair(e.begin, -e.end), std::move(counter));
+      spans.emplace_back(std::pair(e.begin, -e.end),
+                         json_object({{"ph", to_json("C")},
+                                      {"name", to_json(concat("memory of ", e.device))},
+                                      {"pid", "0"},
+                                      {"tid", "0"},
+                                      {"ts", to_json(ms(begin_, e.begin) * 1e3)},
+                                      {"args", json_object({{"bytes", to_json(e.memory)}})}}));
       continue;
     }
-    const json about{{"name", *e.name}, {"cat", kKinds[static_cast<size_t>(e.kind)]}, {"args", arguments(e)}};
+    const Members about{
+        {"name", to_json(*e.name)}, {"cat", to_json(kKinds[static_cast<size_t>(e.kind)])}, {"args", arguments(e)}};
     if (tracks.try_emplace({-1 - e.thread, nullptr}, e.thread).second)
       all.push_back(metadata("thread_name", 0, e.thread, concat("thread ", e.thread)));
     add_span(about, e.begin, e.end, 0, e.thread);
@@ -161,7 +175,7 @@ std::string Session::trace() const {
   }
   std::stable_sort(spans.begin(), spans.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
   for (auto& [time, event] : spans) all.push_back(std::move(event));
-  return json{{"traceEvents", std::move(all)}}.dump(-1, ' ', false, json::error_handler_t::replace);
+  return json_object({{"traceEvents", json_array(all)}});
 }
 
 void Session::save_trace(const std::filesystem::path& path) const { write_file(path, trace(), "save_trace"); }

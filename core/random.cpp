@@ -27,17 +27,15 @@ int64_t Generator::next_below(int64_t bound) {
 }
 
 namespace {
-thread_local Generator* own_generator = nullptr;
+thread_local ScopedValue<Generator*>* own_generator = nullptr;
 }
 
 Generator& default_generator() {
   static Generator generator;
-  return own_generator ? *own_generator : generator;
+  return own_generator ? *own_generator->value() : generator;
 }
 
-GeneratorGuard::GeneratorGuard(Generator& generator) : previous_(std::exchange(own_generator, &generator)) {}
-
-GeneratorGuard::~GeneratorGuard() { own_generator = previous_; }
+GeneratorGuard::GeneratorGuard(Generator& generator) : generator_(own_generator, &generator) {}
 
 void manual_seed(uint64_t seed) { default_generator().manual_seed(seed); }
 

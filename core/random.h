@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "dtype.h"
+#include "scoped_value.h"
 
 namespace voxgrad {
 
@@ -36,16 +37,13 @@ Generator& default_generator();
 /// Restarts the default generator; the same numbers then follow on every device.
 void manual_seed(uint64_t seed);
 
-/// Makes `generator` this thread's default generator for as long as it lives.
+/// Makes `generator` this thread's default generator while it lives.
 class [[nodiscard]] GeneratorGuard {
  public:
-  explicit GeneratorGuard(Generator& generator);
-  ~GeneratorGuard();
-  GeneratorGuard(const GeneratorGuard&) = delete;
-  GeneratorGuard& operator=(const GeneratorGuard&) = delete;
+  [[nodiscard]] explicit GeneratorGuard(Generator& generator);
 
  private:
-  Generator* previous_;
+  ScopedValue<Generator*> generator_;
 };
 
 }  // namespace voxgrad

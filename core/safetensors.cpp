@@ -1,5 +1,5 @@
-// The header is read by a SAX handler, because a JSON document keeps only the last of two equal keys and
-// so would hide a file that two readers understand differently.
+// The header is read value by value, because a JSON document keeps only the last of two equal keys and so would hide a
+// file that two readers understand differently.
 #include "core/safetensors.h"
 
 #include <zlib.h>
@@ -7,13 +7,13 @@
 #include <algorithm>
 #include <bit>
 #include <iomanip>
-#include <nlohmann/json.hpp>
 #include <set>
 #include <string_view>
 #include <vector>
 
 #include "core/atomic_file.h"
 #include "core/input_file.h"
+#include "core/json.h"
 
 namespace voxgrad {
 namespace {
@@ -44,7 +44,17 @@ const char* format_name(DType dtype) {
 
 std::string tensor_named(const std::string& name) { return concat("tensor ", in_quotes(name), ": "); }
 
-std::vector<int64_t> sizes_of(const Shape& shape) { return {shape.begin(), shape.end()}; }
+std::string json_of(const Shape& shape) {
+  std::vector<std::string> sizes;
+  for (const int64_t size : shape) sizes.push_back(to_json(size));
+  return json_array(sizes);
+}
+
+std::string json_of(const Metadata& metadata) {
+  std::vector<std::pair<std::string, std::string>> members;
+  for (const auto& [key, value] : metadata) members.emplace_back(key, to_json(value));
+  return json_object(members);
+}
 
 /// The checksum of a file's contents: CRC-32 of a JSON text of the metadata and of each tensor's dtype, shape and
 /// CRC-32 of its bytes, with all names in their order. So it does not depend on where the file has its tensors.
@@ -53,17 +63,17 @@ class Checksum {
   void add(const std::string& name, const Tensor& host) {
     const auto bytes = static_cast<size_t>(host.numel() * item_size(host.dtype()));
     const uLong crc = crc32_z(0, static_cast<const Bytef*>(host.raw_data()), bytes);
-    tensors_[name] = nlohmann::json::array({format_name(host.dtype()), sizes_of(host.shape()), crc});
+    tensors_[name] = json_array({to_json(format_name(host.dtype())), json_of(host.shape()), to_json(crc)});
   }
   /// Eight hexadecimal digits.
   std::string text(const Metadata& metadata) const {
-    const std::string all = nlohmann::json::array({metadata, tensors_}).dump();
+    const std::string all = json_array({json_of(metadata), json_object({tensors_.begin(), tensors_.end()})});
     const uLong crc = crc32_z(0, reinterpret_cast<const Bytef*>(all.data()), all.size());
     return concat(std::hex, std::setw(8), std::setfill('0'), crc);
   }
 
  private:
-  nlohmann::json tensors_ = nlohmann::json::object();
+  std::map<std::string, std::string> tensors_;  ///< JSON by name
 };
 
 /// What the header says of one tensor.
@@ -73,7 +83,7 @@ struct Claim {
   std::optional<std::vector<int64_t>> offsets;
 };
 
-/// Takes the JSON of a header token by token and refuses whatever is not {name: claim} or metadata.
+/// Takes the values of a header and refuses whatever is not {name: claim} or metadata.
 class HeaderReader {
  public:
   explicit HeaderReader(const InputFile& file) : file_(file) {}
@@ -81,126 +91,58 @@ class HeaderReader {
   std::map<std::string, Claim> claims;
   Metadata metadata;
 
-  // The interface of nlohmann::json_sax; returning true goes on, errors are thrown.
-  bool null() { unexpected("null"); }
-  bool boolean(bool) { unexpected("a boolean"); }
-  bool number_integer(int64_t) { unexpected("a negative number"); }
-  bool number_float(double, const std::string&) { unexpected("a number that is no 64-bit integer"); }
-  bool binary(std::vector<uint8_t>&) { unexpected("binary data"); }
-
-  bool number_unsigned(uint64_t value) {
-    if (place_ != Place::shape && place_ != Place::offsets) unexpected("a number");
-    file_.check(value <= INT64_MAX, tensor_named(name_), field_, " ", value, " does not fit in 64 bits");
-    if (place_ == Place::shape) {
-      file_.check(claim_->shape->size() < kMaxRank, tensor_named(name_), "more than ", kMaxRank, " axes");
-      claim_->shape->push_back(static_cast<int64_t>(value));
+  void take(const JsonPath& path, const JsonValue& value) {
+    if (path.size() == 1) take_entry(path[0], value);
+    if (path.size() <= 1) return;
+    if (path[0] == kMetadataKey) {
+      file_.check(value.type == "a string", "metadata ", in_quotes(path[1]), " must be a string, found ", value.type);
+      file_.check(metadata.emplace(path[1], value.text).second, "metadata ", in_quotes(path[1]), " is there twice");
+    } else if (path.size() == 2) {
+      take_field(tensor_named(path[0]), path[1], value);
     } else {
-      file_.check(claim_->offsets->size() < 2, tensor_named(name_), "data_offsets must be two numbers");
-      claim_->offsets->push_back(static_cast<int64_t>(value));
+      take_item(tensor_named(path[0]), path[1], value);
     }
-    return true;
-  }
-
-  bool string(const std::string& value) {
-    if (place_ == Place::metadata) {
-      metadata[field_] = value;
-      return true;
-    }
-    if (place_ != Place::claim || field_ != "dtype") unexpected("a string");
-    const auto* known =
-        std::find_if(std::begin(kDTypes), std::end(kDTypes), [&](auto& entry) { return value == entry.name; });
-    file_.check(known != std::end(kDTypes), tensor_named(name_), "unknown dtype ", in_quotes(value));
-    claim_->dtype = known;
-    return true;
-  }
-
-  bool key(const std::string& key) {
-    if (place_ == Place::names) {
-      name_ = key;
-      file_.check(names_.insert(key).second, "tensor ", in_quotes(key), " is there twice");
-      return true;
-    }
-    field_ = key;
-    if (place_ == Place::metadata) {
-      file_.check(!metadata.contains(key), "metadata ", in_quotes(key), " is there twice");
-      return true;
-    }
-    const bool known = key == "dtype" || key == "shape" || key == "data_offsets";
-    file_.check(known, tensor_named(name_), "unknown key ", in_quotes(key));
-    const bool repeated = key == "dtype"   ? claim_->dtype != nullptr
-                          : key == "shape" ? claim_->shape.has_value()
-                                           : claim_->offsets.has_value();
-    file_.check(!repeated, tensor_named(name_), key, " is there twice");
-    return true;
-  }
-
-  bool start_object(size_t) {
-    if (place_ == Place::outside) {
-      place_ = Place::names;
-    } else if (place_ != Place::names) {
-      unexpected("an object");
-    } else if (name_ == kMetadataKey) {
-      place_ = Place::metadata;
-    } else {
-      place_ = Place::claim;
-      claim_ = &claims[name_];
-    }
-    return true;
-  }
-
-  bool end_object() {
-    if (place_ == Place::claim) {
-      const bool complete = claim_->dtype && claim_->shape && claim_->offsets;
-      file_.check(complete, tensor_named(name_), "needs dtype, shape and data_offsets");
-    }
-    place_ = place_ == Place::names ? Place::outside : Place::names;
-    return true;
-  }
-
-  bool start_array(size_t) {
-    if (place_ != Place::claim || field_ == "dtype") unexpected("an array");
-    if (field_ == "shape") {
-      place_ = Place::shape;
-      claim_->shape.emplace();
-    } else {
-      place_ = Place::offsets;
-      claim_->offsets.emplace();
-    }
-    return true;
-  }
-
-  bool end_array() {
-    const bool pair = place_ != Place::offsets || claim_->offsets->size() == 2;
-    file_.check(pair, tensor_named(name_), "data_offsets must be two numbers");
-    place_ = Place::claim;
-    return true;
-  }
-
-  bool parse_error(size_t position, const std::string&, const nlohmann::json::exception&) {
-    file_.fail("the header is not valid JSON at byte ", position);
   }
 
  private:
-  enum class Place { outside, names, metadata, claim, shape, offsets };
+  void take_entry(const std::string& name, const JsonValue& value) {
+    file_.check(names_.insert(name).second, "tensor ", in_quotes(name), " is there twice");
+    const bool no_metadata = name == kMetadataKey && value.type == "null";  // which the format's own reader accepts
+    file_.check(no_metadata || value.type == "an object", "header entry ", in_quotes(name),
+                " must be an object, found ", value.type);
+    if (name != kMetadataKey) claim_ = &claims[name];
+  }
 
-  [[noreturn]] void unexpected(const char* what) const {
-    switch (place_) {
-      case Place::metadata:
-        file_.fail("metadata ", in_quotes(field_), " must be a string, found ", what);
-      case Place::claim:
-      case Place::shape:
-      case Place::offsets:
-        file_.fail(tensor_named(name_), what, " is no valid ", field_);
-      default:
-        file_.fail("header entry ", in_quotes(name_), " must be an object, found ", what);
+  void take_field(const std::string& what, const std::string& key, const JsonValue& value) {
+    const bool known = key == "dtype" || key == "shape" || key == "data_offsets";
+    file_.check(known, what, "unknown key ", in_quotes(key));
+    const bool repeated = key == "dtype"   ? claim_->dtype != nullptr
+                          : key == "shape" ? claim_->shape.has_value()
+                                           : claim_->offsets.has_value();
+    file_.check(!repeated, what, key, " is there twice");
+    file_.check(value.type == (key == "dtype" ? "a string" : "an array"), what, value.type, " is no valid ", key);
+    if (key == "shape") claim_->shape.emplace();
+    if (key == "data_offsets") claim_->offsets.emplace();
+    if (key != "dtype") return;
+    const auto* dtype =
+        std::find_if(std::begin(kDTypes), std::end(kDTypes), [&](auto& entry) { return value.text == entry.name; });
+    file_.check(dtype != std::end(kDTypes), what, "unknown dtype ", in_quotes(value.text));
+    claim_->dtype = dtype;
+  }
+
+  void take_item(const std::string& what, const std::string& key, const JsonValue& value) {
+    file_.check(value.integer.value_or(-1) >= 0, what, value.type, " is no valid ", key);
+    if (key == "shape") {
+      file_.check(claim_->shape->size() < kMaxRank, what, "more than ", kMaxRank, " axes");
+      claim_->shape->push_back(*value.integer);
+    } else {
+      file_.check(claim_->offsets->size() < 2, what, "data_offsets must be two numbers");
+      claim_->offsets->push_back(*value.integer);
     }
   }
 
   const InputFile& file_;
-  Place place_ = Place::outside;
-  std::string name_;   // of the entry being read
-  std::string field_;  // its key being read
-  Claim* claim_ = nullptr;
+  Claim* claim_ = nullptr;  // of the entry being read
   std::set<std::string> names_;
 };
 
@@ -208,6 +150,8 @@ std::string read_header(InputFile& file) {
   file.check(file.size() >= static_cast<int64_t>(kLengthBytes), "truncated: ", file.size(), " bytes hold no header");
   uint64_t length = 0;
   file.read(&length, kLengthBytes);
+  const std::string format = file.other_format();
+  file.check(length <= kLongestHeader || format.empty(), "not a safetensors file", format);
   file.check(length <= kLongestHeader, "header length ", length, " exceeds ", kLongestHeader, " bytes");
   file.check_limit(static_cast<int64_t>(length), "the header");
   const int64_t available = file.size() - static_cast<int64_t>(kLengthBytes);
@@ -215,7 +159,7 @@ std::string read_header(InputFile& file) {
              " bytes that follow");
   std::string header(length, '\0');
   file.read(header.data(), header.size());
-  file.check(header.starts_with('{'), "the header must begin with '{'");
+  file.check(header.starts_with('{'), "the header must begin with '{'", format);
   // The JSON lexer would take a zero byte for the end of the text.
   file.check(header[header.find_last_not_of(" \t\r\n")] == '}', "the header must end with '}' and white space");
   file.check(header.find('\0') == std::string::npos, "the header holds a zero byte");
@@ -227,7 +171,12 @@ std::map<std::string, SafetensorsEntry> checked_layout(const InputFile& file,
                                                        const std::map<std::string, Claim>& claims, int64_t bytes) {
   using Item = std::pair<const std::string, Claim>;
   std::vector<const Item*> order;
-  for (const Item& item : claims) order.push_back(&item);
+  for (const Item& item : claims) {
+    const auto& [name, claim] = item;
+    file.check(claim.dtype && claim.shape && claim.offsets, tensor_named(name), "needs dtype, shape and data_offsets");
+    file.check(claim.offsets->size() == 2, tensor_named(name), "data_offsets must be two numbers");
+    order.push_back(&item);
+  }
   std::stable_sort(order.begin(), order.end(),
                    [](const Item* a, const Item* b) { return *a->second.offsets < *b->second.offsets; });
   std::map<std::string, SafetensorsEntry> entries;
@@ -251,25 +200,22 @@ std::map<std::string, SafetensorsEntry> checked_layout(const InputFile& file,
 }
 
 void check_utf8(const char* what, const std::string& text) {
-  try {
-    static_cast<void>(nlohmann::json(text).dump());
-  } catch (const nlohmann::json::exception&) {
-    fail("save_safetensors", what, ' ', in_quotes(text), " must be UTF-8");
-  }
+  check(is_utf8(text), "save_safetensors", what, ' ', in_quotes(text), " must be UTF-8");
 }
 
 /// The header's JSON, padded so that the data begin at a multiple of 8.
 std::string write_header(const std::vector<std::pair<std::string, Tensor>>& tensors, const Metadata& metadata) {
-  nlohmann::ordered_json header = nlohmann::ordered_json::object();
-  if (!metadata.empty()) header[kMetadataKey] = metadata;
+  std::vector<std::pair<std::string, std::string>> header;
+  if (!metadata.empty()) header.emplace_back(kMetadataKey, json_of(metadata));
   int64_t position = 0;
   for (const auto& [name, tensor] : tensors) {
     const int64_t end = position + tensor.numel() * item_size(tensor.dtype());
-    header[name] = {
-        {"dtype", format_name(tensor.dtype())}, {"shape", sizes_of(tensor.shape())}, {"data_offsets", {position, end}}};
+    header.emplace_back(name, json_object({{"dtype", to_json(format_name(tensor.dtype()))},
+                                           {"shape", json_of(tensor.shape())},
+                                           {"data_offsets", json_array({to_json(position), to_json(end)})}}));
     position = end;
   }
-  std::string text = header.dump();
+  std::string text = json_object(header);
   text.resize((text.size() + 7) / 8 * 8, ' ');
   check(text.size() <= kLongestHeader, "save_safetensors", "the header would take ", text.size(), " bytes, at most ",
         kLongestHeader, " are allowed");
@@ -283,7 +229,7 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& path, const LoadSa
     : options_(options), file_(std::make_unique<InputFile>(path, op, options.max_bytes)) {
   const std::string header = read_header(*file_);
   HeaderReader reader(*file_);
-  nlohmann::json::sax_parse(header, &reader);
+  read_json(*file_, "the header ", header, [&](auto& keys, auto& value) { reader.take(keys, value); });
   data_begin_ = file_->size() - file_->remaining();
   entries_ = checked_layout(*file_, reader.claims, file_->remaining());
   metadata_ = std::move(reader.metadata);

@@ -48,8 +48,17 @@ struct TensorOptions {
 /// How the axes of a dense (N, C, spatial...) tensor lie in memory.
 enum class MemoryFormat : uint8_t { contiguous, channels_last };
 
+/// The right side of an assignment to a temporary Tensor, which does not compile: see Tensor.
+struct AssignmentToTemporaryTensor_use_copy_ {
+  template <class T>
+  AssignmentToTemporaryTensor_use_copy_(const T& value);
+};
+
 /// An n-dimensional array on one device. Copying a Tensor copies the handle: both see the same elements
 /// and the same gradient; clone() copies the elements. A default-constructed Tensor is undefined.
+///
+/// Assigning to a temporary handle does not compile, because it would leave all elements as they are. In place of
+/// x[0] = y or x.narrow(0, 1, 2) = y, write x[0].copy_(y).
 ///
 /// Threads may read a tensor at the same time, compute with it, and run backward passes that end in it
 /// (core/autograd.h). While one writes elements, calls requires_grad_() or set_grad(), or assigns to a handle, no other
@@ -58,6 +67,12 @@ class Tensor {
  public:
   Tensor() = default;
   explicit Tensor(std::shared_ptr<TensorBody> body) : body_(std::move(body)) {}
+  Tensor(const Tensor&) = default;
+  Tensor(Tensor&&) noexcept = default;
+  Tensor& operator=(const Tensor&) & = default;
+  Tensor& operator=(Tensor&&) & noexcept = default;
+  void operator=(const AssignmentToTemporaryTensor_use_copy_&) && = delete;  // write elements with copy_()
+  ~Tensor() = default;
 
   // ---- what it is
   bool defined() const { return body_ != nullptr; }
@@ -188,7 +203,7 @@ class Tensor {
   // Writes in place; throw if autograd would have to record them, or if elements of this tensor share memory.
   const Tensor& copy_(const Tensor& source) const;
   const Tensor& fill_(double value) const;
-  const Tensor& zero_() const { return fill_(0); }
+  const Tensor& zero_() const;
   const Tensor& add_(const Tensor& other, double alpha = 1) const;
   const Tensor& mul_(double factor) const;
 

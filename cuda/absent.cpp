@@ -61,6 +61,9 @@ const Runtime& cuda_runtime() {
 }
 
 namespace cuda {
+namespace {
+ScopedValue<void*>* no_streams = nullptr;
+}
 
 bool has_wgmma(int) { return false; }
 bool is_available() { return false; }
@@ -72,8 +75,7 @@ Stream::~Stream() = default;
 Stream::Stream(Stream&&) noexcept = default;
 void Stream::synchronize() const {}
 
-StreamGuard::StreamGuard(const Stream& stream) { refuse(stream.device()); }
-StreamGuard::~StreamGuard() = default;
+StreamGuard::StreamGuard(const Stream& stream) : stream_(no_streams, nullptr) { refuse(stream.device()); }
 
 Event::Event(int device, bool) { refuse(device); }
 Event::~Event() = default;

@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "../core/device.h"
+#include "../core/scoped_value.h"
 
 namespace voxgrad::cuda {
 
@@ -46,17 +47,13 @@ class Stream {
   int device_ = 0;
 };
 
-/// Makes `stream` the current stream of its device on this thread for as long as it lives. Guards nest.
-class StreamGuard {
+/// Makes `stream` the current stream of its device on this thread while it lives. Guards nest.
+class [[nodiscard]] StreamGuard {
  public:
-  explicit StreamGuard(const Stream& stream);
-  ~StreamGuard();
-  StreamGuard(const StreamGuard&) = delete;
-  StreamGuard& operator=(const StreamGuard&) = delete;
+  [[nodiscard]] explicit StreamGuard(const Stream& stream);
 
  private:
-  void* previous_;
-  int device_;
+  ScopedValue<void*> stream_;
 };
 
 /// A point in a stream, for timing and for ordering streams.

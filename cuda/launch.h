@@ -22,9 +22,9 @@ inline void check_launch(const char* op, const char* file = __builtin_FILE(), in
 }
 
 /// Makes a GPU current on this thread for as long as it lives.
-class DeviceGuard {
+class [[nodiscard]] DeviceGuard {
  public:
-  explicit DeviceGuard(int device);
+  [[nodiscard]] explicit DeviceGuard(int device);
   ~DeviceGuard();
   DeviceGuard(const DeviceGuard&) = delete;
   DeviceGuard& operator=(const DeviceGuard&) = delete;

@@ -17,9 +17,7 @@ namespace voxgrad::cuda {
 namespace {
 
 // Trivially destructible, so that a tensor freed at the very end of a thread or of main() can still ask.
-thread_local std::array<cudaStream_t, kMaxDevices> current_streams{};
-
-cudaStream_t& current_slot(int device) { return current_streams[static_cast<size_t>(device)]; }
+thread_local std::array<ScopedValue<void*>*, kMaxDevices> current_streams{};
 
 cudaStream_t as_stream(void* handle) { return static_cast<cudaStream_t>(handle); }
 cudaEvent_t as_event(void* handle) { return static_cast<cudaEvent_t>(handle); }
@@ -38,7 +36,10 @@ Pool& pool() {
 
 }  // namespace
 
-cudaStream_t current_stream(int device) noexcept { return current_slot(device); }
+cudaStream_t current_stream(int device) noexcept {
+  const ScopedValue<void*>* newest = current_streams[static_cast<size_t>(device)];
+  return newest ? as_stream(newest->value()) : nullptr;
+}
 
 Stream::Stream(int device) : device_(device) {
   cuda_runtime().require(device);
@@ -74,12 +75,10 @@ void Stream::synchronize() const {
   check_indices(device_);
 }
 
-StreamGuard::StreamGuard(const Stream& stream) : device_(stream.device()) {
+StreamGuard::StreamGuard(const Stream& stream)
+    : stream_(current_streams[static_cast<size_t>(stream.device())], stream.handle()) {
   check(stream.handle() != nullptr, "StreamGuard", "the stream was moved from");
-  previous_ = std::exchange(current_slot(device_), as_stream(stream.handle()));
 }
-
-StreamGuard::~StreamGuard() { current_slot(device_) = as_stream(previous_); }
 
 Event::Event(int device, bool enable_timing) : device_(device) {
   cuda_runtime().require(device);

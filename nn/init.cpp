@@ -11,7 +11,7 @@
 namespace voxgrad::nn::init {
 namespace {
 
-thread_local bool skipping = false;
+thread_local ScopedValue<bool>* skipping = nullptr;
 
 /// Random numbers are drawn as f32 or f64 and then rounded to what the tensor holds.
 DType drawn_dtype(const Tensor& tensor) { return tensor.dtype() == f64 ? f64 : f32; }
@@ -62,8 +62,7 @@ Tensor normal_quantile(const Tensor& probability) {
 
 }  // namespace
 
-SkipInit::SkipInit() : previous_(std::exchange(skipping, true)) {}
-SkipInit::~SkipInit() { skipping = previous_; }
+SkipInit::SkipInit() : skip_(skipping, true) {}
 
 Fans calculate_fans(const Tensor& tensor) {
   check(tensor.dim() >= 2, "calculate_fans", "needs at least two axes, got ", describe(tensor));

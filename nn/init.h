@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../core/random.h"
+#include "../core/scoped_value.h"
 #include "../core/tensor.h"
 
 namespace voxgrad::nn::init {
@@ -39,15 +40,12 @@ const Tensor& xavier_normal_(const Tensor& tensor, double gain = 1, Generator* g
 
 /// While it lives, the functions of this thread that draw leave tensors as they are, and generators as if they had
 /// drawn: for layers whose parameters are set right after. torch.nn.utils.skip_init.
-class SkipInit {
+class [[nodiscard]] SkipInit {
  public:
-  SkipInit();
-  ~SkipInit();
-  SkipInit(const SkipInit&) = delete;
-  SkipInit& operator=(const SkipInit&) = delete;
+  [[nodiscard]] SkipInit();
 
  private:
-  bool previous_;
+  ScopedValue<bool> skip_;
 };
 
 /// Throws unless low <= high, both finite.

@@ -5,6 +5,8 @@
 
 #include <initializer_list>
 #include <span>
+#include <type_traits>
+#include <vector>
 
 #include "../core/random.h"
 #include "../core/tensor.h"
@@ -35,6 +37,16 @@ Tensor randperm(int64_t n, Generator* generator = nullptr);
 /// Throws if their number does not fill the shape.
 template <class T>
 Tensor from_span(std::span<const T> values, const Shape& shape, Device device = Device::cpu());
+
+/// A copy of `values` of shape (n); T gives the dtype as in from_span: tensor(std::vector<int64_t>{1, 2}) is i64.
+template <class T>
+requires std::is_arithmetic_v<T> Tensor tensor(const std::vector<T>& values, Device device = Device::cpu()) {
+  if constexpr (std::is_same_v<T, bool>) {  // packed in bits
+    return tensor(std::vector<uint8_t>(values.begin(), values.end()), device).to(b8);
+  } else {
+    return from_span(std::span<const T>(values), {std::ssize(values)}, device);
+  }
+}
 
 /// From a nested list: tensor({{1, 2}, {3, 4}}). Throws if it is ragged.
 class NestedList {

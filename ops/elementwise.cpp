@@ -221,6 +221,7 @@ Tensor& assign(const char* op, Tensor& x, const Tensor& result) {
   check(result.shape() == x.shape(), op, "a result of shape ", result.shape(), " cannot be written to the target ",
         describe(x));
   if (result.requires_grad() && !(x.is_leaf() && x.requires_grad())) return x = result.to(x.dtype());
+  check_in_place(op, x, result);
   x.copy_(result.to(x.dtype()));
   return x;
 }
@@ -281,14 +282,14 @@ Tensor operator/(Scalar x, const Tensor& y) {
   return div(scalar_for(widened(here), x), widened(here))
       .to(here.dtype() == f64 || is_half(here.dtype()) ? here.dtype() : f32);
 }
-Tensor& operator+=(Tensor& x, const Tensor& y) { return assign("add", x, x + y); }
-Tensor& operator-=(Tensor& x, const Tensor& y) { return assign("sub", x, x - y); }
-Tensor& operator*=(Tensor& x, const Tensor& y) { return assign("mul", x, x * y); }
-Tensor& operator/=(Tensor& x, const Tensor& y) { return assign("div", x, x / y); }
-Tensor& operator+=(Tensor& x, Scalar y) { return assign("add", x, x + y); }
-Tensor& operator-=(Tensor& x, Scalar y) { return assign("sub", x, x - y); }
-Tensor& operator*=(Tensor& x, Scalar y) { return assign("mul", x, x * y); }
-Tensor& operator/=(Tensor& x, Scalar y) { return assign("div", x, x / y); }
+Tensor& operator+=(Tensor& x, const Tensor& y) { return assign("operator+=", x, x + y); }
+Tensor& operator-=(Tensor& x, const Tensor& y) { return assign("operator-=", x, x - y); }
+Tensor& operator*=(Tensor& x, const Tensor& y) { return assign("operator*=", x, x * y); }
+Tensor& operator/=(Tensor& x, const Tensor& y) { return assign("operator/=", x, x / y); }
+Tensor& operator+=(Tensor& x, Scalar y) { return assign("operator+=", x, x + y); }
+Tensor& operator-=(Tensor& x, Scalar y) { return assign("operator-=", x, x - y); }
+Tensor& operator*=(Tensor& x, Scalar y) { return assign("operator*=", x, x * y); }
+Tensor& operator/=(Tensor& x, Scalar y) { return assign("operator/=", x, x / y); }
 Tensor operator-(const Tensor& x) { return neg(x); }
 
 Tensor where(const Tensor& condition, const Tensor& x, const Tensor& y) {

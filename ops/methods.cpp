@@ -154,6 +154,11 @@ const Tensor& Tensor::fill_(double value) const {
   return *this;
 }
 
+const Tensor& Tensor::zero_() const {
+  check_in_place("zero_", *this);
+  return fill_(0);
+}
+
 const Tensor& Tensor::add_(const Tensor& other, double alpha) const {
   check_in_place("add_", *this, other);
   check_defined("add_", "the other tensor", other);

@@ -6,9 +6,9 @@
 namespace examples {
 
 /// While it lives, SIGINT and SIGTERM set a flag; a second one ends the program as usual.
-class InterruptGuard {
+class [[nodiscard]] InterruptGuard {
  public:
-  InterruptGuard() {
+  [[nodiscard]] InterruptGuard() {
     requested_flag() = 0;
     previous_int_ = std::signal(SIGINT, handle);
     previous_term_ = std::signal(SIGTERM, handle);

@@ -1,47 +1,75 @@
 #include "nn/data/nnunet.h"
 
+#include <dirent.h>
+
 #include <algorithm>
-#include <nlohmann/json.hpp>
+#include <cerrno>
+#include <charconv>
+#include <map>
+#include <memory>
+#include <optional>
 #include <set>
+#include <string_view>
+#include <system_error>
+#include <utility>
 
 #include "core/input_file.h"
+#include "core/json.h"
 
 namespace voxgrad::data {
 namespace {
 namespace fs = std::filesystem;
-using nlohmann::json;
 
 constexpr const char* kOp = "NnUNetFolder";
 constexpr int64_t kLargestText = 1 << 26;
 
-json read_json(InputFile& file) {
+/// The file's values by their keys, and those of objects in it by two keys.
+using Values = std::map<JsonPath, JsonValue>;
+
+Values read_values(InputFile& file) {
   file.check(file.size() <= kLargestText, "larger than ", kLargestText, " bytes");
   std::string text(static_cast<size_t>(file.size()), '\0');
   file.read(text.data(), text.size());
-  json parsed = json::parse(text, nullptr, false);
-  file.check(parsed.is_object(), "is not a JSON object");
-  return parsed;
+  Values values;
+  read_json(file, "", text, [&](const JsonPath& path, const JsonValue& value) {
+    file.check(!path.empty() || value.type == "an object", "is not a JSON object");
+    if (path.size() > 2 || (path.size() == 2 && values.at({path[0]}).type != "an object")) return;
+    file.check(values.emplace(path, value).second, in_quotes(path.empty() ? "" : path.back()), " is there twice");
+  });
+  return values;
 }
 
-const json& at(const InputFile& file, const json& object, const char* key, json::value_t type) {
-  const auto found = object.find(key);
-  file.check(found != object.end(), "has no ", in_quotes(key));
-  const bool number = type == json::value_t::number_unsigned && found->is_number_integer();
-  file.check(found->type() == type || number, in_quotes(key), " must be ", json(type).type_name(), ", is ",
-             found->type_name());
-  return *found;
+const JsonValue& at(const InputFile& file, const Values& values, const char* key, std::string_view type) {
+  const auto found = values.find({key});
+  file.check(found != values.end(), "has no ", in_quotes(key));
+  const JsonValue& value = found->second;
+  file.check(value.type == type || (type == "a number" && value.integer), in_quotes(key), " must be ", type, ", is ",
+             value.type);
+  return value;
+}
+
+/// Returns nothing if `text` is not an integer.
+std::optional<int64_t> parse_integer(const std::string& text) {
+  int64_t value = 0;
+  const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  return error == std::errc() && stop == text.data() + text.size() ? std::optional(value) : std::nullopt;
 }
 
 /// Names by their numbers 0, 1, 2, ... from {"0": "T1"} or {"background": 0}.
-std::vector<std::string> read_names(const InputFile& file, const json& object, const char* key, size_t least,
+std::vector<std::string> read_names(const InputFile& file, const Values& values, const char* key, size_t least,
                                     size_t most) {
+  at(file, values, key, "an object");
   std::map<int64_t, std::string> names;
-  for (const auto& [left, right] : at(file, object, key, json::value_t::object).items()) {
-    file.check(!right.is_array(), in_quotes(key), ": ", in_quotes(left), " is a list; regions are not supported");
-    const json number = right.is_string() ? json::parse(left, nullptr, false) : right;
-    file.check(number.is_number_integer(), in_quotes(key), ": ", in_quotes(left), " has no number");
-    const bool fresh = names.emplace(number.get<int64_t>(), right.is_string() ? right.get<std::string>() : left).second;
-    file.check(fresh, in_quotes(key), ": two are number ", number);
+  for (auto entry = values.upper_bound({key}); entry != values.end() && entry->first[0] == key; ++entry) {
+    const auto& left = entry->first[1];
+    const JsonValue& right = entry->second;
+    file.check(right.type != "an array", in_quotes(key), ": ", in_quotes(left),
+               " is a list; regions are not supported");
+    const bool is_name = right.type == "a string";
+    const std::optional<int64_t> number = is_name ? parse_integer(left) : right.integer;
+    file.check(number.has_value(), in_quotes(key), ": ", in_quotes(left), " has no number");
+    file.check(names.emplace(*number, is_name ? right.text : left).second, in_quotes(key), ": two are number ",
+               *number);
   }
   file.check(names.size() >= least && names.size() <= most, in_quotes(key), " has ", names.size(), " names, expected ",
              least, " to ", most);
@@ -57,11 +85,15 @@ std::vector<std::string> read_names(const InputFile& file, const json& object, c
 /// Names of the files in a folder, without their ending; none if the folder is missing. Hidden ones are passed over.
 std::set<std::string> list(const fs::path& folder, const std::string& ending) {
   std::set<std::string> names;
-  std::error_code missing;
-  for (const auto& entry : fs::directory_iterator(folder, missing)) {
-    const std::string name = entry.path().filename().string();
+  // Not a directory_iterator: it calls std::terminate if memory runs out in it.
+  const auto close = [](DIR* directory) { closedir(directory); };
+  const std::unique_ptr<DIR, decltype(close)> directory(opendir(folder.c_str()), close);
+  check(directory || errno == ENOENT, kOp, "cannot read '", folder.string(),
+        "': ", std::generic_category().message(errno));
+  while (const dirent* entry = directory ? readdir(directory.get()) : nullptr) {
+    const std::string name = entry->d_name;
     if (name.starts_with('.')) continue;
-    check(name.ends_with(ending), kOp, "'", entry.path().string(), "' does not end with ", ending,
+    check(name.ends_with(ending), kOp, "'", (folder / name).string(), "' does not end with ", ending,
           ", the file_ending of dataset.json");
     names.insert(name.substr(0, name.size() - ending.size()));
   }
@@ -97,13 +129,13 @@ std::vector<std::string> list_cases(const fs::path& folder, const std::string& e
 
 NnUNetFolder::NnUNetFolder(const fs::path& path) : folder(path) {
   InputFile file(path / "dataset.json", kOp);
-  const json object = read_json(file);
-  channels = read_names(file, object, "channel_names", 1, 9999);
-  classes = read_names(file, object, "labels", 2, 256);
-  file_ending = at(file, object, "file_ending", json::value_t::string);
+  const Values values = read_values(file);
+  channels = read_names(file, values, "channel_names", 1, 9999);
+  classes = read_names(file, values, "labels", 2, 256);
+  file_ending = at(file, values, "file_ending", "a string").text;
   file.check(file_ending == ".nii.gz" || file_ending == ".nii", "file_ending ", in_quotes(file_ending),
              " is not supported (.nii.gz and .nii are)");
-  const auto count = at(file, object, "numTraining", json::value_t::number_unsigned).get<int64_t>();
+  const std::optional<int64_t> count = at(file, values, "numTraining", "a number").integer;
   training = list_cases(path / "imagesTr", file_ending, std::ssize(channels));
   test = list_cases(path / "imagesTs", file_ending, std::ssize(channels));
   const std::set<std::string> labels = list(path / "labelsTr", file_ending);
@@ -111,7 +143,7 @@ NnUNetFolder::NnUNetFolder(const fs::path& path) : folder(path) {
   for (const std::string& name : labels)
     check(std::binary_search(training.begin(), training.end(), name), kOp, "'",
           (path / "labelsTr" / (name + file_ending)).string(), "' has no image in imagesTr");
-  file.check(count == std::ssize(training), "numTraining is ", count, ", imagesTr has ", training.size(), " cases");
+  file.check(count == std::ssize(training), "numTraining is ", *count, ", imagesTr has ", training.size(), " cases");
 }
 
 std::vector<fs::path> NnUNetFolder::images(const std::string& name) const {

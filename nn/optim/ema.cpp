@@ -1,6 +1,8 @@
 #include "nn/optim/ema.h"
 
 #include <algorithm>
+#include <mutex>
+#include <vector>
 
 #include "core/autograd.h"
 #include "core/capture.h"
@@ -67,8 +69,19 @@ void ExponentialMovingAverage::update() {
   for (size_t i = 0; i < buffers_.size(); ++i) copies_[i].copy_(buffers_[i]);
 }
 
+namespace {
+std::mutex swaps_mutex;
+std::vector<ExponentialMovingAverage::Swapped*> swaps;  // that live, the oldest first
+
+bool is_same_view(const Tensor& a, const Tensor& b) {
+  return a.storage() == b.storage() && a.storage_offset() == b.storage_offset();
+}
+}  // namespace
+
 ExponentialMovingAverage::Swapped::Swapped(const ExponentialMovingAverage& average) {
   NoGradGuard no_grad;
+  const std::lock_guard lock(swaps_mutex);
+  swaps.reserve(swaps.size() + 1);
   Tensors kept = average.averages_;
   kept.insert(kept.end(), average.copies_.begin(), average.copies_.end());
   for (const Tensors& own : {average.params_, average.buffers_})
@@ -77,11 +90,21 @@ ExponentialMovingAverage::Swapped::Swapped(const ExponentialMovingAverage& avera
       saved_.push_back(own_.back().clone());  // all of them before anything is written: memory may run out
     }
   for (size_t i = 0; i < own_.size(); ++i) own_[i].copy_(kept[i]);
+  swaps.push_back(this);
 }
 
+/// A younger swap of a tensor saved what this one had written, and gets this one's saved values instead.
 ExponentialMovingAverage::Swapped::~Swapped() {
   NoGradGuard no_grad;
-  for (size_t i = 0; i < own_.size(); ++i) own_[i].copy_(saved_[i]);
+  const std::lock_guard lock(swaps_mutex);
+  for (size_t i = 0; i < own_.size(); ++i) {
+    Tensor to = own_[i];
+    for (auto younger = swaps.rbegin(); *younger != this; ++younger)  // the oldest of them comes last
+      for (size_t k = 0; k < (*younger)->own_.size(); ++k)
+        if (is_same_view((*younger)->own_[k], own_[i])) to = (*younger)->saved_[k];
+    to.copy_(saved_[i]);
+  }
+  std::erase(swaps, this);
 }
 
 TensorMap ExponentialMovingAverage::state_dict() const {

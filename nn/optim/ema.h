@@ -37,7 +37,8 @@ class ExponentialMovingAverage : public nn::Stateful {
   /// model.load_state_dict(values()): for the model or one like it.
   void apply_to(nn::Module& model) const { model.load_state_dict(values_); }
 
-  /// The model has the averages for as long as it lives, and then its own values again.
+  /// While it lives, the model has the averages; afterwards it has its own values again. Several may live, of several
+  /// averages too, and end in any order.
   class [[nodiscard]] Swapped {
    public:
     Swapped(const Swapped&) = delete;
@@ -46,7 +47,7 @@ class ExponentialMovingAverage : public nn::Stateful {
 
    private:
     friend class ExponentialMovingAverage;
-    explicit Swapped(const ExponentialMovingAverage& average);
+    [[nodiscard]] explicit Swapped(const ExponentialMovingAverage& average);
     Tensors own_, saved_;
   };
   Swapped swap() const { return Swapped(*this); }

@@ -79,7 +79,7 @@ class DataParallel::Reducer {
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
 
-  bool no_sync = false;
+  const std::shared_ptr<int> no_sync_guards = std::make_shared<int>(0);  // how many live
 
  private:
   /// A parameter, and its gradient's place in its bucket.
@@ -204,7 +204,7 @@ void DataParallel::Reducer::send_flags() {
 }
 
 void DataParallel::Reducer::arrived(size_t slot) {
-  if (no_sync) return;
+  if (*no_sync_guards > 0) return;
   check(!grad_enabled(), kOp, "gradients that are recorded (create_graph) cannot be averaged");
   const NoGradGuard no_grad;
   if (pass_.expired()) begin();
@@ -280,6 +280,6 @@ DataParallel::DataParallel(const Module& module, Communicator& communicator, con
 
 DataParallel::~DataParallel() = default;
 
-DataParallel::NoSync DataParallel::no_sync() { return NoSync(reducer_->no_sync); }
+DataParallel::NoSync DataParallel::no_sync() { return NoSync(reducer_->no_sync_guards); }
 
 }  // namespace voxgrad::nn

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <utility>
 
 #include "../module.h"
 #include "communicator.h"
@@ -49,15 +50,14 @@ class DataParallel {
   /// accumulation: `{ const auto guard = parallel.no_sync(); loss.backward(); }`.
   class [[nodiscard]] NoSync {
    public:
-    ~NoSync() { flag_ = previous_; }
+    ~NoSync() { --*guards_; }
     NoSync(const NoSync&) = delete;
     NoSync& operator=(const NoSync&) = delete;
 
    private:
     friend class DataParallel;
-    explicit NoSync(bool& flag) : flag_(flag), previous_(flag) { flag_ = true; }
-    bool& flag_;
-    bool previous_;
+    explicit NoSync(std::shared_ptr<int> guards) : guards_(std::move(guards)) { ++*guards_; }
+    std::shared_ptr<int> guards_;  ///< how many guards live
   };
   NoSync no_sync();
 

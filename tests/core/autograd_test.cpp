@@ -323,6 +323,13 @@ TEST(Autograd, CustomFunctions) {
 
 TEST(Autograd, RefusesWhatHasNoGradient) {
   EXPECT_ERROR(tensor({1.0}).backward(), "does not require grad");
+  const Tensor w = ones({}).requires_grad_(), cut = w.detach();
+  EXPECT_ERROR(cut.backward(), "it comes from detach()");
+  EXPECT_ERROR((w > 0).backward(), "only floating tensors have gradients");
+  {
+    const NoGradGuard no_grad;
+    EXPECT_ERROR((w * 2.0).backward(), "nothing is recorded on this thread, where a NoGradGuard lives");
+  }
   EXPECT_ERROR(zeros({2}, {.requires_grad = true}).backward(), "may be left out for one element only");
   EXPECT_ERROR(zeros({2}, {.dtype = i64}).requires_grad_(), "only floating tensors have gradients");
   const Tensor y = leaf(1) * 2.0;

@@ -131,6 +131,44 @@ TEST_F(NiftiTest, Qform) {
   EXPECT_ERROR(load_nifti(put("v.nii", volume.put<float>(256, kNan).bytes)), "quaternion");
 }
 
+/// A half turn, of which float32 keeps a quaternion that is not quite one.
+TEST_F(NiftiTest, QformOfAHalfTurnIsExact) {
+  Volume volume;
+  volume.put<int16_t>(252, 1);
+  const std::array<std::array<float, 3>, 4> turns{
+      {{.70710677f, -.70710677f, 0}, {.70710677f, 0, .70710677f}, {.57735026f, .57735026f, .57735026f}, {0, 0, 1}}};
+  for (const auto& turn : turns) {
+    for (size_t i = 0; i < 3; ++i) volume.put<float>(256 + 4 * i, turn[i]);
+    const NiftiImage image = load_nifti(put("v.nii", volume.bytes));
+    const double squares = turn[0] * turn[0] + turn[1] * turn[1] + turn[2] * turn[2];
+    for (size_t row = 0; row < 3; ++row)
+      for (size_t column = 0; column < 3; ++column) {
+        const double expected = 2 * turn[row] * turn[column] / squares - (row == column ? 1 : 0);
+        EXPECT_NEAR(image.affine[row][column], expected * image.spacing[2 - column], 1e-6) << row << ' ' << column;
+      }
+  }
+}
+
+TEST_F(NiftiTest, WideIntegersThatI32HoldsAreRead) {
+  const std::vector<double> expected{-2147483648.0, 2147483647.0, 0, -1};
+  for (const bool big : {false, true}) {
+    Volume volume(big);
+    volume.put<int16_t>(42, 2).put<int16_t>(44, 2).put<int16_t>(46, 1);
+    volume.type(1024, 64).voxels<int64_t>({INT32_MIN, INT32_MAX, 0, -1});
+    const Tensor read = load_nifti(put("v.nii", volume.bytes)).data;
+    for (size_t i = 0; i < 4; ++i)
+      EXPECT_EQ(read.flatten().at({static_cast<int64_t>(i)}), static_cast<float>(expected[i]));
+    EXPECT_ERROR(load_nifti(put("v.nii", volume.voxels<int64_t>({0, 1, 2147483648, 3}).bytes)),
+                 "a voxel is 2147483648, which i32 does not hold");
+    EXPECT_ERROR(load_nifti(put("v.nii", volume.voxels<int64_t>({INT64_MIN, 1, 2, 3}).bytes)), "-9223372036854775808");
+    volume.type(1280, 64).voxels<uint64_t>({7, 8, 9, INT32_MAX});
+    EXPECT_EQ(load_nifti(put("v.nii", volume.bytes)).data.at({0, 1, 0}), 9);
+    EXPECT_EQ(NiftiFile(path("v.nii")).read({0, 0, 1}, {1, 1, 1}).item(), 8);
+    EXPECT_ERROR(load_nifti(put("v.nii", volume.voxels<uint64_t>({UINT64_MAX, 1, 2, 3}).bytes)),
+                 "a voxel is 18446744073709551615");
+  }
+}
+
 TEST_F(NiftiTest, Units) {
   const auto spacing = [&](char unit) {
     return load_nifti(put("v.nii", Volume().put<char>(123, unit).bytes)).spacing[0];
@@ -168,6 +206,10 @@ TEST_F(NiftiTest, ExtensionsAreSkipped) {
   const auto bytes = volume.put<float>(108, 384).bytes;
   EXPECT_EQ(load_nifti(put("v.nii", bytes)).data.at({1, 2, 3}), 23);
   EXPECT_EQ(load_nifti(put("v.nii", gzip(bytes))).data.at({1, 2, 3}), 23);
+}
+
+TEST_F(NiftiTest, NamesOtherFormats) {
+  EXPECT_ERROR(load_nifti(put("v.nii", "\x93NUMPY" + std::string(400, 'x'))), ", not 348; it is NumPy's .npy");
 }
 
 TEST_F(NiftiTest, RefusesBadHeaders) {

@@ -227,7 +227,8 @@ TEST_F(NpyTest, RefusesMalformedHeaders) {
 
 TEST_F(NpyTest, RefusesOtherFiles) {
   EXPECT_ERROR(load_npy(put("f", "")), "truncated: 0 bytes hold no .npy header");
-  EXPECT_ERROR(load_npy(put("f", "PK\3\4 a zip archive")), "not a .npy file");
+  EXPECT_ERROR(load_npy(put("f", "PK\3\4 a zip archive")),
+               "not a .npy file: the magic string is missing; it is a zip archive");
   EXPECT_ERROR(load_npy(path("none")), "load_npy: cannot read '" + path("none").string() + "': No such file");
   EXPECT_ERROR(load_npy(path("")), "it is a directory");
 }

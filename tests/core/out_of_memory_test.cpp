@@ -4,10 +4,15 @@
 #include <exception>
 
 #include "core/autograd.h"
+#include "core/memory_snapshot.h"
+#include "core/nifti.h"
+#include "core/npy.h"
+#include "core/safetensors.h"
 #include "ops/create.h"
 #include "ops/elementwise.h"
 #include "ops/reduce.h"
 #include "ops/shape.h"
+#include "tests/core/file_support.h"
 #include "tests/failing_allocations.h"
 #include "tests/support.h"
 
@@ -49,6 +54,71 @@ TEST(OutOfMemory, FreeingALongGraphTakesNone) {
   FailingAllocations failing(0, 1);
   x = {};
   EXPECT_EQ(failing.failed(), 0);
+}
+
+using OutOfMemoryInFiles = FileTest;
+
+TEST_F(OutOfMemoryInFiles, ASavedFileIsTheOldOneOrTheNewOne) {
+  const TensorMap before{{"a", ones({2})}},
+      after{{"encoder.layers.0.weight", full({3, 2}, 2)}, {"encoder.layers.0.bias", full({3}, 7, {.dtype = i64})}};
+  const Metadata metadata{{"note", "text that is too long to be kept without memory"}};
+  const auto save = [&] { save_safetensors(path("f"), after, metadata, {.checksum = true}); };
+  long failed = 1;
+  for (long number = 0; failed > 0; ++number) {
+    save_safetensors(path("f"), before);
+    {
+      FailingAllocations failing(number);
+      try {
+        save();
+      } catch (const std::exception&) {
+      }
+      failed = failing.failed();
+    }
+    Metadata found;
+    const TensorMap tensors = load_safetensors(path("f"), Device::cpu(), &found);
+    const bool saved = tensors.size() == 2;
+    EXPECT_EQ(found, saved ? metadata : Metadata()) << "allocation " << number;
+    for (const auto& [name, tensor] : saved ? after : before)
+      EXPECT_EQ(tensors.at(name).to_vector(), tensor.to_vector()) << "allocation " << number;
+    EXPECT_EQ(file_count(), 1) << "allocation " << number;
+  }
+  with_each_allocation_failing(save);
+  with_each_allocation_failing([&] {
+    Metadata found;
+    EXPECT_EQ(load_safetensors(path("f"), Device::cpu(), &found).size(), 2u);
+    EXPECT_EQ(found, metadata);
+  });
+  put("bad", "{}{}{}{}{}{}");
+  with_each_allocation_failing([&] { load_safetensors(path("bad")); });
+}
+
+TEST_F(OutOfMemoryInFiles, VolumesAndArrays) {
+  const NiftiImage image{.data = arange(0, 24).reshape({2, 3, 4}), .descrip = "text that takes memory of its own"};
+  for (const char* name : {"v.nii", "v.nii.gz"}) {
+    with_each_allocation_failing([&] { save_nifti(path(name), image); });
+    save_nifti(path(name), image);
+    with_each_allocation_failing([&] {
+      EXPECT_EQ(NiftiFile(path(name)).read({1, 0, 0}, {1, 3, 4}).at({0, 0, 1}), 13);
+    });
+  }
+  with_each_allocation_failing([&] { save_npy(path("a.npy"), image.data); });
+  save_npy(path("a.npy"), image.data);
+  with_each_allocation_failing([&] { EXPECT_EQ(load_npy(path("a.npy")).at({1, 2, 3}), 23); });
+}
+
+TEST(OutOfMemory, ReportsOfTheProfiler) {
+  const Tensor w = ones({3, 4}).requires_grad_();
+  profiler::Session profile;
+  {
+    const profiler::RecordFunction range("a range with a name of more than a few letters");
+    sum(exp(w * 2.0)).backward();
+  }
+  profile.stop();
+  const memory::Snapshot snapshot = memory::snapshot();
+  const std::string trace = profile.trace(), json = snapshot.json();
+  with_each_allocation_failing([&] { EXPECT_EQ(profile.trace(), trace); });
+  with_each_allocation_failing([&] { EXPECT_EQ(snapshot.json(), json); });
+  with_each_allocation_failing([&] { static_cast<void>(profile.table() + snapshot.table()); });
 }
 
 }  // namespace

@@ -77,6 +77,30 @@ TEST_F(SafetensorsTest, NoTensors) {
   EXPECT_TRUE(load_safetensors(put("f", file_of("{}      ", ""))).empty());
 }
 
+TEST_F(SafetensorsTest, MetadataMayBeNull) {
+  Metadata metadata{{"stale", "entry"}};
+  const std::string header = "{\"__metadata__\":null,\"a\":" + entry("U8", "[1]", "[0,1]") + "}";
+  EXPECT_EQ(load_safetensors(put("f", file_of(header, "\7")), Device::cpu(), &metadata).at("a").item(), 7);
+  EXPECT_TRUE(metadata.empty());
+}
+
+TEST_F(SafetensorsTest, NamesOtherFormats) {
+  const std::pair<std::string, const char*> cases[] = {
+      {std::string("PK\x03\x04\x14\0\0\0\x08\0", 10), "a zip archive, as torch.save"},
+      {"PK\x03\x04\x14\x03\x08\x63 data", "a zip archive, as torch.save"},
+      {"\x80\x02\x8a\x0al\xfc\x9c\x46\xf9\x20", "a Python pickle, as torch.save wrote before PyTorch 1.6"},
+      {"\x80\x04\x95 pickle", "a Python pickle"},
+      {"\x93NUMPY\x01 header", "NumPy's .npy"},
+      {"\x89HDF\r\n\x1a\n data", "HDF5"},
+      {"\x1f\x8b\x08 packed", "gzip"},
+      {"GGUF\x03 and more", "GGUF"},
+  };
+  for (const auto& [bytes, format] : cases)
+    EXPECT_ERROR(load_safetensors(put("f", bytes)), concat("not a safetensors file; it is ", format));
+  std::string nifti = std::string("\x5c\x01\0\0", 4) + std::string(400, '\0');
+  EXPECT_ERROR(load_safetensors(put("f", nifti)), "must begin with '{'; it is NIfTI-1");
+}
+
 TEST_F(SafetensorsTest, LoadsToEveryDevice) {
   const auto file = put("f", file_of(kPair, kPairData));
   for (const Device device : devices()) {
@@ -247,6 +271,7 @@ TEST_F(SafetensorsTest, ChecksumNoticesEveryChangedBit) {
   EXPECT_EQ(load_safetensors(path("f"), Device::cpu(), &metadata).at("n").to_vector(), narrow.to_vector());
   EXPECT_EQ(metadata, (Metadata{{"k", "v"}}));
   EXPECT_TRUE(SafetensorsFile(path("f")).has_checksum());
+  EXPECT_NE(get(path("f")).find("\"voxgrad.crc32\":\"f6efab0d\""), std::string::npos);  // that of all earlier versions
   const std::string bytes = get(path("f"));
   const size_t key = bytes.find("voxgrad.crc32");
   for (size_t bit = 0; bit < 8 * bytes.size(); ++bit) {

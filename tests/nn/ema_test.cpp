@@ -1,7 +1,9 @@
 // The moving average of a model: its values, swapping, state, and captured updates.
 #include "nn/optim/ema.h"
 
+#include <array>
 #include <cmath>
+#include <memory>
 
 #include "core/capture.h"
 #include "nn/layers.h"
@@ -67,6 +69,29 @@ TEST(ExponentialMovingAverage, SwapsForAScope) {
   EXPECT_EQ(model.linear.bias.at({0}), 5);
   EXPECT_EQ(model.count.item(), 5);
   EXPECT_EQ(ema.values().at("weight").at({0, 0}), 2);
+}
+
+/// Of two averages, the second of which is swapped in twice.
+TEST(ExponentialMovingAverage, SwapsMayEndInAnyOrder) {
+  for (const std::array<int, 3>& order : {std::array{0, 1, 2}, {2, 1, 0}, {1, 0, 2}, {0, 2, 1}}) {
+    Model model;
+    set(model, 2);
+    const ExponentialMovingAverage first(model);
+    set(model, 3);
+    const ExponentialMovingAverage second(model);
+    set(model, 5);
+    using Swapped = ExponentialMovingAverage::Swapped;
+    std::unique_ptr<Swapped> swaps[] = {std::unique_ptr<Swapped>(new Swapped(first.swap())),
+                                        std::unique_ptr<Swapped>(new Swapped(second.swap())),
+                                        std::unique_ptr<Swapped>(new Swapped(second.swap()))};
+    for (const int i : order) {
+      EXPECT_EQ(model.weight.at({0, 0}), swaps[2] || swaps[1] ? 3 : 2);
+      swaps[i].reset();
+    }
+    EXPECT_EQ(model.weight.at({0, 0}), 5);
+    EXPECT_EQ(model.linear.bias.at({0}), 5);
+    EXPECT_EQ(model.count.item(), 5);
+  }
 }
 
 TEST(ExponentialMovingAverage, StateResumes) {

@@ -57,10 +57,14 @@ TEST_F(NnUNetTest, RefusesADatasetThatLies) {
   const std::string file = "NnUNetFolder: '" + path("dataset.json").string() + "': ";
   const std::array<const char*, 3> cases[] = {
       {"\"numTraining\": 2", "\"numTraining\": 3", "numTraining is 3, imagesTr has 2 cases"},
-      {"\"numTraining\": 2", "\"numTraining\": \"2\"", "'numTraining' must be number, is string"},
+      {"\"numTraining\": 2", "\"numTraining\": \"2\"", "'numTraining' must be a number, is a string"},
+      {"\"numTraining\": 2", "\"numTraining\": 18446744073709551615",
+       "'numTraining' must be a number, is a number that does not fit in 64 bits"},
+      {"\"numTraining\": 2", "\"numTraining\": -1", "numTraining is -1, imagesTr has 2 cases"},
+      {"\"numTraining\": 2", "\"numTraining\": 2, \"numTraining\": 3", "'numTraining' is there twice"},
       {"\"numTraining\"", "\"number\"", "has no 'numTraining'"},
       {"\"channel_names\"", "\"modality\"", "has no 'channel_names'"},
-      {"{\"0\": \"T1\", \"1\": \"T2\"}", "[]", "'channel_names' must be object, is array"},
+      {"{\"0\": \"T1\", \"1\": \"T2\"}", "[]", "'channel_names' must be an object, is an array"},
       {"{\"0\": \"T1\", \"1\": \"T2\"}", "{}", "'channel_names' has 0 names, expected 1 to 9999"},
       {"\"1\": \"T2\"", "\"2\": \"T2\"", "'channel_names' must be numbered 0, 1, 2, ...; 1 is missing"},
       {"\"1\": \"T2\"", "\"x\": \"T2\"", "'channel_names': 'x' has no number"},
@@ -68,14 +72,20 @@ TEST_F(NnUNetTest, RefusesADatasetThatLies) {
       {"\"tumour\": 2", "\"tumour\": 1", "'labels': two are number 1"},
       {"\"tumour\": 2", "\"tumour\": [1, 2]", "'labels': 'tumour' is a list; regions are not supported"},
       {"\"tumour\": 2", "\"tumour\": 1.5", "'labels': 'tumour' has no number"},
+      {"\"tumour\": 2", "\"tumour\": {\"edema\": 2}", "'labels': 'tumour' has no number"},
+      {"\"tumour\": 2", "\"edema\": 2", "'edema' is there twice"},
       {", \"tumour\": 2, \"edema\": 1", "", "'labels' has 1 names, expected 2 to 256"},
       {"\".nii\"", "\".png\"", "file_ending '.png' is not supported"},
-      {"}", "", "is not a JSON object"},
+      {"}", "", "is not valid JSON at byte"},
+      {kJson, "[1]", "is not a JSON object"},
   };
   for (const auto& [from, to, message] : cases) {
     json(from, to);
     refuses(file + message);
   }
+  json("\"name\": \"anything else\"",
+       "\"name\": [{\"labels\": [[1], {\"b\": null}]}, true, -1, 1.5], \"a\": {\"b\": []}");
+  EXPECT_EQ(NnUNetFolder(path("")).classes.size(), 3u);
   put("dataset.json", std::string(100000, '['));
   refuses(file + "is not a JSON object");
   json("\".nii\"", "\".nii.gz\"");
@@ -103,6 +113,8 @@ TEST_F(NnUNetTest, RefusesMissingFiles) {
   EXPECT_TRUE(NnUNetFolder(path("")).test.empty());
   std::filesystem::remove_all(path("imagesTr"));
   refuses("has no image in imagesTr");
+  put("imagesTr", "a file");
+  refuses("cannot read '" + path("imagesTr").string() + "': Not a directory");
 }
 
 }  // namespace

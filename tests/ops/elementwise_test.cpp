@@ -198,9 +198,10 @@ TEST(Elementwise, InPlaceOperators) {
   x /= 4.0;
   EXPECT_EQ(same.to_vector(), (std::vector<double>{5, 10.5}));
   Tensor whole = ones({2}, {.dtype = i32});
-  EXPECT_ERROR(whole += tensor({0.5, 1}), "add: a result of f32 cannot be written to the target [2] i32 on cpu");
-  EXPECT_ERROR(whole /= 2, "div: a result of f32 cannot be written to the target [2] i32 on cpu");
-  EXPECT_ERROR(x += ones({3, 2}), "add: a result of shape [3, 2] cannot be written to the target [2] f32 on cpu");
+  EXPECT_ERROR(whole += tensor({0.5, 1}), "operator+=: a result of f32 cannot be written to the target [2] i32 on cpu");
+  EXPECT_ERROR(whole /= 2, "operator/=: a result of f32 cannot be written to the target [2] i32 on cpu");
+  EXPECT_ERROR(x += ones({3, 2}),
+               "operator+=: a result of shape [3, 2] cannot be written to the target [2] f32 on cpu");
   // Recorded: a new tensor, whose gradient is that of the sum.
   const Tensor leaf = ones({2}).requires_grad_();
   Tensor y = leaf * 3.0;
@@ -209,7 +210,8 @@ TEST(Elementwise, InPlaceOperators) {
   EXPECT_EQ(before.to_vector(), (std::vector<double>{3, 3}));
   EXPECT_EQ(grad({sum(y)}, {leaf})[0].to_vector(), (std::vector<double>{4, 4}));
   Tensor weight = leaf;
-  EXPECT_ERROR(weight += 1.0, "copy_: an in-place write is not recorded");
+  EXPECT_ERROR(weight += 1.0, "operator+=: an in-place write is not recorded");
+  EXPECT_ERROR(weight *= weight, "operator*=: an in-place write is not recorded");
 }
 
 }  // namespace

@@ -1,0 +1,101 @@
+// Guards that end in another order than that of their beginnings, as members and elements of containers do.
+#include <atomic>
+#include <memory>
+#include <optional>
+
+#include "core/autocast.h"
+#include "core/autograd.h"
+#include "core/communicator.h"
+#include "core/layout_copies.h"
+#include "core/parallel.h"
+#include "core/profiler.h"
+#include "core/random.h"
+#include "tests/support.h"
+
+namespace voxgrad {
+namespace {
+
+TEST(Guards, TheNewestThatLivesHolds) {
+  ScopedValue<int>* newest = nullptr;
+  std::optional<ScopedValue<int>> values[4];
+  for (int i = 0; i < 4; ++i) values[i].emplace(newest, i);
+  for (const auto& [ends, left] : {std::pair{1, 3}, {3, 2}, {0, 2}}) {
+    values[ends].reset();
+    ASSERT_NE(newest, nullptr);
+    EXPECT_EQ(newest->value(), left);
+  }
+  values[2].reset();
+  EXPECT_EQ(newest, nullptr);
+}
+
+TEST(Guards, LeaveNothingBehind) {
+  auto first = std::make_unique<NoGradGuard>();
+  auto second = std::make_unique<GradModeGuard>(false);
+  first.reset();
+  EXPECT_FALSE(grad_enabled());
+  second.reset();
+  EXPECT_TRUE(grad_enabled());
+
+  auto outer = std::make_unique<autocast>(bf16);
+  auto inner = std::make_unique<autocast>(f16);
+  outer.reset();
+  EXPECT_EQ(autocast::dtype(), f16);
+  inner.reset();
+  EXPECT_EQ(autocast::dtype(), std::nullopt);
+
+  // The groups are never used, only pointed to.
+  int places[2];
+  const auto group = [&](int i) { return reinterpret_cast<parallel::Communicator*>(&places[i]); };
+  auto group0 = std::make_unique<parallel::SpatialGroupGuard>(group(0));
+  auto group1 = std::make_unique<parallel::SpatialGroupGuard>(group(1));
+  group0.reset();
+  EXPECT_EQ(parallel::spatial_group(), group(1));
+  group1.reset();
+  EXPECT_EQ(parallel::spatial_group(), nullptr);
+}
+
+TEST(Guards, LeaveNoGeneratorListOrSerialLoopBehind) {
+  Generator a(1), b(2);
+  auto outer = std::make_unique<GeneratorGuard>(a);
+  auto inner = std::make_unique<GeneratorGuard>(b);
+  outer.reset();
+  EXPECT_EQ(&default_generator(), &b);
+  inner.reset();
+  EXPECT_NE(&default_generator(), &a);
+  EXPECT_NE(&default_generator(), &b);
+
+  auto list = std::make_unique<LayoutCopies>();
+  auto later = std::make_unique<LayoutCopies>();
+  list.reset();
+  later.reset();
+  LayoutCopies::note(empty({1, 1, 1}), MemoryFormat::channels_last);  // to no list
+
+  const int threads = num_threads();
+  set_num_threads(4);
+  const auto pieces = [] {
+    std::atomic<int> count = 0;
+    parallel_for(4, 1, [&](int64_t, int64_t) { ++count; });
+    return count.load();
+  };
+  auto serial = std::make_unique<SerialGuard>();
+  auto other = std::make_unique<SerialGuard>();
+  serial.reset();
+  EXPECT_EQ(pieces(), 1);
+  other.reset();
+  EXPECT_EQ(pieces(), 4);
+  set_num_threads(threads);
+}
+
+TEST(Guards, ARangeLeavesNoModuleBehind) {
+  const profiler::Session session;
+  std::optional<profiler::RecordFunction> range;
+  {
+    const profiler::Scope module(profiler::Kind::module, "net");
+    range.emplace("work");
+  }
+  range.reset();
+  EXPECT_EQ(profiler::place().module, nullptr);
+}
+
+}  // namespace
+}  // namespace voxgrad

@@ -1,0 +1,62 @@
+// Lines that compile and do nothing in other libraries. check.cmake compiles this file once for each number of MISUSE,
+// and expects an error; with MISUSE=0 it must compile.
+#include <optional>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "core/autocast.h"
+#include "core/autograd.h"
+#include "core/communicator.h"
+#include "core/layout_copies.h"
+#include "core/parallel.h"
+#include "core/profiler.h"
+#include "core/random.h"
+#include "cuda/cuda.h"
+#include "nn/init.h"
+
+using namespace voxgrad;
+
+static_assert(std::is_copy_assignable_v<Tensor> && std::is_nothrow_move_assignable_v<Tensor>);
+static_assert(std::is_nothrow_move_constructible_v<Tensor> && std::is_nothrow_swappable_v<Tensor>);
+static_assert(!std::is_assignable_v<Tensor, Tensor> && !std::is_assignable_v<Tensor, const Tensor&>);
+
+Tensor made();
+
+void assignments_to_handles(Tensor& a, Tensor& b, std::optional<Tensor>& maybe, Tensors& list, Selection& selection) {
+  a = made();
+  a = b;
+  a = {};
+  b = std::exchange(a, {});
+  std::swap(a, b);
+  std::tie(a, b) = std::pair(made(), made());
+  auto [x, y] = std::pair(made(), b);
+  x = y;
+  maybe = a;
+  *maybe = made();
+  list.insert(list.begin(), b);
+  list.erase(list.begin());
+  list[0] = a;
+  selection = Selection{x, y};
+}
+
+#ifdef MISUSE
+void misuse(Tensor& x, const Tensor& y, Generator& generator, const cuda::Stream& stream) {
+  x[0] = y;                              // error: deleted
+  x.narrow(0, 1, 2) = made();            // error: deleted
+  x[0] = 1.0;                            // error: deleted
+  x.grad() = y;                          // error: deleted
+  NoGradGuard();                         // error: nodiscard
+  GradModeGuard(false);                  // error: nodiscard
+  autocast(bf16, true);                  // error: nodiscard
+  parallel::SpatialGroupGuard(nullptr);  // error: nodiscard
+  GeneratorGuard{generator};             // error: nodiscard
+  SerialGuard();                         // error: nodiscard
+  LayoutCopies();                        // error: nodiscard
+  profiler::RecordFunction("name");      // error: nodiscard
+  profiler::Session();                   // error: nodiscard
+  nn::init::SkipInit();                  // error: nodiscard
+  cuda::StreamGuard{stream};             // error: nodiscard
+}
+#endif

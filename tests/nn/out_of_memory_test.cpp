@@ -1,0 +1,46 @@
+// Small allocations that fail while a program's state is saved and read.
+#include "nn/checkpoint.h"
+#include "nn/data/nnunet.h"
+#include "nn/init.h"
+#include "nn/layers.h"
+#include "nn/optim/optimizers.h"
+#include "ops/create.h"
+#include "tests/core/file_support.h"
+#include "tests/failing_allocations.h"
+
+namespace voxgrad {
+namespace {
+
+using OutOfMemoryInState = FileTest;
+
+TEST_F(OutOfMemoryInState, Checkpoints) {
+  nn::Linear model(2, 3);
+  optim::AdamW optimizer(model.parameters(), {});
+  const CheckpointParts parts{.model = &model, .optimizer = &optimizer};
+  with_each_allocation_failing([&] { save_checkpoint(path("c"), parts); });
+  save_checkpoint(path("c"), parts);
+  with_each_allocation_failing([&] { load_checkpoint(path("c"), parts); });
+  EXPECT_EQ(file_count(), 1);
+}
+
+TEST_F(OutOfMemoryInState, NnUNetFolders) {
+  for (const char* folder : {"imagesTr", "labelsTr"}) std::filesystem::create_directory(path(folder));
+  for (const char* name : {"imagesTr/a_0000.nii", "labelsTr/a.nii"}) put(name, "");
+  put("dataset.json", R"({"channel_names": {"0": "T1"}, "labels": {"background": 0, "a name that takes memory": 1},
+    "file_ending": ".nii", "numTraining": 1, "training": [{"image": [[1], {"b": null}]}, true, "a text of some length"]})");
+  with_each_allocation_failing([&] { EXPECT_EQ(data::NnUNetFolder(path("")).training.size(), 1u); });
+}
+
+TEST(SkipInit, MayEndInAnyOrder) {
+  auto outer = std::make_unique<nn::init::SkipInit>(), inner = std::make_unique<nn::init::SkipInit>();
+  const Tensor x = zeros({10});
+  outer.reset();
+  nn::init::uniform_(x, 1, 2);
+  EXPECT_EQ(x.at({0}), 0);
+  inner.reset();
+  nn::init::uniform_(x, 1, 2);
+  EXPECT_GE(x.at({0}), 1);
+}
+
+}  // namespace
+}  // namespace voxgrad
