@@ -3,10 +3,10 @@
 // Nowhere is there a difference of large squares: each thread sums deviations, and their squares, from the first
 // element that it meets, moves the sums to the first element of the channel, and the channels of a group are joined by
 // Chan, Golub and LeVeque's update ("Updating formulae and a pairwise algorithm for computing sample variances", 1979),
-// all in double and in a fixed order. Only of halves a thread first adds up to 32 deviations in float. That costs
-// 32 * 2^-24 of the squares about an element of its own, at most, a few of which are next to nothing beside 2^-11 or
-// 2^-8, to which a half is rounded; and what it costs does not grow with the mean. Deviations of bfloat16 beyond 1e19
-// overflow.
+// all in double and in a fixed order. Of halves, a thread first adds up to 32 deviations in float. The error is at most
+// 32 * 2^-24 of the sum of squares, little beside 2^-11 or 2^-8, to which a half is rounded, and does not grow with the
+// mean. Squares of bfloat16 deviations beyond 1e19 overflow in float, and those below 1e-19 underflow: a thread that
+// meets such sums reads its elements again and adds them in double.
 #include <cmath>
 
 #include "core/dtype.h"
@@ -30,10 +30,15 @@ struct Deviations {
     return before.value(convert<compute_t<T>>(*x.at<const T>(n, c, l)));
   }
   __device__ Channel channel(int64_t n, int64_t c, int64_t l) const { return static_cast<Channel>(first(n, c, l)); }
-  __device__ void operator()(Channel pivot, Run<T>& run, const compute_t<T> (&value)[1]) const {
-    const Channel deviation = static_cast<Channel>(before.value(value[0])) - pivot;
+  template <class Sum>
+  __device__ void operator()(Channel pivot, RunOf<Sum>& run, const compute_t<T> (&value)[1]) const {
+    const Sum deviation = static_cast<Sum>(before.value(value[0])) - static_cast<Sum>(pivot);
     run.x += deviation;
     run.y += deviation * deviation;
+  }
+  /// Whether squares left the range of float. Where all elements are equal, both sums are zero.
+  static __device__ bool is_lost(const double2& total) {
+    return !isfinite(total.y) || (total.y < 0x1p-100 && (total.x != 0 || total.y != 0));
   }
   __device__ void finish(int64_t n, int64_t c, Channel pivot, int count, double2& total) const {
     const double shift = static_cast<double>(pivot) - static_cast<double>(first(n, c, 0));

@@ -9,8 +9,9 @@
 // A formula has kInputs, kWrites and kSums; Channel, what a thread keeps for a (sample, channel), from
 // channel(n, c, l), where l is about the first position that the thread reads; operator()(channel, run, x), the result
 // for an element of each input, which may add to the sums of the run; and, where sums need it, finish(n, c, channel,
-// count, total). kHeavy: it has many constants for a channel, so that fewer blocks share a multiprocessor's registers.
-// kWalks, false: its elements come in vectors.
+// count, total). is_lost(total): sums of bfloat16 left the range of float, and the kernel makes them again in double;
+// optional. kHeavy: it has many constants for a channel, so that fewer blocks share a
+// multiprocessor's registers. kWalks, false: its elements come in vectors.
 //
 // Vectors of 16 bytes come to shared memory by cp.async, several ahead for each thread, which reads those that it asked
 // for itself: no barrier, and no registers for what is on its way.
@@ -176,14 +177,16 @@ struct Tiling {
   VG_HOST_DEVICE int64_t blocks() const { return tiles * ranges; }
 };
 
-/// Sums over up to kLongestRun elements, before they are added to sums in double. Of halves they are made in float:
-/// sixteen conversions to double a cycle would hold up an SM.
+/// Sums over up to kLongestRun elements, before they are added to sums in double. Halves are summed in float: sixteen
+/// conversions to double a cycle would hold up an SM.
 inline constexpr int kLongestRun = 32;
-template <class T>
-struct Run {
-  using Sum = std::conditional_t<sizeof(T) == 2, float, double>;
+template <class S>
+struct RunOf {
+  using Sum = S;
   Sum x = 0, y = 0;
 };
+template <class T>
+using Run = RunOf<std::conditional_t<sizeof(T) == 2, float, double>>;
 
 __device__ inline double2 add(const double2& a, const double2& b) { return {a.x + b.x, a.y + b.y}; }
 
@@ -250,8 +253,8 @@ struct Lane {
     if constexpr (Formula::kSums) end_runs(run);
   }
 
-  /// The same of vectors of any width.
-  template <int width, int kUnroll>
+  /// The same of vectors of any width, with runs summed in `Sum`.
+  template <int width, int kUnroll, class Sum = typename Run<T>::Sum>
   __device__ void take(int64_t first, int64_t vectors, int thread, int threads) {
     constexpr int step = form == Form::columns ? 1 : width;  // positions of a vector
     const auto stride = [](const Volume& volume) { return form == Form::rows ? 1 : volume.position; };
@@ -260,7 +263,7 @@ struct Lane {
 #pragma unroll
     for (int k = 0; k < kInputs; ++k) in[k] = volumes.in[k].template at<const T>(n, c, start);
     T* out = volumes.out.template at<T>(n, c, start);
-    Run<T> run[kChannels];
+    RunOf<Sum> run[kChannels];
     int summed = 0;  // elements of a run
     for (int left = static_cast<int>(vectors) - thread; left > 0; left -= kUnroll * threads) {
       Vector<T, width> loaded[kUnroll][kInputs];
@@ -296,15 +299,16 @@ struct Lane {
   }
 
  private:
-  __device__ void end_runs(Run<T> (&run)[kChannels]) {
+  template <class Sum>
+  __device__ void end_runs(RunOf<Sum> (&run)[kChannels]) {
 #pragma unroll
     for (int i = 0; i < kChannels; ++i) {
       total[i] = add(total[i], {static_cast<double>(run[i].x), static_cast<double>(run[i].y)});
       run[i] = {};
     }
   }
-  template <int width>
-  __device__ Vector<T, width> apply(const Vector<T, width> (&loaded)[kInputs], Run<T> (&run)[kChannels]) const {
+  template <int width, class Sum>
+  __device__ Vector<T, width> apply(const Vector<T, width> (&loaded)[kInputs], RunOf<Sum> (&run)[kChannels]) const {
     Vector<T, width> result{};  // stays so if nothing is written
 #pragma unroll
     for (int j = 0; j < width; ++j) {
@@ -330,6 +334,31 @@ template <class Formula>
 constexpr bool may_walk() {
   if constexpr (requires { Formula::kWalks; }) return Formula::kWalks;
   return true;
+}
+
+/// Returns the sums of channel c over the elements of [begin, end) that fall to `thread`, added in double throughout;
+/// the kernel calls it where is_lost() rejects sums in float. It is not inlined and reads single elements, so that it
+/// takes few registers from the kernel's loop.
+template <class T, Form form, class Formula>
+__device__ __noinline__ double2 sum_in_double(const Formula& formula, const Volumes<Formula::kInputs>& volumes,
+                                              int64_t n, int64_t c, int64_t begin, int64_t end, int thread,
+                                              int threads) {
+  Lane<T, Form::walk, Formula> lane{formula, volumes, n, c};
+  if constexpr (form == Form::rows) {
+    constexpr int kVector = kVectorWidth<T>;
+    const Span<T> span(volumes.in[0].template at<const T>(n, c, begin), end - begin);
+    const int64_t first = begin + span.head, behind = first + span.vectors * kVector;
+    lane.begin(min(first + thread * kVector, end - 1));
+#pragma unroll 1
+    for (int i = 0; i < kVector; ++i)
+      lane.template take<1, 1, double>(first, behind - first, thread * kVector + i, threads * kVector);
+    lane.template take<1, 1, double>(begin, span.head, thread, threads);
+    lane.template take<1, 1, double>(behind, end - behind, thread, threads);
+  } else {
+    lane.begin(min(begin + thread, end - 1));
+    lane.template take<1, 1, double>(begin, end - begin, thread, threads);
+  }
+  return lane.total[0];
 }
 
 /// partial[range][sample, channel] = the formula's sums, unless it is null.
@@ -365,6 +394,11 @@ __global__ void __launch_bounds__(kBlock, form == Form::columns && (sizeof(T) ==
         else
           lane.template take<1, 4 / Thread::kInputs>(begin, end - begin, thread, threads);
       }
+      if constexpr (std::is_same_v<T, BFloat16> && requires { Formula::is_lost(lane.total[0]); })
+#pragma unroll
+        for (int c = 0; c < Thread::kChannels; ++c)
+          if (Formula::is_lost(lane.total[c]))
+            lane.total[c] = sum_in_double<T, form>(formula, volumes, lane.n, lane.c + c, begin, end, thread, threads);
       lane.finish();
     }
     if constexpr (Formula::kSums) {

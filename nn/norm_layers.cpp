@@ -12,6 +12,11 @@ void check_eps(const char* layer, double eps) {
   check(std::isfinite(eps) && eps >= 0, layer, "eps must be finite and not negative, got ", eps);
 }
 
+void check_normalized_shape(const char* layer, const Shape& shape) {
+  check(!shape.empty(), layer, "normalized_shape is empty");
+  for (int64_t size : shape) check(size > 0, layer, "normalized_shape must be positive, got ", shape);
+}
+
 }  // namespace
 
 GroupNorm::GroupNorm(int64_t num_groups, int64_t num_channels, const GroupNormOptions& given)
@@ -113,9 +118,7 @@ template class BatchNorm<3>;
 
 LayerNorm::LayerNorm(const Shape& normalized_shape, const LayerNormOptions& given)
     : normalized_shape_(normalized_shape), options_(given) {
-  check(!normalized_shape.empty(), "LayerNorm", "normalized_shape is empty");
-  for (int64_t size : normalized_shape)
-    check(size > 0, "LayerNorm", "normalized_shape must be positive, got ", normalized_shape);
+  check_normalized_shape("LayerNorm", normalized_shape);
   check_eps("LayerNorm", given.eps);
   if (!given.elementwise_affine) return;
   weight = ones(normalized_shape, {.requires_grad = true});
@@ -124,6 +127,13 @@ LayerNorm::LayerNorm(const Shape& normalized_shape, const LayerNormOptions& give
 
 Tensor LayerNorm::forward(const Tensor& x) const {
   return layer_norm(x, normalized_shape_, weight, bias, options_.eps);
+}
+
+RMSNorm::RMSNorm(const Shape& normalized_shape, const RMSNormOptions& given)
+    : normalized_shape_(normalized_shape), options_(given) {
+  check_normalized_shape("RMSNorm", normalized_shape);
+  check_eps("RMSNorm", given.eps.value_or(0));
+  if (given.elementwise_affine) weight = ones(normalized_shape, {.requires_grad = true});
 }
 
 }  // namespace voxgrad::nn

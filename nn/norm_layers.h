@@ -118,6 +118,28 @@ struct LayerNormOptions {
   bool bias = true;
 };
 
+struct RMSNormOptions {
+  std::optional<double> eps{};  ///< by default, the machine epsilon of the input's dtype
+  bool elementwise_affine = true;
+};
+
+/// See voxgrad::rms_norm: over the last axes, of sizes `normalized_shape`; weight has that shape.
+class RMSNorm : public Layer {
+ public:
+  explicit RMSNorm(const Shape& normalized_shape, const RMSNormOptions& given = {});
+  /// Over the last axis.
+  explicit RMSNorm(int64_t size, const RMSNormOptions& given = {}) : RMSNorm(Shape{size}, given) {}
+  Tensor forward(const Tensor& x) const override { return rms_norm(x, normalized_shape_, weight, options_.eps); }
+
+  std::string extra_repr() const override { return concat(normalized_shape_); }
+  Tensor weight;
+  VG_MODULE(weight)
+
+ private:
+  Shape normalized_shape_;
+  RMSNormOptions options_;
+};
+
 /// Over the last axes, of sizes `normalized_shape`; weight and bias have that shape.
 class LayerNorm : public Layer {
  public:

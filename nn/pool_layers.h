@@ -104,20 +104,27 @@ using ConstantPad2d = Pad<"ConstantPad2d", 2, PadMode::constant>;
 using ConstantPad3d = Pad<"ConstantPad3d", 3, PadMode::constant>;
 using ZeroPad3d = Pad<"ZeroPad3d", 3, PadMode::constant>;
 
-/// pixel_shuffle of (N, C r^3, D, H, W), r = upscale_factor.
-class PixelShuffle3d : public Layer {
+/// pixel_shuffle of (N, C r^3, D, H, W), or pixel_unshuffle of (N, C, rD, rH, rW), for the factor r.
+template <Tensor (*function)(const Tensor&, int64_t)>
+class PixelRearrangement3d : public Layer {
  public:
-  explicit PixelShuffle3d(int64_t upscale_factor) : factor_(upscale_factor) {
-    check(upscale_factor > 0, "PixelShuffle3d", "upscale_factor must be positive, got ", upscale_factor);
+  explicit PixelRearrangement3d(int64_t factor) : factor_(factor) {
+    check(factor > 0, kName, kFactor, " must be positive, got ", factor);
   }
   Tensor forward(const Tensor& x) const override {
-    check(x.dim() == 5, "PixelShuffle3d", "input must be (N, C, D, H, W), got ", describe(x));
-    return pixel_shuffle(x, factor_);
+    check(x.dim() == 5, kName, "input must be (N, C, D, H, W), got ", describe(x));
+    return function(x, factor_);
   }
   std::string extra_repr() const override { return concat("upscale_factor=", factor_); }
 
  private:
+  static constexpr bool kShuffles = function == pixel_shuffle;
+  static constexpr const char* kName = kShuffles ? "PixelShuffle3d" : "PixelUnshuffle3d";
+  static constexpr const char* kFactor = kShuffles ? "upscale_factor" : "downscale_factor";
   int64_t factor_;
 };
+
+using PixelShuffle3d = PixelRearrangement3d<pixel_shuffle>;
+using PixelUnshuffle3d = PixelRearrangement3d<pixel_unshuffle>;
 
 }  // namespace voxgrad::nn

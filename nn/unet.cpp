@@ -7,6 +7,7 @@
 #include "core/autograd.h"
 #include "nn/init.h"
 #include "nn/layers.h"
+#include "ops/checks.h"
 #include "ops/shape.h"
 
 namespace voxgrad::nn {
@@ -66,14 +67,19 @@ void check_options(const UNetOptions& options) {
         options.in_channels, " and ", options.num_classes);
   check(options.stages.size() >= 2, kOp, "needs at least two stages, got ", options.stages.size());
   check(options.stages[0].stride == 1, kOp, "the first stage must have stride 1, got ", options.stages[0].stride);
+  double total[3] = {1, 1, 1};
   for (size_t i = 0; i < options.stages.size(); ++i) {
     const UNetStage& stage = options.stages[i];
     check(stage.features > 0 && stage.convs > 0 && stage.decoder_convs > 0, kOp, "stage ", i,
           " must have features, convs and decoder_convs, got ", stage.features, ", ", stage.convs, " and ",
           stage.decoder_convs);
-    for (int axis = 0; axis < 3; ++axis)
+    for (int axis = 0; axis < 3; ++axis) {
       check(stage.kernel_size[axis] > 0 && stage.kernel_size[axis] % 2 == 1 && stage.stride[axis] > 0, kOp, "stage ", i,
             " must have odd kernel sizes and positive strides, got ", stage.kernel_size, " and ", stage.stride);
+      total[axis] *= static_cast<double>(stage.stride[axis]);
+      check(total[axis] < 0x1p31, kOp, "the product of the strides up to stage ", i, " must be below 2^31, got ",
+            total[axis]);
+    }
   }
 }
 
@@ -205,13 +211,11 @@ Triple stride_down(const Triple& size, const Spacing& spacing, int64_t min_size)
 
 void check_plan(const Triple& patch_size, const Spacing& spacing, const UNetPlanOptions& options) {
   constexpr const char* kOp = "plan_unet";
-  check(options.base_features > 0 && options.max_features > 0 && options.min_size > 0, kOp,
-        "base_features, max_features and min_size must be positive, got ", options.base_features, ", ",
-        options.max_features, " and ", options.min_size);
-  const bool sizes = std::ranges::all_of(patch_size.values, [](int64_t size) { return size > 0; });
+  check_extent(kOp, "base_features, max_features and min_size",
+               {options.base_features, options.max_features, options.min_size}, 1);
+  check_extent(kOp, "patch_size", patch_size.values, 1);
   const bool spacings = std::ranges::all_of(spacing, [](double step) { return std::isfinite(step) && step > 0; });
-  check(sizes && spacings, kOp, "patch_size and spacing must be positive, got ", patch_size, " and [", spacing[0], ", ",
-        spacing[1], ", ", spacing[2], ']');
+  check(spacings, kOp, "spacing must be positive, got [", spacing[0], ", ", spacing[1], ", ", spacing[2], ']');
 }
 
 }  // namespace

@@ -56,6 +56,13 @@ inline void check_extent(const char* op, const char* what, const Dims& values, i
     check(value >= least && value < int64_t{1} << 31, op, what, " must lie in [", least, ", 2^31), got ", values);
 }
 
+/// a * b of sizes. Throws Error if the product does not fit in 64 bits.
+inline int64_t checked_product(const char* op, int64_t a, int64_t b) {
+  int64_t product = 0;
+  check(!__builtin_mul_overflow(a, b, &product), op, "the size ", a, " * ", b, " does not fit in 64 bits");
+  return product;
+}
+
 inline void check_finite(const char* op, const char* what, double value) {
   check(std::isfinite(value), op, what, " must be finite, got ", value);
 }

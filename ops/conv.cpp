@@ -128,16 +128,20 @@ int64_t output_channels(const Request& r, const Tensor& weight) {
 void check_channels(const Request& r, const Tensor& x, const Tensor& weight, const Tensor& bias) {
   const Operands operands{x, weight};
   const int64_t channels = x.size(r.channel_axis(x));
+  const char* const hint = r.channel_axis(x) > 0 ? ""
+                                                 : "; an input without a batch begins with its channels: use "
+                                                   "unsqueeze(1) if the first axis is the batch";
   if (r.transposed) {
     check(weight.size(0) == channels, r.op, "weight expects ", weight.size(0), " input channels, input has ", channels,
-          operands);
+          operands, hint);
     check(channels % r.groups == 0, r.op, "groups ", r.groups, " do not divide the ", channels, " input channels",
           operands);
   } else {
     int64_t expected = 0;
     const bool overflow = __builtin_mul_overflow(weight.size(1), r.groups, &expected);
-    check(!overflow && expected == channels, r.op, "weight expects ", weight.size(1), " * ", r.groups,
-          " groups input channels, input has ", channels, operands);
+    check(!overflow, r.op, "groups ", r.groups, " are too many", operands);
+    check(expected == channels, r.op, "weight expects ", expected, " input channels",
+          r.groups == 1 ? "" : " in all groups", ", input has ", channels, operands, hint);
     check(weight.size(0) % r.groups == 0, r.op, "groups ", r.groups, " do not divide the ", weight.size(0),
           " output channels", operands);
   }

@@ -55,6 +55,13 @@ Tensor draw(const char* op, RandomKernel kernel, const Shape& shape, TensorOptio
   });
 }
 
+/// The numbers of draw() in the memory layout of `like`.
+Tensor draw_like(const char* op, RandomKernel kernel, const Tensor& like, Generator* generator) {
+  check_defined(op, "the tensor", like);
+  const Tensor drawn = draw(op, kernel, like.shape(), like.options(), generator);
+  return empty_like_strides(like) == drawn.strides() ? drawn : empty_like(like).copy_(drawn);
+}
+
 }  // namespace
 
 Tensor full(const Shape& shape, double value, TensorOptions options) { return constant("full", shape, value, options); }
@@ -89,6 +96,12 @@ Tensor rand(const Shape& shape, TensorOptions options, Generator* generator) {
 }
 Tensor randn(const Shape& shape, TensorOptions options, Generator* generator) {
   return draw("randn", &Kernels::normal, shape, options, generator);
+}
+Tensor rand_like(const Tensor& like, Generator* generator) {
+  return draw_like("rand_like", &Kernels::uniform, like, generator);
+}
+Tensor randn_like(const Tensor& like, Generator* generator) {
+  return draw_like("randn_like", &Kernels::normal, like, generator);
 }
 
 Tensor randperm(int64_t n, Generator* generator) {

@@ -30,6 +30,10 @@ Tensor linspace(double start, double end, int64_t count, TensorOptions options =
 Tensor rand(const Shape& shape, TensorOptions options = {}, Generator* generator = nullptr);
 /// Standard normals; the same on every device to rounding. Floating dtypes, as above.
 Tensor randn(const Shape& shape, TensorOptions options = {}, Generator* generator = nullptr);
+/// rand() and randn() in the shape, dtype, device and memory layout of `like`. The layout does not change which number
+/// an element gets.
+Tensor rand_like(const Tensor& like, Generator* generator = nullptr);
+Tensor randn_like(const Tensor& like, Generator* generator = nullptr);
 /// A random order of 0 .. n - 1, i64 on the CPU.
 Tensor randperm(int64_t n, Generator* generator = nullptr);
 

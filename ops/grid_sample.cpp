@@ -77,8 +77,11 @@ Tensor sample(const Tensor& x, const Tensor& grid, const GridSample& how) {
   return record(
       kOp, y, {x, grid},
       [=, x_saved = Saved(x), grid_saved = Saved(grid), wants_x = wants_grad(x),
-       wants_grid = wants_grad(grid)](const Tensor& dy) {
+       wants_grid = wants_grad(grid) && how.linear, is_constant = wants_grad(grid) && !how.linear](const Tensor& dy) {
         const Tensor &input = x_saved(), &positions = grid_saved();
+        // The nearest voxel stays the same for small steps of the grid.
+        const Tensor zero = is_constant ? zeros_like(positions) : Tensor();
+        if (!wants_x && !wants_grid) return Tensors{Tensor(), zero};
         if (grad_enabled()) {
           // Through tensors of their own: what one of the two is computed from may be the other.
           const auto alias = [](const Tensor& t) {
@@ -89,7 +92,7 @@ Tensor sample(const Tensor& x, const Tensor& grid, const GridSample& how) {
           if (wants_x) wanted.push_back(own_input);
           if (wants_grid) wanted.push_back(own_positions);
           const Tensors found = grad({composed_sample(own_input, own_positions, how)}, wanted, {dy}, false, true, true);
-          return Tensors{wants_x ? found.front() : Tensor(), wants_grid ? found.back() : Tensor()};
+          return Tensors{wants_x ? found.front() : Tensor(), wants_grid ? found.back() : zero};
         }
         const Tensor dx = wants_x ? empty_volume(input, input.size(1), spatial_size(input), input.dtype()) : Tensor();
         const Tensor dgrid = wants_grid ? empty(positions.shape(), positions.options()) : Tensor();
@@ -98,7 +101,7 @@ Tensor sample(const Tensor& x, const Tensor& grid, const GridSample& how) {
         kernels(dy.device())
             .grid_sample_backward(pointer(dx_view), pointer(dgrid_view), dy.view_in(), input.view_in(),
                                   positions.view_in(), how);
-        return Tensors{dx, dgrid};
+        return Tensors{dx, wants_grid ? dgrid : zero};
       });
 }
 

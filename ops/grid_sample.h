@@ -15,7 +15,7 @@ struct GridSampleOptions {
 /// y[n, :, d, h, w] = x at grid[n, d, h, w] = (x, y, z), positions along W, H and D: -1 and 1 are the centres of the
 /// outer voxels (align_corners), or their outer edges. x (N, C, D, H, W) and grid (N, D', H', W', 3), or x (N, C, H, W)
 /// and grid (N, H', W', 2); the result is (N, C, D', H', W') or (N, C, H', W'), in x's memory format. Halves of x may
-/// come with a grid of float32, in which positions are computed.
+/// come with a grid of float32, in which positions are computed. With `nearest` the gradient in the grid is zero.
 ///
 /// Gradients of any order; those of second and higher order are composed of other operators, slower, and take a few
 /// tensors of the result's size for each of the eight corners. The gradient in x is summed on CUDA in 64-bit integers,

@@ -1,6 +1,8 @@
 // Picking and scattering by index.
 #include "ops/index.h"
 
+#include <limits>
+
 #include "core/autograd.h"
 #include "ops/checks.h"
 #include "ops/create.h"
@@ -70,7 +72,9 @@ Tensor one_hot(const Tensor& index, int64_t num_classes) {
   check(index.dtype() == i64, "one_hot", "index must be i64, got ", describe(index));
   if (num_classes == -1) {
     check(index.numel() > 0, "one_hot", "an empty index does not tell the number of classes");
-    num_classes = amax(index).item<int64_t>() + 1;
+    const auto largest = amax(index).item<int64_t>();
+    check(largest < std::numeric_limits<int64_t>::max(), "one_hot", "index ", largest, " is too large for a class");
+    num_classes = largest + 1;
   }
   check(num_classes > 0, "one_hot", "the number of classes must be positive, got ", num_classes);
   const Tensor at = unsqueeze(index, -1), one = expand(ones({}, {f32, index.device()}), at.shape());

@@ -1,11 +1,16 @@
-// Matrix products: everything becomes a batch of matrices (batch, rows, columns).
+// Matrix products: everything becomes a batch of matrices (batch, rows, columns). Attention is composed of them.
 #include "ops/linalg.h"
+
+#include <cmath>
+#include <limits>
 
 #include "core/autograd.h"
 #include "ops/autocast.h"
 #include "ops/checks.h"
+#include "ops/create.h"
 #include "ops/elementwise.h"
 #include "ops/kernels.h"
+#include "ops/reduce.h"
 #include "ops/shape.h"
 
 namespace voxgrad {
@@ -82,6 +87,60 @@ Tensor linear(const Tensor& input, const Tensor& given_weight, const Tensor& giv
         "], got ", describe(bias));
   const Tensor y = matmul(x, transpose(weight, 0, 1));
   return bias.defined() ? y + bias : y;
+}
+
+namespace {
+
+constexpr const char* kAttention = "scaled_dot_product_attention";
+
+void check_attention(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& mask, bool is_causal) {
+  check_defined(kAttention, "query", query);
+  check_defined(kAttention, "key", key);
+  check_defined(kAttention, "value", value);
+  check_floating(kAttention, query);
+  const Operand q{"query", query}, k{"key", key}, v{"value", value};
+  check_same_kind(kAttention, {q, k, v});
+  const bool fits = query.dim() >= 2 && key.dim() >= 2 && value.dim() >= 2 && query.size(-1) == key.size(-1) &&
+                    key.size(-2) == value.size(-2);
+  check(fits, kAttention, "takes query (..., L, E), key (..., S, E) and value (..., S, V), got ", q, ", ", k, " and ",
+        v);
+  if (!mask.defined()) return;
+  check(!is_causal, kAttention, "takes attn_mask or is_causal, got both");
+  check((mask.dtype() == b8 || is_floating(mask.dtype())) && mask.device() == query.device(), kAttention,
+        "attn_mask must be bool or floating and on the query's device, got ", describe(mask));
+}
+
+/// The probabilities of `scores` where `mask` lets them through; zeros in a row without any.
+Tensor masked_softmax(const Tensor& scores, const Tensor& mask) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  const bool broadcasts = broadcast_shapes(mask.shape(), scores.shape(), kAttention) == scores.shape();
+  check(broadcasts, kAttention, "attn_mask ", mask.shape(), " does not broadcast to the scores ", scores.shape());
+  if (scores.numel() == 0) return scores;
+  const Tensor masked = mask.dtype() == b8 ? where(mask, scores, -kInfinity) : scores + mask.to(scores.dtype());
+  const Tensor is_empty = eq(amax(masked.detach(), -1, true), -kInfinity);
+  return where(is_empty, 0.0, softmax(where(is_empty, 0.0, masked), -1));
+}
+
+}  // namespace
+
+Tensor scaled_dot_product_attention(const Tensor& given_query, const Tensor& given_key, const Tensor& given_value,
+                                    const Tensor& attn_mask, double dropout_p, bool is_causal,
+                                    std::optional<double> scale) {
+  const Tensor query = autocasted("matmul", given_query), key = autocasted("matmul", given_key),
+               value = autocasted("matmul", given_value);
+  check_attention(query, key, value, attn_mask, is_causal);
+  const double factor = scale.value_or(1 / std::sqrt(static_cast<double>(query.size(-1))));
+  check_finite(kAttention, "scale", factor);
+  const Tensor scores = matmul(query * factor, transpose(key, -2, -1));
+  Tensor mask = attn_mask;
+  if (is_causal) {
+    const auto positions = [&](int64_t count) {
+      return arange(0, static_cast<double>(count), 1, {i64, scores.device()});
+    };
+    mask = ge(unsqueeze(positions(query.size(-2)), 1), positions(key.size(-2)));
+  }
+  const Tensor weights = mask.defined() ? masked_softmax(scores, mask) : softmax(scores, -1);
+  return matmul(dropout(weights, dropout_p), value);
 }
 
 }  // namespace voxgrad

@@ -1,5 +1,7 @@
-// Matrix products.
+// Matrix products and attention.
 #pragma once
+
+#include <optional>
 
 #include "../core/tensor.h"
 
@@ -9,5 +11,17 @@ namespace voxgrad {
 Tensor matmul(const Tensor& a, const Tensor& b);
 /// x (..., in) times the transpose of weight (out, in), plus bias (out) if defined.
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias = {});
+
+/// softmax(scale * query key^T + mask) value: query (..., L, E), key (..., S, E), value (..., S, V), result (..., L,
+/// V); axes in front broadcast. scale is 1 / sqrt(E) by default. attn_mask broadcasts to the scores (..., L, S): bool,
+/// where true takes part, or floating, added to the scores. is_causal: position i sees positions up to i of the keys.
+/// Attention weights are dropped with probability dropout_p. A position that sees no key gives zeros. Throws Error for
+/// a mask together with is_causal.
+///
+/// Composed of matmul and softmax: unlike PyTorch's fused kernels it stores the scores, L * S numbers for each matrix
+/// (Vaswani et al., "Attention is all you need", NeurIPS 2017).
+Tensor scaled_dot_product_attention(const Tensor& query, const Tensor& key, const Tensor& value,
+                                    const Tensor& attn_mask = {}, double dropout_p = 0, bool is_causal = false,
+                                    std::optional<double> scale = std::nullopt);
 
 }  // namespace voxgrad

@@ -67,12 +67,22 @@ Tensor smooth_l1_loss(const Tensor& input, const Tensor& target, Reduction reduc
   return reduced(where(near, difference * difference * (0.5 / beta), distance - 0.5 * beta), reduction, dtype);
 }
 
-Tensor binary_cross_entropy_with_logits(const Tensor& input, const Tensor& target, Reduction reduction) {
-  const auto [x, y, dtype] = checked_pair("binary_cross_entropy_with_logits", input, target);
+Tensor binary_cross_entropy_with_logits(const Tensor& input, const Tensor& target, Reduction reduction,
+                                        const Tensor& pos_weight) {
+  constexpr const char* kOp = "binary_cross_entropy_with_logits";
+  const auto [x, y, dtype] = checked_pair(kOp, input, target);
   // -log sigmoid(x) = softplus(-x) and -log(1 - sigmoid(x)) = softplus(x): neither overflows, and as both are
   // positive their sum cancels nothing. Beyond the threshold softplus(x) is x to the last bit of a double.
   constexpr double kThreshold = 40;
-  const Tensor as_one = softplus(neg(x), 1, kThreshold), as_zero = softplus(x, 1, kThreshold);
+  Tensor as_one = softplus(neg(x), 1, kThreshold);
+  const Tensor as_zero = softplus(x, 1, kThreshold);
+  if (pos_weight.defined()) {
+    check_floating(kOp, pos_weight);
+    check(pos_weight.device() == x.device() && broadcast_shapes(pos_weight.shape(), x.shape(), kOp) == x.shape(), kOp,
+          "pos_weight must have the input's device and broadcast to its shape ", x.shape(), ", got ",
+          describe(pos_weight));
+    as_one = as_one * pos_weight.to(x.dtype());
+  }
   return reduced(y * as_one + (1.0 - y) * as_zero, reduction, dtype);
 }
 
@@ -93,7 +103,11 @@ void check_classes(const char* op, const Tensor& input, const Tensor& target, in
   check_defined(op, "target", target);
   check_floating(op, input);
   check(input.dim() >= 2 && input.size(1) > 0, op, "input must be (N, C, ...), got ", describe(input));
+  Shape expected = input.shape();
+  expected.erase(1);
   if (is_soft(target)) {
+    check(target.shape() == input.shape(), op, "a floating target holds probabilities of shape ", input.shape(),
+          "; class numbers have shape ", expected, " and dtype i64, i32 or u8; got ", describe(target));
     checked_pair(op, widened(input), widened(target));
     return check(ignore_index < 0, op, "ignore_index ", ignore_index, " has no meaning beside probabilities");
   }
@@ -101,8 +115,6 @@ void check_classes(const char* op, const Tensor& input, const Tensor& target, in
         "target must hold class numbers (i64, i32 or u8) or probabilities, got ", describe(target));
   check(target.device() == input.device(), op, "tensors lie on different devices: ", describe(input), " and ",
         describe(target));
-  Shape expected = input.shape();
-  expected.erase(1);
   check(target.shape() == expected, op, "target must have shape ", expected, " for input ", input.shape(), ", got ",
         target.shape());
   if (target.device().is_cuda() || target.numel() == 0) return;  // on a GPU a look would wait for it
@@ -255,6 +267,8 @@ void check_dice(const char* op, const Tensor& input, const DiceOptions& o) {
   check(o.include_background || input.size(1) > 1, op, "there is no class but the background in input ", input.shape());
   check(std::isfinite(o.smooth_nr) && o.smooth_nr >= 0 && std::isfinite(o.smooth_dr) && o.smooth_dr >= 0, op,
         "smooth_nr and smooth_dr must be finite and at least 0, got ", o.smooth_nr, " and ", o.smooth_dr);
+  check(!o.softmax || input.size(1) > 1, op, "softmax over the one channel of input ", input.shape(),
+        " is 1 everywhere; use two channels, or sigmoid(input) and softmax = false");
 }
 
 }  // namespace

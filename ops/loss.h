@@ -14,9 +14,11 @@ Tensor l1_loss(const Tensor& input, const Tensor& target, Reduction reduction = 
 /// Quadratic below `beta`, linear above (Girshick, "Fast R-CNN", 2015).
 Tensor smooth_l1_loss(const Tensor& input, const Tensor& target, Reduction reduction = Reduction::mean,
                       double beta = 1.0);
-/// Binary cross entropy of sigmoid(input), computed without overflow. Target in [0, 1].
+/// Binary cross entropy of sigmoid(input), computed without overflow. Target in [0, 1]. pos_weight, undefined or of a
+/// shape that broadcasts to the input's, multiplies the part of the positives: -(pos_weight * target * log(p) +
+/// (1 - target) * log(1 - p)). For one weight per channel of (N, C, D, H, W) it is (C, 1, 1, 1).
 Tensor binary_cross_entropy_with_logits(const Tensor& input, const Tensor& target,
-                                        Reduction reduction = Reduction::mean);
+                                        Reduction reduction = Reduction::mean, const Tensor& pos_weight = {});
 /// Kullback-Leibler divergence target * (log(target) - input) of log-probabilities `input`; log_target: target holds
 /// logarithms too. Where target is 0, so is the loss.
 Tensor kl_div(const Tensor& input, const Tensor& target, Reduction reduction = Reduction::mean,
@@ -59,7 +61,8 @@ struct DiceOptions {
   Reduction reduction = Reduction::mean;  ///< over samples and classes; none: (N, C), or with `batch` (1, C)
 };
 /// 1 - (2 sum(p t) + smooth_nr) / (sum(p) + sum(t) + smooth_dr), sums over the voxels of each class (Milletari, Navab
-/// and Ahmadi, "V-Net", 2016; in this form, with probabilities p, that of nnU-Net: Isensee et al. 2021).
+/// and Ahmadi, "V-Net", 2016; in this form, with probabilities p, that of nnU-Net: Isensee et al. 2021). Throws Error
+/// for softmax over one channel, which is 1 whatever the logits are.
 Tensor dice_loss(const Tensor& input, const Tensor& target, const DiceOptions& options = {});
 
 struct DiceCEOptions {

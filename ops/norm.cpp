@@ -9,6 +9,7 @@
 #include "ops/create.h"
 #include "ops/elementwise.h"
 #include "ops/halo.h"
+#include "ops/halves.h"
 #include "ops/kernels.h"
 #include "ops/reduce.h"
 #include "ops/shape.h"
@@ -221,12 +222,12 @@ void check_group_norm(const Tensor& x, int64_t num_groups, const Tensor& weight,
 
 void check_instance_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps,
                          parallel::Communicator* ranks) {
-  check_input("instance_norm", x, 3, "(N, C, spatial...)");
-  check_eps("instance_norm", eps);
-  check_parameters("instance_norm", x, {{"weight", weight}, {"bias", bias}}, {x.size(1)});
-  int64_t voxels = parts_of(ranks);
-  for (int64_t i = 2; i < x.dim(); ++i) voxels *= x.size(i);
-  check(voxels != 1, "instance_norm", "expected more than 1 value per channel, got input ", x.shape());
+  constexpr const char* kOp = "instance_norm";
+  check_input(kOp, x, 3, "(N, C, spatial...)");
+  check_eps(kOp, eps);
+  check_parameters(kOp, x, {{"weight", weight}, {"bias", bias}}, {x.size(1)});
+  const int64_t voxels = numel(Shape(std::span(x.shape().data() + 2, static_cast<size_t>(x.dim() - 2))), kOp);
+  check(voxels != 1 || parts_of(ranks) != 1, kOp, "expected more than 1 value per channel, got input ", x.shape());
 }
 
 void check_batch_norm(const Tensor& x, const NormArguments& norm) {
@@ -324,23 +325,45 @@ Tensor batch_norm(const Tensor& x, const Tensor& running_mean, const Tensor& run
                     {});
 }
 
-Tensor layer_norm(const Tensor& x, const Shape& normalized_shape, const Tensor& weight, const Tensor& bias,
-                  double eps) {
-  check_input("layer_norm", x, 1, "(..., normalized_shape)");
-  check_eps("layer_norm", eps);
+namespace {
+
+/// Checks a normalization over the last axes. Returns the number of axes in front of them.
+int64_t check_last_axes(const char* op, const Tensor& x, const Shape& normalized_shape, const Tensor& weight,
+                        const Tensor& bias, double eps) {
+  check_input(op, x, 1, "(..., normalized_shape)");
+  check_eps(op, eps);
   const int64_t lead = x.dim() - normalized_shape.size();
   bool fits = !normalized_shape.empty() && lead >= 0;
   for (int64_t i = 0; fits && i < normalized_shape.size(); ++i) fits = x.size(lead + i) == normalized_shape[i];
-  check(fits, "layer_norm", "normalized_shape ", normalized_shape, " does not match the last axes of input ",
-        x.shape());
-  check_parameters("layer_norm", x, {{"weight", weight}, {"bias", bias}}, normalized_shape);
+  check(fits, op, "normalized_shape ", normalized_shape, " does not match the last axes of input ", x.shape());
+  check_parameters(op, x, {{"weight", weight}, {"bias", bias}}, normalized_shape);
+  return lead;
+}
 
-  int64_t rows = 1;
-  for (int64_t i = 0; i < lead; ++i) rows *= x.size(i);
+/// The distance from 1 to the next larger number.
+double machine_epsilon(DType dtype) {
+  return dtype == f64 ? 0x1p-52 : dtype == bf16 ? 0x1p-7 : dtype == f16 ? 0x1p-10 : 0x1p-23;
+}
+
+}  // namespace
+
+Tensor layer_norm(const Tensor& x, const Shape& normalized_shape, const Tensor& weight, const Tensor& bias,
+                  double eps) {
+  const int64_t lead = check_last_axes("layer_norm", x, normalized_shape, weight, bias, eps);
+  const int64_t rows = numel(Shape(std::span(x.shape().data(), static_cast<size_t>(lead))), "layer_norm");
   const Tensor flat = reshape(x, {rows, 1, numel(normalized_shape)});
   const Tensor y = reshape(normalise("layer_norm", flat, {rows, 1}, {}, {}, eps).y, x.shape());
   const Tensor scaled = weight.defined() ? y * weight.to(y.dtype()) : y;
   return bias.defined() ? scaled + bias.to(y.dtype()) : scaled;
+}
+
+Tensor rms_norm(const Tensor& x, const Shape& normalized_shape, const Tensor& weight, std::optional<double> eps) {
+  const int64_t lead = check_last_axes("rms_norm", x, normalized_shape, weight, {}, eps.value_or(0));
+  Dims axes;
+  for (int64_t i = lead; i < x.dim(); ++i) axes.push_back(i);
+  const Tensor wide = widened(x);
+  const Tensor y = wide * rsqrt(mean(wide * wide, axes, true) + eps.value_or(machine_epsilon(x.dtype())));
+  return (weight.defined() ? y * weight.to(y.dtype()) : y).to(x.dtype());
 }
 
 }  // namespace voxgrad

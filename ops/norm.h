@@ -3,6 +3,8 @@
 // not finite.
 #pragma once
 
+#include <optional>
+
 #include "../core/tensor.h"
 
 namespace voxgrad {
@@ -26,6 +28,11 @@ Tensor batch_norm(const Tensor& x, const Tensor& running_mean, const Tensor& run
 /// Over the last axes, whose sizes are `normalized_shape`; weight and bias have that shape. The result is contiguous.
 Tensor layer_norm(const Tensor& x, const Shape& normalized_shape, const Tensor& weight = {}, const Tensor& bias = {},
                   double eps = 1e-5);
+/// x / sqrt(mean(x^2) + eps) over the last axes, whose sizes are `normalized_shape`, times weight, which has that shape
+/// or is undefined. Without eps, it is the machine epsilon of x's dtype. Halves are computed in float32 and rounded
+/// once (Zhang and Sennrich, "Root mean square layer normalization", NeurIPS 2019).
+Tensor rms_norm(const Tensor& x, const Shape& normalized_shape, const Tensor& weight = {},
+                std::optional<double> eps = std::nullopt);
 
 // ---- the same as a value, for what takes any of them (ops/fused.h)
 

@@ -1,4 +1,4 @@
-// Channels made voxels: upsampling by what a convolution computed.
+// Channels made voxels, and voxels made channels.
 #pragma once
 
 #include "../core/tensor.h"
@@ -11,5 +11,10 @@ namespace voxgrad {
 /// Source: W. Shi et al., "Real-Time Single Image and Video Super-Resolution Using an Efficient Sub-Pixel Convolutional
 /// Neural Network", CVPR 2016.
 Tensor pixel_shuffle(const Tensor& x, int64_t upscale_factor);
+
+/// The inverse of pixel_shuffle: (N, C, rD, rH, rW) to (N, C r^3, D, H, W), r = downscale_factor, with the same order
+/// of channels; also (N, C, rH, rW), which is PyTorch's pixel_unshuffle, and (N, C, rL). Keeps x's memory format; any
+/// dtype. Throws Error where the spatial sizes are not multiples of r.
+Tensor pixel_unshuffle(const Tensor& x, int64_t downscale_factor);
 
 }  // namespace voxgrad

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <span>
 
 #include "core/autograd.h"
 #include "ops/checks.h"
@@ -371,6 +372,45 @@ Tensor flip(const Tensor& x, const Dims& axes) {
   Tensor out = empty_like(x);
   kernels(x.device()).copy(out.view_out(), view);
   return record("flip", out, {x}, [axes](const Tensor& g) { return Tensors{flip(g, axes)}; });
+}
+
+Tensor roll(const Tensor& x, const Axes& shifts, const Axes& axes) {
+  check_defined("roll", "input", x);
+  if (axes.empty()) {
+    check(shifts.size() == 1, "roll", "takes one shift without axes, got ", shifts);
+    return reshape(roll(flatten(x), shifts, 0), x.shape());
+  }
+  check(shifts.size() == axes.size(), "roll", "shifts ", shifts, " and axes ", axes, " differ in number");
+  Tensor rolled = x;
+  for (int64_t i = 0; i < axes.size(); ++i) {
+    const int64_t axis = normalize_axis(axes[i], x.dim(), "roll");
+    const int64_t size = x.size(axis), shift = size > 0 ? shifts[i] % size : 0;
+    const int64_t start = shift > 0 ? size - shift : -shift;  // the element that comes first
+    if (start > 0) rolled = cat({narrow(rolled, axis, start, size - start), narrow(rolled, axis, 0, start)}, axis);
+  }
+  return rolled.is_same(x) ? x.clone() : rolled;
+}
+
+Tensor repeat(const Tensor& x, const Dims& repeats) {
+  check_defined("repeat", "input", x);
+  check(repeats.size() >= x.dim(), "repeat", "repeats ", repeats, " must name each axis of ", x.shape());
+  Shape shape = x.shape(), result;
+  while (shape.size() < repeats.size()) shape.insert(0, 1);
+  for (int64_t i = 0; i < shape.size(); ++i) {
+    check(repeats[i] >= 0, "repeat", "repeats must not be negative, got ", repeats);
+    result.push_back(checked_product("repeat", shape[i], repeats[i]));
+  }
+  if (numel(result, "repeat") == 0) return reshape(narrow(flatten(x), 0, 0, 0), result);
+  Tensor repeated = reshape(x, shape);
+  for (int64_t i = shape.size() - 1; i >= 0; --i) {  // from the last axis on, so that the first copies are the smallest
+    if (repeats[i] == 1) continue;
+    const int64_t inner = numel(Shape(std::span(shape.data() + i, static_cast<size_t>(shape.size() - i))));
+    const Tensor rows = reshape(repeated, {-1, 1, inner});
+    shape[i] = result[i];
+    repeated = reshape(expand(rows, {-1, repeats[i], inner}), shape);
+  }
+  repeated = repeated.contiguous();
+  return repeated.storage() == x.storage() ? repeated.clone() : repeated;
 }
 
 }  // namespace voxgrad

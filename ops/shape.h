@@ -38,6 +38,14 @@ Tensor stack(const Tensors& tensors, int64_t axis = 0);
 Tensor pad(const Tensor& x, const std::vector<int64_t>& amounts, double value = 0);
 /// Reverses the order along each of `axes`.
 Tensor flip(const Tensor& x, const Dims& axes);
+/// Moves the elements along each of `axes` by the shift of the same place, towards the end if it is positive; elements
+/// beyond an end come in again at the other. Without axes, one shift in row-major order. Throws Error if the numbers of
+/// shifts and axes differ.
+Tensor roll(const Tensor& x, const Axes& shifts, const Axes& axes = {});
+/// Copies x repeats[i] times along axis i, one copy after another; PyTorch's x.repeat and numpy's tile. With more
+/// repeats than axes, x gets axes of size 1 in front. The result is contiguous. Throws Error for negative repeats and
+/// fewer repeats than axes.
+Tensor repeat(const Tensor& x, const Dims& repeats);
 
 /// Picks by an i64 tensor: index_select takes a list of positions along `axis`; gather has an index for each
 /// element of the result. An index out of range throws: on the CPU here, on CUDA at the next wait for the device that

@@ -61,11 +61,10 @@ inline bool is_dense_volume(const Tensor& x) {
 /// (N, C, L) as kernels see such a tensor: `view` is of one of x's shape and memory format.
 inline View as_rows(const Tensor& x, View view) {
   const int64_t n = x.size(0), c = x.size(1);
-  int64_t l = 1;
-  for (int64_t i = 2; i < x.dim(); ++i) l *= x.size(i);
+  const int64_t l = numel(Shape(std::span(x.shape().data() + 2, static_cast<size_t>(x.dim() - 2))), "as_rows");
   const bool last = x.suggest_memory_format() == MemoryFormat::channels_last;
   const int64_t size[] = {n, c, l};
-  const int64_t stride[] = {c * l, last ? 1 : l, last ? c : 1};
+  const int64_t stride[] = {next_stride(l, c), last ? 1 : l, last ? c : 1};
   view.rank = 3;
   for (int i = 0; i < 3; ++i) {
     view.size[i] = size[i];

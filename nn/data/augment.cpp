@@ -265,7 +265,7 @@ constexpr StepLimits kLimits[] = {
     {"blur", &AugmentOptions::blur, 0, 1e3},
     {"brightness", &AugmentOptions::brightness, 0, kMost},
     {"contrast", &AugmentOptions::contrast, 0, kMost},
-    {"low_resolution", &AugmentOptions::low_resolution, 0, 1},
+    {"low_resolution", &AugmentOptions::low_resolution, 1e-3, 1},
     {"gamma_inverted", &AugmentOptions::gamma_inverted, 1e-3, 1e3},
     {"gamma", &AugmentOptions::gamma, 1e-3, 1e3},
 };

@@ -50,8 +50,8 @@ struct AugmentOptions {
   AugmentStep brightness{0.15, 0.75, 1.25};
   /// A factor for each channel's distances from its mean; what leaves the channel's range is clipped.
   AugmentStep contrast{0.15, 0.75, 1.25};
-  /// Voxels along an axis, relative to those that there are, to which a channel is brought by nearest neighbours, and
-  /// back by trilinear interpolation.
+  /// Voxels along an axis, relative to those of the input and at least 0.001, to which a channel is brought by nearest
+  /// neighbours, and back by trilinear interpolation.
   AugmentStep low_resolution{0.25, 0.5, 1, 0.5};
   /// An exponent for each channel, brought to [0, 1], whose mean and standard deviation are kept. Of -x, and of x.
   AugmentStep gamma_inverted{0.1, 0.7, 1.5};

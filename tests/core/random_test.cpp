@@ -57,6 +57,27 @@ TEST(Random, SeedsAndStatesReplay) {
   EXPECT_NE(rand({101}).to_vector(), a.to_vector());
 }
 
+TEST(Random, LikeATensorTakesItsShapeKindAndLayout) {
+  for (const Device device : devices())
+    for (const DType dtype : {f32, f64, bf16})
+      for (const MemoryFormat format : {MemoryFormat::contiguous, MemoryFormat::channels_last}) {
+        const Tensor like = empty({2, 3, 4, 5}, {dtype, device}, format).requires_grad_();
+        for (const bool normal : {false, true}) {
+          Generator a(3), b(3);
+          const Tensor x = normal ? randn_like(like, &a) : rand_like(like, &a);
+          const Tensor expected =
+              normal ? randn({2, 3, 4, 5}, {dtype, device}, &b) : rand({2, 3, 4, 5}, {dtype, device}, &b);
+          EXPECT_EQ(x.to_vector(), expected.to_vector());
+          EXPECT_EQ(x.dtype(), dtype);
+          EXPECT_EQ(x.device(), device);
+          EXPECT_EQ(x.strides(), like.strides());
+          EXPECT_FALSE(x.requires_grad());
+        }
+      }
+  EXPECT_ERROR(rand_like(zeros({2}, {.dtype = i64})), "rand_like: needs a floating dtype, got i64");
+  EXPECT_ERROR(randn_like(Tensor()), "randn_like: the tensor is undefined");
+}
+
 TEST(Random, PermutationsArePermutations) {
   std::vector<int64_t> order = randperm(1000).to_vector<int64_t>();
   std::sort(order.begin(), order.end());

@@ -97,6 +97,7 @@ TEST(Augmentation, RefusesWhatMakesNoSense) {
   EXPECT_ERROR(Augmentation({.blur = {0.5, 0, 1, -1}}), "blur: probabilities");
   EXPECT_ERROR(Augmentation({.scaling = {0.5, 1.4, 0.7}}), "scaling takes a range");
   EXPECT_ERROR(Augmentation({.gamma = {0.5, 0, 1}}), "gamma takes a range");
+  EXPECT_ERROR(Augmentation({.low_resolution = {0.5, 0, 1}}), "low_resolution takes a range within [0.001, 1]");
   EXPECT_ERROR(Augmentation({.rotation = {0.5, -30, NAN}}), "rotation takes a range");
   EXPECT_ERROR(Augmentation({.elastic_spacing = 0}), "elastic_spacing");
   EXPECT_ERROR(Augmentation({.mirror_p = 2}), "mirror_p");

@@ -316,6 +316,18 @@ TEST(Layers, RefuseBadOptions) {
   EXPECT_ERROR(Softplus(0.0), "Softplus: needs finite beta other than 0");
 }
 
+TEST(Layers, RMSNormHasAWeight) {
+  const nn::RMSNorm norm(Shape{3, 4}, {.eps = 0.5}), plain(4, {.elementwise_affine = false});
+  EXPECT_EQ(norm.weight.shape(), (Shape{3, 4}));
+  EXPECT_FALSE(plain.weight.defined());
+  const Tensor x = randn({2, 3, 4});
+  norm.weight.mul_(2);
+  EXPECT_EQ(norm(x).to_vector(), rms_norm(x, {3, 4}, norm.weight, 0.5).to_vector());
+  EXPECT_EQ(plain(x).to_vector(), rms_norm(x, {4}).to_vector());
+  EXPECT_ERROR(nn::RMSNorm(Shape{2, 0}), "RMSNorm: normalized_shape must be positive, got [2, 0]");
+  EXPECT_ERROR(nn::RMSNorm(2, {.eps = -1}), "RMSNorm: eps must be finite and not negative, got -1");
+}
+
 TEST(Layers, PoolingRefusesBadOptions) {
   using namespace nn;
   EXPECT_ERROR(MaxPool3d({.kernel_size = -1}), "MaxPool3d: kernel_size must lie in [1, 2^31), got [-1, -1, -1]");
@@ -335,11 +347,13 @@ TEST(Layers, PoolingRefusesBadOptions) {
   EXPECT_EQ(MaxPool3d(3, 2, 1).forward(x).shape(), (Shape{1, 8, 2, 2, 3}));
   EXPECT_EQ(MaxPool3d(2, {.stride = 1, .ceil_mode = true}).forward(x).shape(), (Shape{1, 8, 3, 3, 5}));
   EXPECT_EQ(PixelShuffle3d(2).forward(x).shape(), (Shape{1, 1, 8, 8, 12}));
+  EXPECT_EQ(PixelUnshuffle3d(2).forward(x).shape(), (Shape{1, 64, 2, 2, 3}));
   EXPECT_EQ(ZeroPad3d({1, 0, 0, 0, 0, 2}).forward(x).shape(), (Shape{1, 8, 6, 4, 7}));
   EXPECT_ERROR(MaxPool2d(2, {.stride = 0}), "MaxPool2d: stride must lie in [1, 2^31), got [0, 0]");
   EXPECT_ERROR(AdaptiveAvgPool3d(0), "AdaptiveAvgPool3d: output_size must be positive, got [0, 0, 0]");
   EXPECT_ERROR(ReflectionPad3d({1, 1, 1}), "ReflectionPad3d: takes 6 amounts, got 3");
   EXPECT_ERROR(PixelShuffle3d(0), "PixelShuffle3d: upscale_factor must be positive, got 0");
+  EXPECT_ERROR(PixelUnshuffle3d(0), "PixelUnshuffle3d: downscale_factor must be positive, got 0");
   EXPECT_ERROR(Flatten(2, 1), "Flatten: start_axis 2 comes after end_axis 1");
   EXPECT_ERROR(Flatten(-1, -2), "Flatten: start_axis -1 comes after end_axis -2");
   EXPECT_ERROR(Flatten(0, 8), "Flatten: axes must lie in [-8, 8), got 0 and 8");

@@ -261,10 +261,15 @@ TEST(UNetPlan, MakesTheNetworkOfNnUNet) {
 }
 
 TEST(UNetPlan, RefusesWhatMakesNoSense) {
-  EXPECT_ERROR(nn::plan_unet({16, 0, 16}, {1, 1, 1}),
-               "plan_unet: patch_size and spacing must be positive, got [16, 0, 16]");
-  EXPECT_ERROR(nn::plan_unet(16, {1, std::nan(""), 1}), "patch_size and spacing must be positive");
-  EXPECT_ERROR(nn::plan_unet(16, {1, 1, -1}), "patch_size and spacing must be positive");
+  EXPECT_ERROR(nn::plan_unet({16, 0, 16}, {1, 1, 1}), "plan_unet: patch_size must lie in [1, 2^31), got [16, 0, 16]");
+  EXPECT_ERROR(nn::plan_unet({16, 16, INT64_MAX}, {1, 1, 1}), "plan_unet: patch_size must lie in [1, 2^31)");
+  EXPECT_ERROR(nn::plan_unet(16, {1, 1, 1}, {.base_features = INT64_MAX, .max_features = INT64_MAX}),
+               "base_features, max_features and min_size must lie in [1, 2^31)");
+  EXPECT_ERROR(nn::plan_unet(16, {1, 1, 1}, {.min_size = INT64_MAX}), "min_size must lie in [1, 2^31)");
+  EXPECT_ERROR(nn::plan_unet(16, {1, std::nan(""), 1}), "plan_unet: spacing must be positive");
+  EXPECT_ERROR(nn::plan_unet(16, {1, 1, -1}), "plan_unet: spacing must be positive, got [1, 1, -1]");
+  const nn::UNetStage wide{.features = 1, .stride = int64_t{1} << 30};
+  EXPECT_ERROR(nn::UNet({.stages = {{}, wide, wide, wide}}), "UNet: the product of the strides up to stage 2 must be");
   EXPECT_ERROR(nn::plan_unet(16, {1, 1, 1}, {.min_size = 0}), "base_features, max_features and min_size");
 }
 

@@ -38,7 +38,11 @@ TEST_P(HalfOps, MeansAndVariancesDoNotOverflow) {
 TEST_P(HalfOps, LossesAndTheirGradientsHaveTheInputsDtype) {
   for (const DType dtype : {bf16, f16}) {
     const Tensor x = full({2, 3, 40}, 500, like(dtype)).requires_grad_(), y = zeros_like(x);
-    for (const auto& loss : {mse_loss, l1_loss, binary_cross_entropy_with_logits}) {
+    const auto bce = [](const Tensor& input, const Tensor& target, Reduction r) {
+      return binary_cross_entropy_with_logits(input, target, r);
+    };
+    using Loss = Tensor (*)(const Tensor&, const Tensor&, Reduction);
+    for (const Loss loss : {Loss(mse_loss), Loss(l1_loss), Loss(bce)}) {
       const Tensor value = loss(x, y, Reduction::mean);
       EXPECT_EQ(value.dtype(), dtype);
       const Tensor dx = grad({mean(value)}, {x})[0];

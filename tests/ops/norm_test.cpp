@@ -236,6 +236,41 @@ TEST(BatchNorm, IsInstanceNormOverAllSamples) {
         }
 }
 
+// Squares of these values overflow float, and the last ones underflow it; the statistics are summed in double.
+TEST(Norms, KeepValuesWhoseSquaresFloatCannotHold) {
+  for (const Device device : devices())
+    for (const DType dtype : {f32, bf16})
+      for (const double size : {1e30, 1e38, 1e-25})
+        for (const MemoryFormat format : {MemoryFormat::contiguous, MemoryFormat::channels_last}) {
+          const Tensor signs = affine(one_hot(arange(0, 2, 1, {i64, device}), 2).to(f32), 2, -1);  // 1, -1 and -1, 1
+          const Tensor whole = repeat(reshape(signs, {1, 1, 2, 1, 2}), {2, 16, 3, 5, 7});
+          const Tensor x = affine(whole, size, 0).to(dtype).contiguous(format);
+          const Shape volume{16, 6, 5, 14};
+          const Tensor weight = ones({16}, {dtype, device}).requires_grad_();
+          const Tensor results[] = {group_norm(x, 4, weight, {}, 0), instance_norm(x, weight, {}, 0),
+                                    batch_norm(x, {}, {}, weight, {}, true, 0.1, 0), layer_norm(x, volume, {}, {}, 0)};
+          for (const Tensor& y : results)
+            EXPECT_TRUE(close(y, whole.to(f64), 0.01, 0)) << dtype << ' ' << size << ' ' << device;
+          if (size > 1e37) continue;  // sums of dy * x overflow
+          // The normalized values have the signs of dy, so that the gradient in the weight is the sum of |dy|.
+          const Tensor dy = whole.to(dtype);
+          for (size_t i = 0; i < 3; ++i)
+            EXPECT_TRUE(close(grad({results[i]}, {weight}, {dy})[0], full({16}, 840, {f64, device}), 0.01, 0))
+                << dtype << ' ' << size << ' ' << device << ' ' << i;
+        }
+}
+
+TEST(RMSNorm, TakesTheEpsilonOfItsDtype) {
+  for (const Device device : devices())
+    for (const auto& [dtype, eps] : {std::pair{f64, 0x1p-52}, {f32, 0x1p-23}, {bf16, 0x1p-7}, {f16, 0x1p-10}}) {
+      const Tensor x = full({1, 8}, 0.5 * std::sqrt(eps), {dtype, device});
+      const Tensor wide = x.to(f64), expected = wide * rsqrt(wide * wide + eps);
+      EXPECT_TRUE(close(rms_norm(x, {8}), expected, 0.01, 0)) << dtype;
+      EXPECT_EQ(rms_norm(x, {8}).dtype(), dtype);
+      EXPECT_EQ(rms_norm(x, {8}, ones({8}, {f32, device}).to(dtype == f64 ? f64 : f32)).dtype(), dtype);
+    }
+}
+
 // In place, by the momentum, and of the variance the unbiased one; nothing moves in evaluation.
 TEST(BatchNorm, MovesRunningStatistics) {
   for (const Device device : devices()) {

@@ -1,7 +1,10 @@
 // Reductions, softmax, matrix products and losses.
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <utility>
 
+#include "ops/create.h"
 #include "ops/elementwise.h"
 #include "ops/linalg.h"
 #include "ops/loss.h"
@@ -190,6 +193,73 @@ void add_linalg(std::vector<OpCase>& cases) {
       {"linear_batched", [](const Tensors& t) { return linear(t[0], t[1]); }, {{{2, 2, 3}}, {{4, 3}}}, with_bias});
 }
 
+/// Attention by its definition. visible(row, column): whether a query sees a key; bias, or null, is added to the
+/// scores.
+Array attention(const Array& q, const Array& k, const Array& v, double scale, const Array* bias,
+                const std::function<bool(const Dims& score)>& visible) {
+  Shape shape = v.shape, scores_shape = q.shape;
+  shape[shape.size() - 2] = q.size(q.shape.size() - 2);
+  scores_shape[scores_shape.size() - 1] = k.size(k.shape.size() - 2);
+  const Array k_transposed = reference::build(
+      [&] {
+        Shape s = k.shape;
+        std::swap(s[s.size() - 1], s[s.size() - 2]);
+        return s;
+      }(),
+      [&](Dims i) {
+        std::swap(i[i.size() - 1], i[i.size() - 2]);
+        return k(i);
+      });
+  const Array products = reference::matmul(q, k_transposed);
+  const Array weights = reference::build(products.shape, [&](const Dims& i) {
+    if (!visible(i)) return 0.0;
+    return std::exp(products(i) * scale + (bias ? reference::broadcast(*bias, i) : 0.0));
+  });
+  const Array totals = reference::reduce(weights, {weights.shape.size() - 1}, true, reference::sum);
+  return reference::matmul(reference::map(weights, totals, [](double w, double t) { return t > 0 ? w / t : 0; }), v);
+}
+
+void add_attention(std::vector<OpCase>& cases) {
+  const std::vector<Input> inputs{{{2, 3, 4}}, {{2, 5, 4}}, {{2, 5, 2}}};
+  const auto all = [](const Dims&) { return true; };
+  const auto add = [&](OpCase c) {
+    c.roundings = 4;
+    c.tolerance = 3e-5;
+    cases.push_back(std::move(c));
+  };
+  add({"attention",
+       [](const Tensors& t) { return scaled_dot_product_attention(t[0], t[1], t[2]); },
+       inputs,
+       [=](const Arrays& a) { return attention(a[0], a[1], a[2], 0.5, nullptr, all); },
+       {{{0, 3, 4}, {0, 5, 4}, {0, 5, 2}}, {{1, 1, 4}, {1, 1, 4}, {1, 1, 1}}, {{2, 0, 4}, {2, 5, 4}, {2, 5, 2}}}});
+  add({"attention_scale",
+       [](const Tensors& t) { return scaled_dot_product_attention(t[0], t[1], t[2], {}, 0, false, 0.3); },
+       {{{3, 4}}, {{5, 4}}, {{5, 2}}},
+       [=](const Arrays& a) { return attention(a[0], a[1], a[2], 0.3, nullptr, all); }});
+  add({"attention_causal", [](const Tensors& t) { return scaled_dot_product_attention(t[0], t[1], t[2], {}, 0, true); },
+       inputs,
+       [](const Arrays& a) {
+         return attention(a[0], a[1], a[2], 0.5, nullptr, [](const Dims& i) { return i[2] <= i[1]; });
+       }});
+  add({"attention_bias",
+       [](const Tensors& t) { return scaled_dot_product_attention(t[0], t[1], t[2], t[3]); },
+       {inputs[0], inputs[1], inputs[2], {{3, 5}}},
+       [=](const Arrays& a) { return attention(a[0], a[1], a[2], 0.5, &a[3], all); }});
+  // The second query sees no key: its result and gradients are zero.
+  const auto sees = [](int64_t row, int64_t column) { return row != 1 && (row + column) % 2 == 0; };
+  add({"attention_mask",
+       [=](const Tensors& t) {
+         std::vector<uint8_t> mask;
+         for (int64_t i = 0; i < 15; ++i) mask.push_back(sees(i / 5, i % 5));
+         const Tensor visible = from_span<uint8_t>(mask, {3, 5}, t[0].device()).to(b8);
+         return scaled_dot_product_attention(t[0], t[1], t[2], visible);
+       },
+       inputs,
+       [=](const Arrays& a) {
+         return attention(a[0], a[1], a[2], 0.5, nullptr, [=](const Dims& i) { return sees(i[1], i[2]); });
+       }});
+}
+
 struct LossForm {
   const char* suffix;
   Reduction reduction;
@@ -220,7 +290,8 @@ void add_losses(std::vector<OpCase>& cases) {
       {"smooth_l1_loss_beta_zero",
        [](const Tensor& x, const Tensor& t, Reduction r) { return smooth_l1_loss(x, t + 0.25, r, 0); },
        [](double x, double t) { return std::fabs(x - t - 0.25); }, Domain::integers, Domain::integers},
-      {"bce_with_logits", binary_cross_entropy_with_logits,
+      {"bce_with_logits",
+       [](const Tensor& x, const Tensor& t, Reduction r) { return binary_cross_entropy_with_logits(x, t, r); },
        [](double x, double t) {
          const double p = 1 / (1 + std::exp(-x));
          return -t * std::log(p) - (1 - t) * std::log(1 - p);
@@ -237,6 +308,18 @@ void add_losses(std::vector<OpCase>& cases) {
       if (form.reduction != Reduction::mean) c.edges.push_back({{0, 2}, {0, 2}});
       cases.push_back(c);
     }
+  for (const LossForm& form : kLossForms) {
+    OpCase c{concat("bce_with_logits_pos_weight", form.suffix),
+             [=](const Tensors& t) { return binary_cross_entropy_with_logits(t[0], t[1], form.reduction, t[2]); },
+             {{{2, 3, 2}}, {{2, 3, 2}, Domain::unit}, {{3, 1}, Domain::positive}}};
+    c.reference = [=](const Arrays& a) {
+      return form.reduced(reference::build(a[0].shape, [&](const Dims& i) {
+        const double p = 1 / (1 + std::exp(-a[0](i))), t = a[1](i);
+        return -reference::broadcast(a[2], i) * t * std::log(p) - (1 - t) * std::log(1 - p);
+      }));
+    };
+    cases.push_back(c);
+  }
 }
 
 }  // namespace
@@ -246,6 +329,7 @@ void add_reduction_cases(std::vector<OpCase>& cases) {
   add_other_reductions(cases);
   add_softmax(cases);
   add_linalg(cases);
+  add_attention(cases);
   add_losses(cases);
 }
 

@@ -1,5 +1,6 @@
 // Views, rearrangements and picking by index: each reference says which element comes from where.
 #include "ops/elementwise.h"
+#include "ops/pixel_shuffle.h"
 #include "ops/shape.h"
 #include "tests/ops/op_cases.h"
 
@@ -127,6 +128,107 @@ void add_parts(std::vector<OpCase>& cases) {
       }));
 }
 
+/// The position from which an axis of `size` takes element i when it is rolled by `shift`.
+int64_t rolled(int64_t i, int64_t shift, int64_t size) { return ((i - shift) % size + size) % size; }
+
+void add_rolls(std::vector<OpCase>& cases) {
+  const struct {
+    const char* name;
+    Axes shifts, axes;
+    int64_t along[3];  // by how much each axis is rolled
+  } table[] = {{"roll", {1}, {1}, {0, 1, 0}},
+               {"roll_axes", {-1, 7, 1}, {0, -1, -2}, {-1, 1, 7}},
+               {"roll_one_axis_twice", {1, 3}, {2, 2}, {0, 0, 4}},
+               {"roll_nothing", {4, 0}, {0, 1}, {4, 0, 0}}};
+  for (const auto& row : table) {
+    OpCase c{row.name,
+             [=](const Tensors& t) { return roll(t[0], row.shifts, row.axes); },
+             {{{4, 3, 5}}},
+             [=](const Arrays& a) {
+               return build(a[0].shape, [&](const Dims& i) {
+                 Dims from = i;
+                 for (int64_t axis = 0; axis < 3; ++axis)
+                   from[axis] = rolled(i[axis], row.along[axis], a[0].size(axis));
+                 return a[0](from);
+               });
+             }};
+    c.edges = {{{0, 1, 2}}, {{1, 1, 1}}};
+    cases.push_back(c);
+  }
+  cases.push_back({"roll_in_row_major_order", [](const Tensors& t) { return roll(t[0], 4); }, {{{2, 3, 1}}}});
+  cases.back().reference = [](const Arrays& a) {
+    Array out = a[0];
+    for (size_t i = 0; i < out.values.size(); ++i)
+      out.values[i] = a[0].values[static_cast<size_t>(rolled(static_cast<int64_t>(i), 4, numel(out.shape)))];
+    return out;
+  };
+  cases.back().edges = {{Shape{}}, {{2, 0}}};
+}
+
+void add_repeats(std::vector<OpCase>& cases) {
+  const struct {
+    const char* name;
+    Shape shape;
+    Dims repeats;
+  } table[] = {{"repeat", {2, 1, 3}, {3, 4, 2}},
+               {"repeat_once", {2, 3}, {1, 1}},
+               {"repeat_in_front", {3}, {2, 1, 4}},
+               {"repeat_of_five_axes", {1, 2, 1, 1, 2}, {2, 1, 3, 1, 2}},
+               {"repeat_zero_times", {2, 3}, {2, 0}}};
+  for (const auto& row : table) {
+    OpCase c{row.name, [=](const Tensors& t) { return repeat(t[0], row.repeats); }, {{row.shape}}};
+    c.reference = [=](const Arrays& a) {
+      Shape shape = row.repeats;
+      const int64_t lead = shape.size() - a[0].shape.size();
+      for (int64_t axis = 0; axis < a[0].shape.size(); ++axis) shape[lead + axis] *= a[0].size(axis);
+      return build(shape, [&](const Dims& i) {
+        Dims from;
+        for (int64_t axis = 0; axis < a[0].shape.size(); ++axis) from.push_back(i[lead + axis] % a[0].size(axis));
+        return a[0](from);
+      });
+    };
+    c.edges = {{Dims::filled(row.shape.size(), 1)}, {Dims::filled(row.shape.size(), 0)}};
+    cases.push_back(c);
+  }
+  cases.push_back({"repeat_of_a_number", [](const Tensors& t) { return repeat(t[0], {2, 3}); }, {{Shape{}}}});
+  cases.back().reference = [](const Arrays& a) { return build({2, 3}, [&](const Dims&) { return a[0].values[0]; }); };
+}
+
+void add_pixel_unshuffles(std::vector<OpCase>& cases) {
+  const struct {
+    const char* name;
+    int64_t factor;
+    Shape shape;
+  } table[] = {{"pixel_unshuffle", 2, {2, 3, 4, 2, 6}},
+               {"pixel_unshuffle_image", 3, {2, 2, 3, 6}},
+               {"pixel_unshuffle_signal", 2, {1, 2, 8}},
+               {"pixel_unshuffle_by_one", 1, {1, 2, 1, 2, 3}}};
+  for (const auto& row : table) {
+    const int64_t axes = row.shape.size() - 2, r = row.factor;
+    OpCase c{row.name, [=](const Tensors& t) { return pixel_unshuffle(t[0], r); }, {{row.shape}}};
+    c.reference = [=](const Arrays& a) {
+      Shape shape = a[0].shape;
+      for (int64_t i = 0; i < axes; ++i) {
+        shape[1] *= r;
+        shape[i + 2] /= r;
+      }
+      return build(shape, [&](const Dims& o) {
+        Dims from = o;
+        for (int64_t axis = axes + 1; axis > 1; --axis) {  // the last axis is the fastest part of the channel
+          from[axis] = o[axis] * r + from[1] % r;
+          from[1] /= r;
+        }
+        return a[0](from);
+      });
+    };
+    Shape empty = row.shape;
+    empty[0] = 0;
+    c.edges = {{empty}};
+    c.keeps_layout = axes > 1;
+    cases.push_back(c);
+  }
+}
+
 void add_splits(std::vector<OpCase>& cases) {
   // The parts are joined in another order, so that each of them has to be in its place.
   cases.push_back(picked(
@@ -226,6 +328,9 @@ void add_indexing(std::vector<OpCase>& cases) {
 void add_shape_cases(std::vector<OpCase>& cases) {
   add_views(cases);
   add_parts(cases);
+  add_rolls(cases);
+  add_repeats(cases);
+  add_pixel_unshuffles(cases);
   add_splits(cases);
   add_joins(cases);
   add_indexing(cases);

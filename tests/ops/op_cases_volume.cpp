@@ -65,6 +65,30 @@ void add_norms(std::vector<OpCase>& cases) {
       {});
 }
 
+/// x / sqrt(mean(x^2) + eps) over the last `axes` axes, times weight if it is not null.
+Array rms_norm_reference(const Array& x, int64_t axes, const Array* weight, double eps) {
+  Dims last;
+  for (int64_t i = x.shape.size() - axes; i < x.shape.size(); ++i) last.push_back(i);
+  const Array squares = reference::map(x, x, [](double a, double b) { return a * b; });
+  const Array means = reference::reduce(squares, last, true, reference::mean);
+  const Array y = reference::map(x, means, [=](double v, double m) { return v / std::sqrt(m + eps); });
+  return weight ? reference::map(y, *weight, [](double v, double w) { return v * w; }) : y;
+}
+
+void add_rms_norms(std::vector<OpCase>& cases) {
+  cases.push_back({"rms_norm",
+                   [](const Tensors& t) { return rms_norm(t[0], {5}, t[1], 1e-3); },
+                   {{{2, 3, 5}}, {{5}}},
+                   [](const Arrays& a) { return rms_norm_reference(a[0], 1, &a[1], 1e-3); },
+                   {{{0, 3, 5}, {5}}, {{1, 1, 5}, {5}}}});
+  cases.push_back({"rms_norm_two_axes",
+                   [](const Tensors& t) {
+                     return rms_norm(t[0], {2, 3}, {}, 0.1);
+                   },
+                   {{{4, 2, 3}}},
+                   [](const Arrays& a) { return rms_norm_reference(a[0], 2, nullptr, 0.1); }});
+}
+
 /// Batch normalisation by its definition: statistics over all but axis 1, or those given.
 Array batch_norm_reference(const Array& x, const Array* weight, const Array* bias, double eps, const Array* mean = {},
                            const Array* var = {}) {
@@ -270,6 +294,7 @@ void add_interpolations(std::vector<OpCase>& cases) {
 
 void add_volume_cases(std::vector<OpCase>& cases) {
   add_norms(cases);
+  add_rms_norms(cases);
   add_norm_activations(cases);
   add_batch_norms(cases);
   add_max_pools(cases);

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdint>
 #include <functional>
 #include <limits>
 
@@ -45,7 +46,7 @@ TEST(OpErrors, ConvolutionChannels) {
       {[&] {
          conv3d(x, floats({8, 16, 3, 3, 3}));
        },
-       "conv3d: weight expects 16 * 1 groups input channels, input has 32"},
+       "conv3d: weight expects 16 input channels, input has 32 (input"},
       {[&] {
          conv3d(x, floats({6, 8, 3, 3, 3}), {}, {.groups = 4});
        },
@@ -105,7 +106,13 @@ TEST(OpErrors, ConvolutionOperands) {
       {[&] {
          conv3d(floats({8, 4, 4, 4}), floats({8, 32, 3, 3, 3}));
        },
-       "weight expects 32 * 1 groups input channels, input has 8 (input [8, 4, 4, 4], weight [8, 32, 3, 3, 3])"},
+       "weight expects 32 input channels, input has 8 (input [8, 4, 4, 4], weight [8, 32, 3, 3, 3]); an input without "
+       "a "
+       "batch begins with its channels: use unsqueeze(1) if the first axis is the batch"},
+      {[&] {
+         conv3d(x, floats({8, 3, 3, 3, 3}), {}, {.groups = 2});
+       },
+       "weight expects 6 input channels in all groups, input has 32 (input"},
       {[&] {
          conv3d(floats({0, 4, 4, 4}), floats({8, 32, 3, 3, 3}));
        },
@@ -438,7 +445,55 @@ TEST(OpErrors, NormsPoolsAndLosses) {
       {[&] {
          cross_entropy(floats({2, 3}), floats({2}));
        },
-       "cross_entropy: input [2, 3] and target [2] differ in shape"},
+       "cross_entropy: a floating target holds probabilities of shape [2, 3]; class numbers have shape [2] and dtype "
+       "i64, i32 or u8; got [2] f32 on cpu"},
+      {[&] {
+         dice_loss(floats({2, 1, 3}), floats({2, 1, 3}));
+       },
+       "dice_loss: softmax over the one channel of input [2, 1, 3] is 1 everywhere"},
+      {[&] {
+         dice_ce_loss(floats({2, 1, 3}), full({2, 3}, 0, {.dtype = i64}));
+       },
+       "dice_ce_loss: softmax over the one channel"},
+      {[&] {
+         binary_cross_entropy_with_logits(floats({2, 3}), floats({2, 3}), Reduction::mean, floats({2, 2, 3}));
+       },
+       "pos_weight must have the input's device and broadcast to its shape [2, 3], got [2, 2, 3] f32 on cpu"},
+      {[&] { one_hot(full({1}, 0x1p62, {.dtype = i64}) + (full({1}, 0x1p62, {.dtype = i64}) - 1)); },
+       "one_hot: index 9223372036854775807 is too large for a class"},
+      {[&] {
+         roll(x, {1, 2}, 0);
+       },
+       "roll: shifts [1, 2] and axes [0] differ in number"},
+      {[&] {
+         roll(x, {1, 2});
+       },
+       "roll: takes one shift without axes, got [1, 2]"},
+      {[&] {
+         repeat(x, {2, 2});
+       },
+       "repeat: repeats [2, 2] must name each axis of [2, 6, 4, 4, 4]"},
+      {[&] { repeat(floats({2}), Dims{-1}); }, "repeat: repeats must not be negative, got [-1]"},
+      {[&] { repeat(floats({2}), Dims{INT64_MAX}); },
+       "repeat: the size 2 * 9223372036854775807 does not fit in 64 bits"},
+      {[&] { pixel_unshuffle(x, 3); }, "pixel_unshuffle: spatial sizes of [2, 6, 4, 4, 4] must be multiples of down"},
+      {[&] { pixel_unshuffle(x, 0); }, "pixel_unshuffle: downscale_factor must lie in [1, 2^20), got 0"},
+      {[&] {
+         scaled_dot_product_attention(floats({3, 4}), floats({5, 3}), floats({5, 2}));
+       },
+       "takes query (..., L, E), key (..., S, E) and value (..., S, V), got query [3, 4] f32 on cpu"},
+      {[&] {
+         scaled_dot_product_attention(floats({3, 4}), floats({5, 4}), floats({5, 2}), floats({3, 5}), 0, true);
+       },
+       "takes attn_mask or is_causal, got both"},
+      {[&] {
+         scaled_dot_product_attention(floats({3, 4}), floats({5, 4}), floats({5, 2}), floats({2, 5}));
+       },
+       "do not broadcast"},
+      {[&] {
+         rms_norm(x, {4, 5});
+       },
+       "rms_norm: normalized_shape [4, 5] does not match the last axes"},
       {[&] {
          cross_entropy(floats({2, 3}), full({2}, 3, {.dtype = i64}));
        },
