@@ -34,6 +34,13 @@ uint64_t hash(std::string_view bytes) {
   return value;
 }
 
+/// "[2, 3]". Streams would take microseconds, of every call.
+std::string to_text(const Shape& shape) {
+  std::string text = "[";
+  for (int64_t axis = 0; axis < shape.size(); ++axis) text += (axis > 0 ? ", " : "") + std::to_string(shape[axis]);
+  return text + ']';
+}
+
 /// Calls f(sender, receiver, bytes) for the messages of `rank`.
 template <class F>
 void for_each_message(const Collective& collective, int rank, const F& f) {
@@ -61,12 +68,12 @@ Tensors Collective::tensors() const {
 }
 
 std::string Collective::describe() const {
-  constexpr std::array ops{"sum", "max", "min"};
-  if (kind == Kind::send_receive) return slab.empty() ? name : concat(name, " of planes of ", slab);
-  const std::string tensor = concat(" of ", in.shape(), ' ', in.dtype());
-  if (kind == Kind::broadcast) return concat(name, " from rank ", root, tensor);
-  if (kind == Kind::all_gather) return name + tensor;
-  return concat(name, " (", ops[static_cast<size_t>(op)], ')', tensor);
+  constexpr std::array ops{" (sum)", " (max)", " (min)"};
+  std::string text = name;
+  if (kind == Kind::all_reduce || kind == Kind::reduce_scatter) text += ops[static_cast<size_t>(op)];
+  if (kind == Kind::broadcast) text += " from rank " + std::to_string(root);
+  if (kind != Kind::send_receive) return text + " of " + to_text(in.shape()) + ' ' + voxgrad::name(in.dtype());
+  return slab.empty() ? text : text + " of planes of " + to_text(slab);
 }
 
 std::string Collective::describe(int rank) const {

@@ -162,6 +162,10 @@ TEST_F(Launch, CallsThatDifferAreNamed) {
       run(2, "fail=kind"),
       "the ranks' calls differ: rank 0 calls all_reduce (sum) of [3] f32; rank 1 calls broadcast from rank 1 of [3] "
       "f32\n");
+  expect_end(
+      run(2, "fail=slab"),
+      "send_receive: the ranks' calls differ: rank 0 calls send_receive of planes of [1, 1, 4, 4, 4], 64 bytes to "
+      "rank 1, 64 bytes from rank 1; rank 1 calls send_receive of planes of [1, 1, 5, 4, 4]");
 }
 
 TEST_F(Launch, ADroppedReductionCompletes) {
