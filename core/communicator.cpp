@@ -1,6 +1,9 @@
 #include "core/communicator.h"
 
+#include <algorithm>
+#include <array>
 #include <limits>
+#include <string_view>
 #include <utility>
 
 #include "core/autograd.h"
@@ -24,6 +27,28 @@ void check_tensor(const Communicator& group, const char* op, const Tensor& tenso
         describe(tensor));
 }
 
+/// FNV-1a, which gives the same value on all machines.
+uint64_t hash(std::string_view bytes) {
+  uint64_t value = 0xcbf29ce484222325;
+  for (const char byte : bytes) value = (value ^ static_cast<unsigned char>(byte)) * 0x100000001b3;
+  return value;
+}
+
+/// "[2, 3]". Streams would take microseconds, of every call.
+std::string to_text(const Shape& shape) {
+  std::string text = "[";
+  for (int64_t axis = 0; axis < shape.size(); ++axis) text += (axis > 0 ? ", " : "") + std::to_string(shape[axis]);
+  return text + ']';
+}
+
+/// Calls f(sender, receiver, bytes) for the messages of `rank`.
+template <class F>
+void for_each_message(const Collective& collective, int rank, const F& f) {
+  const auto bytes = [](const Tensor& tensor) { return tensor.numel() * item_size(tensor.dtype()); };
+  for (const auto& [tensor, peer] : collective.sends) f(rank, peer, bytes(tensor));
+  for (const auto& [tensor, peer] : collective.receives) f(peer, rank, bytes(tensor));
+}
+
 /// (ranks, shape...).
 Shape stacked(int ranks, const Shape& shape) {
   Shape all{ranks};
@@ -40,6 +65,59 @@ Tensors Collective::tensors() const {
   for (const auto* messages : {&sends, &receives})
     for (const auto& [tensor, peer] : *messages) all.push_back(tensor);
   return all;
+}
+
+std::string Collective::describe() const {
+  constexpr std::array ops{" (sum)", " (max)", " (min)"};
+  std::string text = name;
+  if (kind == Kind::all_reduce || kind == Kind::reduce_scatter) text += ops[static_cast<size_t>(op)];
+  if (kind == Kind::broadcast) text += " from rank " + std::to_string(root);
+  if (kind != Kind::send_receive) return text + " of " + to_text(in.shape()) + ' ' + voxgrad::name(in.dtype());
+  return slab.empty() ? text : text + " of planes of " + to_text(slab);
+}
+
+std::string Collective::describe(int rank) const {
+  std::string text = describe();
+  for_each_message(*this, rank, [&](int from, int to, int64_t bytes) {
+    text += from == rank ? concat(", ", bytes, " bytes to rank ", to) : concat(", ", bytes, " bytes from rank ", from);
+  });
+  return text;
+}
+
+Signature Collective::signature(int rank) const {
+  Signature result{.call = hash(describe())};
+  for_each_message(*this, rank, [&](int from, int to, int64_t bytes) {
+    const std::array<int64_t, 3> message{from, to, bytes};
+    const uint64_t value = hash({reinterpret_cast<const char*>(message.data()), sizeof message});
+    result.messages += from == rank ? value : -value;
+  });
+  return result;
+}
+
+bool calls_agree(std::span<const Signature> of_ranks) {
+  uint64_t messages = 0;
+  for (const Signature& own : of_ranks) messages += own.messages;
+  return messages == 0 && std::ranges::all_of(of_ranks, [&](const Signature& s) { return s.call == of_ranks[0].call; });
+}
+
+std::string describe_disagreement(const std::vector<std::string>& of_ranks) {
+  std::string text = "the ranks' calls differ";
+  const char* separator = ": ";
+  for (size_t first = 0; first < of_ranks.size(); ++first) {
+    std::vector<int> ranks;
+    for (size_t rank = 0; rank < of_ranks.size(); ++rank)
+      if (of_ranks[rank] == of_ranks[first]) ranks.push_back(static_cast<int>(rank));
+    if (of_ranks[first].empty() || ranks[0] != static_cast<int>(first)) continue;
+    text += concat(separator, list_ranks(ranks), ranks.size() > 1 ? " call " : " calls ", of_ranks[first]);
+    separator = "; ";
+  }
+  return text;
+}
+
+std::string list_ranks(const std::vector<int>& ranks) {
+  std::string text = ranks.size() > 1 ? "ranks " : "rank ";
+  for (size_t i = 0; i < ranks.size(); ++i) text += concat(i > 0 ? ", " : "", ranks[i]);
+  return text;
 }
 
 void Communicator::set_timeout(double seconds) {
@@ -80,7 +158,7 @@ void Communicator::broadcast(const Tensor& tensor, int root) {
 }
 
 std::unique_ptr<Work> Communicator::send_receive_async(const std::vector<Message>& sends,
-                                                       const std::vector<Message>& receives) {
+                                                       const std::vector<Message>& receives, const Shape& slab) {
   constexpr const char* kOp = "send_receive";
   for (const auto* messages : {&sends, &receives})
     for (const auto& [tensor, peer] : *messages) {
@@ -90,7 +168,7 @@ std::unique_ptr<Work> Communicator::send_receive_async(const std::vector<Message
       check(tensor.is_contiguous() || tensor.is_contiguous(MemoryFormat::channels_last), kOp,
             "the tensor is not dense: ", describe(tensor), " with strides ", tensor.strides());
     }
-  return start({.kind = Kind::send_receive, .name = kOp, .sends = sends, .receives = receives});
+  return start({.kind = Kind::send_receive, .name = kOp, .sends = sends, .receives = receives, .slab = slab});
 }
 
 Tensor Communicator::all_gather(const Tensor& tensor) {

@@ -1,8 +1,10 @@
-// What processes that train one model say to each other: a handful of collectives.
+// Collective communication between the ranks that train one model.
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -31,14 +33,23 @@ struct Message {
   int peer;
 };
 
-/// A collective under way. Keeps its tensor.
+/// A collective under way. It completes even if its Work is dropped: the communicator keeps the tensors until then.
 class Work {
  public:
   virtual ~Work() = default;
-  /// Lets it go on, and tells whether it is over.
+  /// Makes progress without blocking. Returns true once the collective has completed. Throws as wait() does.
   virtual bool test() = 0;
-  /// Returns once it is over. Throws, as all collectives do, if a rank does not come in time.
+  /// Returns once the collective has completed. Throws CollectiveError if a rank does not come in time, or if the
+  /// ranks' calls differ.
   virtual void wait() = 0;
+};
+
+/// Hashes of a rank's call of a collective, by which the ranks find out whether their calls fit together.
+struct Signature {
+  uint64_t call = 0;  ///< of Collective::describe(): the same on all ranks
+  /// The sum, modulo 2^64, of the hashes of all messages (sender, receiver, bytes). A sender adds the hash, a receiver
+  /// subtracts it, so the sum over all ranks is 0.
+  uint64_t messages = 0;
 };
 
 /// A collective as an engine takes it: of tensors on device(), contiguous, with what Communicator's functions promise
@@ -50,17 +61,35 @@ struct Collective {
   Tensor in{}, out{};  ///< all_reduce, broadcast: the same
   ReduceOp op = ReduceOp::sum;
   int root = 0;
-  std::vector<Message> sends{}, receives{};  ///< in place of in and out; also channels_last
+  std::vector<Message> sends{}, receives{};  ///< instead of in and out; also channels_last
+  Shape slab{};                              ///< of send_receive: what the messages are parts of; empty if not given
 
   /// All of them.
   Tensors tensors() const;
+  /// The arguments that must be the same on all ranks: "all_reduce (max) of [2, 3] f32".
+  std::string describe() const;
+  /// describe() and the messages of `rank`.
+  std::string describe(int rank) const;
+  Signature signature(int rank) const;
 };
 
-/// A group of ranks. Each function is called by all of them, in the same order, with tensors of the same shape and
-/// dtype: which is not checked. Tensors are f32, f64, bf16, f16 or i64 (broadcast and all_gather: any dtype), of at
-/// most 2^31 - 1 elements; where a function writes to its argument, that must be writable in place. Sums are made in an
-/// order that follows from the number of ranks and of elements, so two runs give the same bits, and all ranks have the
-/// same.
+/// Whether the calls of all ranks fit together.
+bool calls_agree(std::span<const Signature> of_ranks);
+/// "the ranks' calls differ: ranks 0, 2 call all_reduce (sum) of [3] f32; rank 1 calls ...", from the describe(rank) of
+/// each rank. Ranks with empty texts are left out.
+std::string describe_disagreement(const std::vector<std::string>& of_ranks);
+/// "rank 1" or "ranks 1, 3".
+std::string list_ranks(const std::vector<int>& ranks);
+
+/// A group of ranks. All ranks call the same functions in the same order, with tensors of the same shape and dtype, the
+/// same operation and the same root. Tensors are f32, f64, bf16, f16 or i64 (broadcast and all_gather: any dtype), of
+/// at most 2^31 - 1 elements; where a function writes to its argument, that must be writable in place. The order of
+/// additions follows from the number of ranks and of elements: all ranks have the same bits, and so have two runs.
+///
+/// Ranks whose calls differ are found and named, with each rank's call. MPI exchanges the signatures of a call (16
+/// bytes a rank) while the collective runs: the Work throws CollectiveError instead of completing. NCCL's ranks send
+/// them to rank 0 from a thread that runs beside the program: within a second all processes end, after one line on
+/// stderr. Neither waits for the comparison before it starts a collective.
 ///
 /// A rank that waits longer than the timeout throws CollectiveError, which names the ranks that did not come. After an
 /// error the group cannot be used any more. One thread at a time.
@@ -88,7 +117,9 @@ class Communicator {
   /// Starts what torch.distributed calls batch_isend_irecv: elements go in the order of memory, and each message that a
   /// rank sends is one that its peer receives in the same call, with as many bytes. Tensors of any dtype on device(),
   /// dense in either memory format; nobody may write to them, or read those that are received, until it is over.
-  std::unique_ptr<Work> send_receive_async(const std::vector<Message>& sends, const std::vector<Message>& receives);
+  /// `slab`, if given, is a shape that must be the same on all ranks: of the volume whose parts the messages are.
+  std::unique_ptr<Work> send_receive_async(const std::vector<Message>& sends, const std::vector<Message>& receives,
+                                           const Shape& slab = {});
   /// (size(), shape of `tensor`...): the tensors of all ranks.
   Tensor all_gather(const Tensor& tensor);
   /// Of tensors (size(), shape...), the sum over the ranks of row rank().

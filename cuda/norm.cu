@@ -59,7 +59,8 @@ __device__ Moments join(const Moments& a, const Moments& b) {
   return {count, a.mean + delta * share, a.squares + b.squares + delta * delta * a.count * share};
 }
 
-/// Joins the channels of each group. `exact` keeps (mean, rstd) in double for Normalize.
+/// Joins the channels of each group. `exact` receives (mean, rstd) of each group in double, for Normalize, then the number
+/// of elements in a group.
 template <class T, class Before>
 __global__ void __launch_bounds__(kBlock)
     statistics_kernel(const __grid_constant__ Groups shape, const BlockLayout layout,
@@ -68,6 +69,7 @@ __global__ void __launch_bounds__(kBlock)
   using Wide = compute_t<T>;
   __shared__ Moments shared[kBlock];
   const double length = static_cast<double>(shape.length);
+  if (thread_index() == 0) exact[shape.count()] = {static_cast<double>(shape.group_lines()) * length, 0};
   for (int64_t tile = blockIdx.x; tile * layout.columns < shape.count(); tile += gridDim.x) {
     const int64_t number = tile * layout.columns + layout.column();
     const bool inside = number < shape.count();
@@ -92,19 +94,20 @@ __global__ void __launch_bounds__(kBlock)
   }
 }
 
-/// (mean, rstd) of each group from those of all ranks: the variances, with eps in them rstd^-2, are joined about the
-/// common mean.
+/// Sets (mean, rstd) of each group from those of all ranks, `all` (ranks, groups + 1), whose last rows have the elements of
+/// each rank in a group: the variances, which are rstd^-2 with eps included, are joined about the common mean.
 template <class Wide>
 __global__ void __launch_bounds__(kBlock) join_ranks_kernel(const __grid_constant__ Groups shape, const double2* all,
                                                             int64_t ranks, Matrix mean, Matrix rstd, double2* exact) {
   for (int64_t number = thread_index(); number < shape.count(); number += thread_count()) {
+    const int64_t rows = shape.count() + 1;
+    const RankShares shares(all, ranks, shape.count());
     double centre = 0, variance = 0;
-    for (int64_t rank = 0; rank < ranks; ++rank)
-      centre += all[rank * shape.count() + number].x / static_cast<double>(ranks);
+    for (int64_t rank = 0; rank < ranks; ++rank) centre += shares[rank] * all[rank * rows + number].x;
     for (int64_t rank = 0; rank < ranks; ++rank) {
-      const double2 own = all[rank * shape.count() + number];
+      const double2 own = all[rank * rows + number];
       const double d = own.x - centre;
-      variance += (1 / (own.y * own.y) + d * d) / static_cast<double>(ranks);
+      if (shares[rank] > 0) variance += shares[rank] * (1 / (own.y * own.y) + d * d);
     }
     const double2 joined{centre, 1 / sqrt(variance)};
     exact[number] = joined;
@@ -152,7 +155,7 @@ void forward(const View& y, const View& mean, const View& rstd, const View& x, c
   constexpr const char* kOp = "group_norm";
   const Groups shape(x, mean);
   const Workspace total(launch, static_cast<size_t>(shape.lines()) * sizeof(double2));
-  const Workspace exact(launch, static_cast<size_t>(shape.count()) * sizeof(double2));
+  const Workspace exact(launch, static_cast<size_t>(shape.count() + 1) * sizeof(double2));
   const Deviations<T, decltype(activations.before)> deviations{Volume(x), activations.before};
   apply_formula<T>(kOp, deviations, launch, total.as<double2>(), nullptr, x);
   const BlockLayout layout = BlockLayout::choose(shape.group_lines(), false);
@@ -160,7 +163,7 @@ void forward(const View& y, const View& mean, const View& rstd, const View& x, c
       shape, layout, deviations, total.as<double2>(), Matrix(mean), Matrix(rstd), exact.as<double2>(), eps);
   check_launch(kOp);
   if (over_ranks) {
-    const View all = (*over_ranks)(double_matrix(x, exact.as<double2>(), shape.count(), 2));
+    const View all = (*over_ranks)(double_matrix(x, exact.as<double2>(), shape.count() + 1, 2));
     join_ranks_kernel<compute_t<T>><<<grid_size(shape.count()), kBlock, 0, launch.stream>>>(
         shape, all.as<const double2>(), all.size[0], Matrix(mean), Matrix(rstd), exact.as<double2>());
     check_launch(kOp);
@@ -174,7 +177,11 @@ void forward(const View& y, const View& mean, const View& rstd, const View& x, c
 template <class T, class R>
 __global__ void __launch_bounds__(kBlock)
     track_kernel(R* running_mean, int64_t mean_stride, R* running_var, int64_t var_stride, Matrix mean, Matrix rstd,
-                 int64_t channels, double eps, double unbiased, double momentum) {
+                 int64_t channels, double eps, double count, const double* counts, int64_t counts_stride, int64_t ranks,
+                 double momentum) {
+  for (int64_t rank = 0; rank < ranks; ++rank) count += counts[rank * counts_stride];
+  if (count == 0) return;
+  const double unbiased = count / (count - 1);
   const auto move = [momentum](R& running, double value) {
     const double own = convert<double>(running);
     running = convert<R>(own + momentum * (value - own));
@@ -192,11 +199,11 @@ __global__ void __launch_bounds__(kBlock)
 namespace kernel {
 
 void track_statistics(const View* running_mean, const View* running_var, const View& mean, const View& rstd, double eps,
-                      double unbiased, double momentum) {
+                      double count, const View* counts, double momentum) {
   if (!running_mean && !running_var) return;
   if (running_mean && running_var && running_mean->dtype != running_var->dtype) {
-    track_statistics(running_mean, nullptr, mean, rstd, eps, unbiased, momentum);
-    return track_statistics(nullptr, running_var, mean, rstd, eps, unbiased, momentum);
+    track_statistics(running_mean, nullptr, mean, rstd, eps, count, counts, momentum);
+    return track_statistics(nullptr, running_var, mean, rstd, eps, count, counts, momentum);
   }
   const Launch launch(mean);
   const DType dtype = (running_mean ? running_mean : running_var)->dtype;
@@ -205,7 +212,8 @@ void track_statistics(const View* running_mean, const View* running_var, const V
       const View of_mean = running_mean ? *running_mean : View(), of_var = running_var ? *running_var : View();
       track_kernel<T, R><<<grid_size(mean.size[1]), kBlock, 0, launch.stream>>>(
           of_mean.as<R>(), of_mean.stride[0], of_var.as<R>(), of_var.stride[0], Matrix(mean), Matrix(rstd),
-          mean.size[1], eps, unbiased, momentum);
+          mean.size[1], eps, counts ? 0.0 : count, counts ? counts->as<const double>() : nullptr,
+          counts ? counts->stride[0] : 0, counts ? counts->size[0] : 0, momentum);
     });
   });
   check_launch("track_statistics");

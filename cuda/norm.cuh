@@ -110,6 +110,22 @@ struct Groups {
   }
 };
 
+/// The share that each rank has in the elements of a group, from the statistics of all ranks, (ranks, groups + 1), whose
+/// last rows begin with the elements of each rank.
+struct RankShares {
+  const double2* all;
+  int64_t groups;
+  double total = 0;
+
+  __device__ RankShares(const double2* of_ranks, int64_t ranks, int64_t group_count)
+      : all(of_ranks), groups(group_count) {
+    for (int64_t rank = 0; rank < ranks; ++rank) total += elements(rank);
+    total = fmax(total, 1.0);
+  }
+  __device__ double elements(int64_t rank) const { return all[rank * (groups + 1) + groups].x; }
+  __device__ double operator[](int64_t rank) const { return elements(rank) / total; }
+};
+
 enum class Form { walk, rows, columns };
 
 /// All are contiguous, and their vectors begin at the same elements.

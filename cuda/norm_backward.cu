@@ -54,12 +54,14 @@ struct GradientSums {
   }
 };
 
-/// group_means[sample, group] = means over the group of (h, h * n), n = (x - mean) * rstd, h = gamma * g.
+/// group_means[sample, group] = means over the group of (h, h * n), n = (x - mean) * rstd, h = gamma * g. The last entry
+/// receives the number of elements in a group.
 template <class T>
 __global__ void __launch_bounds__(kBlock)
     group_means_kernel(const __grid_constant__ Groups shape, const BlockLayout layout, const double2* total,
                        Matrix rstd, PerChannel gamma, double2* group_means) {
   __shared__ double2 shared[kBlock];
+  if (thread_index() == 0) group_means[shape.count()] = {static_cast<double>(shape.group_lines() * shape.length), 0};
   for (int64_t tile = blockIdx.x; tile * layout.columns < shape.count(); tile += gridDim.x) {
     const int64_t number = tile * layout.columns + layout.column();
     const bool inside = number < shape.count();
@@ -79,13 +81,17 @@ __global__ void __launch_bounds__(kBlock)
   }
 }
 
-/// mean[group] = the mean of all[rank][group].
+/// mean[group] = the mean of all[rank][group], weighted by the elements of each rank, `all` (ranks, groups + 1).
 __global__ void __launch_bounds__(kBlock)
     average_ranks_kernel(int64_t groups, const double2* all, int64_t ranks, double2* mean) {
+  const RankShares shares(all, ranks, groups);
   for (int64_t group = thread_index(); group < groups; group += thread_count()) {
     double2 sum{0, 0};
-    for (int64_t rank = 0; rank < ranks; ++rank) sum = add(sum, all[rank * groups + group]);
-    mean[group] = {sum.x / static_cast<double>(ranks), sum.y / static_cast<double>(ranks)};
+    for (int64_t rank = 0; rank < ranks; ++rank) {
+      const double2 own = all[rank * (groups + 1) + group];
+      sum = add(sum, {shares[rank] * own.x, shares[rank] * own.y});
+    }
+    mean[group] = sum;
   }
 }
 
@@ -124,7 +130,7 @@ void backward(const GroupNormGradients& out, const View& dy, const View& x, cons
   constexpr const char* kOp = "group_norm_backward";
   const Groups shape(x, mean);
   const Workspace total(launch, static_cast<size_t>(shape.lines()) * sizeof(double2));
-  const Workspace group_means(launch, static_cast<size_t>(shape.count()) * sizeof(double2));
+  const Workspace group_means(launch, static_cast<size_t>(shape.count() + 1) * sizeof(double2));
   const Normalization<T, Activations> norm{shape,      Matrix(mean), Matrix(rstd), PerChannel(gamma), PerChannel(beta),
                                            activations};
   apply_formula<T>(kOp, GradientSums<T, Activations>{norm}, launch, total.as<double2>(), nullptr, dy, x);
@@ -133,7 +139,7 @@ void backward(const GroupNormGradients& out, const View& dy, const View& x, cons
       shape, layout, total.as<double2>(), Matrix(rstd), PerChannel(gamma), group_means.as<double2>());
   check_launch(kOp);
   if (over_ranks) {
-    const View all = (*over_ranks)(double_matrix(x, group_means.as<double2>(), shape.count(), 2));
+    const View all = (*over_ranks)(double_matrix(x, group_means.as<double2>(), shape.count() + 1, 2));
     average_ranks_kernel<<<grid_size(shape.count()), kBlock, 0, launch.stream>>>(
         shape.count(), all.as<const double2>(), all.size[0], group_means.as<double2>());
     check_launch(kOp);

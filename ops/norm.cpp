@@ -133,10 +133,11 @@ void check_eps(const char* op, double eps) {
 
 struct Normalised {
   Tensor y, mean, rstd;
+  Tensor counts;  // (ranks), f64: the elements that each rank has in a group; undefined for one rank alone
 };
 
 /// `groups`: the shape of the statistics, (N, groups), or (1, C): over the samples too. `added`: see ops/unrecorded.h.
-/// `ranks`, or null: have equal parts of the groups.
+/// `ranks`, or null: the ranks that hold parts of the groups, of any size.
 Normalised normalise(const char* op, const Tensor& input, const Shape& groups, const Tensor& weight, const Tensor& bias,
                      double eps, const NormActivations& activations = {}, const Tensor& added = {},
                      parallel::Communicator* ranks = nullptr) {
@@ -161,7 +162,7 @@ Normalised normalise(const char* op, const Tensor& input, const Shape& groups, c
              return fused_gradients(grad, x(), mean(), rstd(), weight(), bias(), r);
            return composed_gradients(grad, x(), weight(), bias(), added(), r);
          });
-  return {y, mean, rstd};
+  return {y, mean, rstd, all.defined() ? select(select(all, 1, all.size(1) - 1), 1, 0) : Tensor()};
 }
 
 /// Normalisation with a mean and rstd (1, C) that are given, and differentiable in the other three.
@@ -205,7 +206,7 @@ void check_parameters(const char* op, const Tensor& x, std::initializer_list<Ope
   }
 }
 
-/// How many ranks have a part of each channel.
+/// How many ranks may have elements of each channel.
 int64_t parts_of(parallel::Communicator* ranks) { return ranks ? ranks->size() : 1; }
 
 void check_group_norm(const Tensor& x, int64_t num_groups, const Tensor& weight, const Tensor& bias, double eps,
@@ -263,18 +264,17 @@ Shape checked_statistics(const Tensor& x, const NormArguments& norm) {
 
 /// Moves what is kept between batches, if there is such, towards the values of this one.
 void track(const Tensor& x, const Normalised& result, const NormArguments& norm) {
-  if (x.numel() == 0 || autograd::recomputing()) return;
+  if ((x.numel() == 0 && !norm.ranks) || x.size(1) == 0 || autograd::recomputing()) return;
   NoGradGuard no_grad;
-  const double count = static_cast<double>(x.numel() / x.size(1) * parts_of(norm.ranks)),
-               unbiased = count / (count - 1);
   std::optional<View> mean, var;
   for (const Tensor& running : {norm.running_mean, norm.running_var})
     if (running.defined()) check_in_place("batch_norm", running);
   if (norm.running_mean.defined()) mean = norm.running_mean.view_out();
   if (norm.running_var.defined()) var = norm.running_var.view_out();
+  const auto counts = optional_view(result.counts);
   kernels(x.device())
-      .track_statistics(pointer(mean), pointer(var), result.mean.view_in(), result.rstd.view_in(), norm.eps, unbiased,
-                        norm.momentum);
+      .track_statistics(pointer(mean), pointer(var), result.mean.view_in(), result.rstd.view_in(), norm.eps,
+                        static_cast<double>(x.numel() / x.size(1)), pointer(counts), norm.momentum);
 }
 
 }  // namespace

@@ -48,7 +48,8 @@ struct NormArguments {
   Tensor running_mean{}, running_var{};  ///< of batch, as training and momentum
   bool training = true;
   double momentum = 0.1;
-  parallel::Communicator* ranks = nullptr;  ///< of batch, in training: over the samples of all of these
+  /// For NormKind::batch in training: the ranks over whose elements the statistics are taken, null for this one alone.
+  parallel::Communicator* ranks = nullptr;
 };
 
 }  // namespace voxgrad

@@ -20,7 +20,7 @@ PlaneExchange::PlaneExchange(parallel::Communicator& group, const PlaneForm& for
     received_[i] = empty(shape, form.options, form.format);
     receives.push_back({received_[i], peer});
   }
-  work_ = group.send_receive_async(sends, receives);
+  work_ = group.send_receive_async(sends, receives, form.shape);
 }
 
 const Planes& PlaneExchange::wait() {

@@ -40,6 +40,7 @@ std::optional<Environment> environment() {
   e.local_rank = number_of("LOCAL_RANK", 0, e.rank);
   e.master_addr = text_of("MASTER_ADDR");
   e.master_port = number_of("MASTER_PORT", 1, 65535);
+  if (const char* token = std::getenv("VOXGRAD_TOKEN")) e.token = token;
   return e;
 }
 

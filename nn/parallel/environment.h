@@ -6,12 +6,14 @@
 
 namespace voxgrad::parallel {
 
-/// What torchrun, or a script, tells a process by RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT.
+/// The environment variables that torchrun, or a script, sets for each process: RANK, WORLD_SIZE, LOCAL_RANK,
+/// MASTER_ADDR, MASTER_PORT and, optionally, VOXGRAD_TOKEN.
 struct Environment {
   int rank = 0, world_size = 1;
   int local_rank = 0;  ///< among the processes of one machine
   std::string master_addr;
   int master_port = 0;
+  std::string token;  ///< the secret that all processes share; empty if VOXGRAD_TOKEN is not set
 };
 
 /// nullopt if none of RANK, WORLD_SIZE and LOCAL_RANK is set: mpirun and srun pass the ranks in ways of their own.

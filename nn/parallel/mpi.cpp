@@ -6,6 +6,8 @@
 #include <array>
 #include <chrono>
 #include <cstdlib>
+#include <deque>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -87,66 +89,76 @@ int rank_on_machine() {
   return rank;
 }
 
+/// A collective under way. Its Work and, until it has completed, the communicator own it.
+struct Operation {
+  const char* name;
+  int64_t number;  ///< of the collective, from 1
+  Tensors tensors;
+  std::vector<MPI_Request> requests;
+  bool is_over = false;
+};
+
+/// The comparison of the ranks' calls of one collective: an all-gather of their signatures.
+struct Comparison {
+  std::string name;
+  std::string call;  ///< of this rank
+  Signature own;
+  std::vector<Signature> all;
+  MPI_Request request = MPI_REQUEST_NULL;
+};
+
 class MpiCommunicator : public Communicator {
  public:
   MpiCommunicator();
+  /// finish() must have returned.
   ~MpiCommunicator() override;
 
   std::unique_ptr<Work> start(const Collective& collective) override;
   void abort(int code) override { MPI_Abort(MPI_COMM_WORLD, code); }
+  /// Makes progress without blocking. Returns true once the operation has completed and all ranks called the same.
+  bool advance(Operation& operation);
+  void wait(Operation& operation);
+  /// Waits for the operations whose Work was dropped.
+  void finish();
 
  private:
-  friend class MpiWork;
-  MPI_Op operation(ReduceOp op, DType dtype) const;
+  MPI_Op reduction(ReduceOp op, DType dtype) const;
+  void start_comparison(const Collective& collective);
+  void compare_calls();
+  [[noreturn]] void report_difference(const Comparison& comparison);
   bool alarm_rings() const;
   [[noreturn]] void give_up(const char* op);
 
   MPI_Comm comm_ = MPI_COMM_NULL;
-  MPI_Comm alarm_ = MPI_COMM_NULL;                     // on which ranks that waited too long find each other
+  MPI_Comm signatures_ = MPI_COMM_NULL;                // for comparisons: in step whatever the ranks call on comm_
+  MPI_Comm alarm_ = MPI_COMM_NULL;                     // on which ranks that give up find each other
   std::array<std::array<MPI_Op, 3>, 2> halves_ops_{};  // of bf16 and f16, by ReduceOp
+  std::vector<std::shared_ptr<Operation>> operations_;
+  std::deque<Comparison> comparisons_;  // under way, in the order of the collectives
+  int64_t started_ = 0;                 // collectives
+  int64_t compared_ = 0;                // collectives of which all ranks' calls are known to agree
+  std::string failure_;                 // what ended the use of this group
 };
 
 class MpiWork : public Work {
  public:
-  MpiWork(MpiCommunicator& group, const char* op, Tensors tensors)
-      : group_(group), op_(op), tensors_(std::move(tensors)) {}
-  /// MPI cannot take a collective back: the memory of one that was given up stays.
-  ~MpiWork() override {
-    if (std::ranges::any_of(requests, [](MPI_Request r) { return r != MPI_REQUEST_NULL; }))
-      static_cast<void>(new Tensors(std::move(tensors_)));
-  }
-  MpiWork(const MpiWork&) = delete;
-  MpiWork& operator=(const MpiWork&) = delete;
+  MpiWork(MpiCommunicator& group, std::shared_ptr<Operation> operation)
+      : group_(group), operation_(std::move(operation)) {}
 
-  bool test() override {
-    int over = 0;
-    check_mpi(MPI_Testall(static_cast<int>(requests.size()), requests.data(), &over, MPI_STATUSES_IGNORE), op_);
-    return over != 0;
-  }
+  // A Work may outlive its group, which completes its operations first.
+  bool test() override { return operation_->is_over || group_.advance(*operation_); }
   void wait() override {
-    const Clock::time_point start = Clock::now();
-    Clock::time_point look = start + std::chrono::milliseconds(50);
-    while (!test()) {
-      std::this_thread::yield();
-      const Clock::time_point now = Clock::now();
-      if (now < look) continue;
-      look = now + std::chrono::milliseconds(50);
-      if (now - start > std::chrono::duration<double>(group_.timeout()) || group_.alarm_rings()) group_.give_up(op_);
-    }
+    if (!operation_->is_over) group_.wait(*operation_);
   }
-
-  std::vector<MPI_Request> requests{MPI_REQUEST_NULL};
 
  private:
   MpiCommunicator& group_;
-  const char* op_;
-  Tensors tensors_;
+  std::shared_ptr<Operation> operation_;
 };
 
 MpiCommunicator::MpiCommunicator()
     : Communicator(rank_in(MPI_COMM_WORLD), size_of(MPI_COMM_WORLD), rank_on_machine(), Device::cpu()) {
-  check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, &comm_), "MPI_Comm_dup");
-  check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, &alarm_), "MPI_Comm_dup");
+  for (MPI_Comm* comm : {&comm_, &signatures_, &alarm_}) check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, comm), "MPI_Comm_dup");
   using enum ReduceOp;
   const auto make = [](MPI_User_function* function) {
     MPI_Op op = MPI_OP_NULL;
@@ -161,11 +173,104 @@ MpiCommunicator::MpiCommunicator()
 MpiCommunicator::~MpiCommunicator() {
   for (auto& ops : halves_ops_)
     for (MPI_Op& op : ops) MPI_Op_free(&op);
-  MPI_Comm_free(&alarm_);
-  MPI_Comm_free(&comm_);
+  for (MPI_Comm* comm : {&alarm_, &signatures_, &comm_}) MPI_Comm_free(comm);
 }
 
-MPI_Op MpiCommunicator::operation(ReduceOp op, DType dtype) const {
+bool MpiCommunicator::advance(Operation& operation) {
+  compare_calls();
+  int over = 0;
+  const int code =
+      MPI_Testall(static_cast<int>(operation.requests.size()), operation.requests.data(), &over, MPI_STATUSES_IGNORE);
+  // Calls that differ may be an error of MPI, too ("message truncated"): the comparison explains it.
+  if (code != MPI_SUCCESS)
+    for (const auto end = Clock::now() + std::chrono::seconds(1); compared_ < operation.number && Clock::now() < end;)
+      compare_calls();
+  check_mpi(code, operation.name);
+  operation.is_over = over && operation.number <= compared_;
+  if (operation.is_over) operation.tensors.clear();
+  return operation.is_over;
+}
+
+void MpiCommunicator::wait(Operation& operation) {
+  const Clock::time_point start = Clock::now();
+  Clock::time_point look = start + std::chrono::milliseconds(50);
+  while (!advance(operation)) {
+    std::this_thread::yield();
+    const Clock::time_point now = Clock::now();
+    if (now < look) continue;
+    look = now + std::chrono::milliseconds(50);
+    if (now - start > std::chrono::duration<double>(timeout()) || alarm_rings()) give_up(operation.name);
+  }
+}
+
+void MpiCommunicator::finish() {
+  check(failure_.empty(), "parallel::mpi_finalize", "the group failed before: ", failure_);
+  for (const auto& operation : operations_)
+    if (!operation->is_over) wait(*operation);
+  operations_.clear();
+}
+
+void MpiCommunicator::start_comparison(const Collective& collective) {
+  ++started_;
+  if (size() == 1) {
+    compared_ = started_;
+    return;
+  }
+  Comparison& c = comparisons_.emplace_back();
+  c.name = collective.name;
+  c.call = collective.describe(rank());
+  c.own = collective.signature(rank());
+  c.all.resize(static_cast<size_t>(size()));
+  check_mpi(
+      MPI_Iallgather(&c.own, sizeof c.own, MPI_BYTE, c.all.data(), sizeof c.own, MPI_BYTE, signatures_, &c.request),
+      collective.name);
+}
+
+/// Makes progress with the comparisons, the oldest one first: all ranks find the same difference.
+void MpiCommunicator::compare_calls() {
+  while (!comparisons_.empty()) {
+    Comparison& oldest = comparisons_.front();
+    int over = 0;
+    check_mpi(MPI_Test(&oldest.request, &over, MPI_STATUS_IGNORE), oldest.name.c_str());
+    if (!over) return;
+    if (!calls_agree(oldest.all)) report_difference(oldest);
+    comparisons_.pop_front();
+    ++compared_;
+  }
+}
+
+/// Exchanges the calls of all ranks, each of which finds the same difference, and throws.
+void MpiCommunicator::report_difference(const Comparison& comparison) {
+  constexpr int kTag = 1;
+  failure_ = comparison.call;  // stays in memory until it is sent
+  for (int other = 0; other < size(); ++other) {
+    MPI_Request request;
+    if (other == rank()) continue;
+    MPI_Isend(failure_.data(), static_cast<int>(failure_.size()), MPI_CHAR, other, kTag, alarm_, &request);
+    MPI_Request_free(&request);
+  }
+  std::vector<std::string> calls(static_cast<size_t>(size()));
+  calls[static_cast<size_t>(rank())] = failure_;
+  // A rank that computes comes later: those that wait for it report what they know.
+  const Clock::time_point end = Clock::now() + std::chrono::seconds(10);
+  for (int missing = size() - 1; missing > 0 && Clock::now() < end;) {
+    int comes = 0, length = 0;
+    MPI_Status status;
+    MPI_Iprobe(MPI_ANY_SOURCE, kTag, alarm_, &comes, &status);
+    if (!comes) {
+      std::this_thread::yield();
+      continue;
+    }
+    MPI_Get_count(&status, MPI_CHAR, &length);
+    std::string& call = calls[static_cast<size_t>(status.MPI_SOURCE)];
+    call.resize(static_cast<size_t>(length));
+    MPI_Recv(call.data(), length, MPI_CHAR, status.MPI_SOURCE, kTag, alarm_, MPI_STATUS_IGNORE);
+    --missing;
+  }
+  throw CollectiveError(0, concat(comparison.name, ": ", describe_disagreement(calls)));
+}
+
+MPI_Op MpiCommunicator::reduction(ReduceOp op, DType dtype) const {
   const auto number = static_cast<size_t>(op);
   if (dtype == bf16 || dtype == f16) return halves_ops_[dtype == f16][number];
   return std::array{MPI_SUM, MPI_MAX, MPI_MIN}[number];
@@ -199,20 +304,27 @@ void MpiCommunicator::give_up(const char* op) {
     MPI_Recv(nullptr, 0, MPI_BYTE, status.MPI_SOURCE, 0, alarm_, MPI_STATUS_IGNORE);
     waiting[static_cast<size_t>(status.MPI_SOURCE)] = true;
   }
-  std::string missing;
+  std::vector<int> missing;
   for (int other = 0; other < size(); ++other)
-    if (!waiting[static_cast<size_t>(other)]) missing += concat(missing.empty() ? "rank " : ", ", other);
-  if (missing.empty()) missing = "all ranks wait, in different collectives: no other rank";
+    if (!waiting[static_cast<size_t>(other)]) missing.push_back(other);
+  failure_ = concat(op, ": ", missing.empty() ? "all ranks wait, and no other rank" : list_ranks(missing),
+                    " did not come within ", timeout(), " s");
   const auto first = std::find(waiting.begin(), waiting.end(), true);
-  throw CollectiveError(static_cast<int>(first - waiting.begin()),
-                        concat(op, ": ", missing, " did not come within ", timeout(), " s"));
+  throw CollectiveError(static_cast<int>(first - waiting.begin()), failure_);
 }
 
 std::unique_ptr<Work> MpiCommunicator::start(const Collective& c) {
   using enum Collective::Kind;
-  auto work = std::make_unique<MpiWork>(*this, c.name, c.tensors());
-  work->requests.assign(std::max<size_t>(1, c.sends.size() + c.receives.size()), MPI_REQUEST_NULL);
-  MPI_Request* request = work->requests.data();
+  check(failure_.empty(), c.name, "the group failed before: ", failure_);
+  std::erase_if(operations_, [&](const auto& own) { return own->is_over || (own.use_count() == 1 && advance(*own)); });
+  start_comparison(c);
+  const auto& operation = operations_.emplace_back(std::make_shared<Operation>(
+      Operation{.name = c.name,
+                .number = started_,
+                .tensors = c.tensors(),
+                .requests = std::vector(std::max<size_t>(1, c.sends.size() + c.receives.size()), MPI_REQUEST_NULL)}));
+  auto work = std::make_unique<MpiWork>(*this, operation);
+  MPI_Request* request = operation->requests.data();
   if (c.kind == send_receive) {
     for (const auto& [t, peer] : c.receives)
       check_mpi(MPI_Irecv(t.mutable_raw_data(), count_of(t), moved_type(t.dtype()), peer, 0, comm_, request++), c.name);
@@ -224,7 +336,7 @@ std::unique_ptr<Work> MpiCommunicator::start(const Collective& c) {
   void* const out = c.out.mutable_raw_data();
   const int count = count_of(c.in);
   const MPI_Datatype moved = moved_type(c.in.dtype()), reduced = reduced_type(c.in.dtype());
-  const MPI_Op op = operation(c.op, c.in.dtype());
+  const MPI_Op op = reduction(c.op, c.in.dtype());
   const auto call = [&] {
     switch (c.kind) {
       case all_reduce:
@@ -241,7 +353,7 @@ std::unique_ptr<Work> MpiCommunicator::start(const Collective& c) {
   return work;
 }
 
-std::unique_ptr<MpiCommunicator> world;
+MpiCommunicator* world = nullptr;  // lives until mpi_finalize(): MPI must not be called at exit
 bool started_here = false;
 
 /// Programs that are started past MPI are a group each: two would train two models, and overwrite each other's files.
@@ -277,12 +389,13 @@ Communicator& mpi_world() {
   }
   MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);  // to be thrown; its copies have the same
   check_launch(rank_in(MPI_COMM_WORLD), size_of(MPI_COMM_WORLD));
-  world = std::make_unique<MpiCommunicator>();
+  world = new MpiCommunicator;
   return *world;
 }
 
 void mpi_finalize() {
-  world.reset();
+  if (world) world->finish();
+  delete std::exchange(world, nullptr);
   if (std::exchange(started_here, false)) MPI_Finalize();
 }
 

@@ -6,6 +6,9 @@
 #include <cstdlib>
 #include <deque>
 #include <mutex>
+#include <optional>
+#include <sstream>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -69,6 +72,7 @@ class NcclCommunicator : public Communicator {
   class NcclWork;
   struct Pending {
     const char* op;
+    int64_t number;  // of the call
     std::shared_ptr<Event> over;
     Clock::time_point begun;
   };
@@ -77,9 +81,9 @@ class NcclCommunicator : public Communicator {
 
   ncclComm_t comm_ = nullptr;
   std::optional<cuda::Stream> stream_;
-  std::mutex mutex_;  // of what the watching thread sees:
+  int64_t calls_ = 0;
+  std::mutex mutex_;  // guards pending_, which the watching thread reads
   std::deque<Pending> pending_;
-  int64_t collectives_ = 0;
   std::unique_ptr<Rendezvous> rendezvous_;
 };
 
@@ -137,9 +141,11 @@ Progress NcclCommunicator::progress() {
     while (!pending_.empty() && pending_.front().over->query()) pending_.pop_front();
   } catch (const Error&) {  // the device is lost, as the thread that uses it will say
   }
-  Progress result{.collectives = collectives_};
-  if (!pending_.empty() && Clock::now() - pending_.front().begun > std::chrono::duration<double>(timeout()))
+  Progress result;
+  if (!pending_.empty() && Clock::now() - pending_.front().begun > std::chrono::duration<double>(timeout())) {
     result.late = concat(pending_.front().op, " within ", timeout(), " s");
+    result.late_call = pending_.front().number;
+  }
   ncclResult_t error = ncclSuccess;
   if (ncclCommGetAsyncError(comm_, &error) == ncclSuccess && error != ncclSuccess && error != ncclInProgress)
     result.error = concat("NCCL: ", ncclGetErrorString(error), "; ", ncclGetLastError(comm_));
@@ -147,6 +153,9 @@ Progress NcclCommunicator::progress() {
 }
 
 std::unique_ptr<Work> NcclCommunicator::start(const Collective& collective) {
+  // Ahead of NCCL, which may not return where the ranks' calls differ.
+  ++calls_;
+  if (rendezvous_) rendezvous_->add_call(collective.signature(rank()), collective.describe(rank()));
   const DeviceGuard guard(device().index);
   const Tensors tensors = collective.tensors();
   Event ready(device().index, /*enable_timing=*/false);
@@ -162,8 +171,7 @@ std::unique_ptr<Work> NcclCommunicator::start(const Collective& collective) {
     over->record();
   }
   const std::lock_guard lock(mutex_);
-  ++collectives_;
-  if (rendezvous_ && !Capture::current()) pending_.push_back({collective.name, over, Clock::now()});
+  if (rendezvous_ && !Capture::current()) pending_.push_back({collective.name, calls_, over, Clock::now()});
   return std::make_unique<NcclWork>(over, tensors);
 }
 
@@ -201,10 +209,17 @@ std::string new_id() {
   return std::string(id.internal, sizeof id.internal);
 }
 
-/// Rank 0 waits for the others, which come to address and port.
-std::unique_ptr<Rendezvous> meet(int rank, int size, const Listener* listener, const std::string& address, int port) {
+/// Where and with which token the ranks meet.
+struct MeetingPoint {
+  std::string host;
+  int port = 0;
+  std::string token;
+};
+
+/// Rank 0 waits at the listener for the others.
+std::unique_ptr<Rendezvous> meet(int rank, int size, const Listener* listener, const MeetingPoint& at) {
   if (rank == 0) return std::make_unique<Rendezvous>(*listener, size, new_id(), kRendezvousSeconds);
-  return std::make_unique<Rendezvous>(rank, size, address, port, kRendezvousSeconds);
+  return std::make_unique<Rendezvous>(rank, size, at.host, at.port, at.token, kRendezvousSeconds);
 }
 
 std::unique_ptr<Communicator> from_environment(const Environment& e) {
@@ -213,31 +228,33 @@ std::unique_ptr<Communicator> from_environment(const Environment& e) {
   const char* agent = std::getenv("TORCHELASTIC_USE_AGENT_STORE");
   const int port = e.master_port + (agent && agent == std::string("True") ? 1 : 0);
   std::optional<Listener> listener;
-  if (e.rank == 0) listener.emplace(port);
+  if (e.rank == 0) listener.emplace(e.master_addr, port, e.token);
   return std::make_unique<NcclCommunicator>(
       e.rank, e.world_size, e.local_rank, e.local_rank,
-      meet(e.rank, e.world_size, listener ? &*listener : nullptr, e.master_addr, port));
+      meet(e.rank, e.world_size, listener ? &*listener : nullptr, {e.master_addr, port, e.token}));
 }
 
-/// MPI tells the ranks where rank 0 waits.
+/// By MPI, which the ranks trust, rank 0 tells the others where it waits, and a random token. On one machine it waits
+/// at a loopback address, otherwise at the address of its host name.
 std::unique_ptr<Communicator> from_mpi() {
   Communicator& world = mpi_world();
   cuda_runtime().require(world.local_rank());
+  const Tensor on_one_machine = full({}, world.local_rank() == world.rank(), {.dtype = i64});
+  world.all_reduce(on_one_machine, ReduceOp::min);
   std::optional<Listener> listener;
-  if (world.rank() == 0) listener.emplace(0);
-  const Tensor place = zeros({257}, {.dtype = i64});  // port, and the characters of the host's name
-  int64_t* values = place.mutable_data<int64_t>();
-  if (listener) {
-    const std::string host = host_name();
-    values[0] = listener->port();
-    std::copy(host.begin(), host.end(), values + 1);
+  const Tensor message = zeros({512}, {.dtype = u8});  // port, token and host, separated by line ends
+  auto* const text = reinterpret_cast<char*>(message.mutable_data<uint8_t>());
+  if (world.rank() == 0) {
+    const std::string host = on_one_machine.item() != 0 ? "127.0.0.1" : host_name();
+    listener.emplace(host, 0, random_token());
+    concat(listener->port(), '\n', listener->token(), '\n', host).copy(text, 511);
   }
-  world.broadcast(place, 0);
-  std::string host;
-  for (const int64_t* c = values + 1; *c != 0; ++c) host += static_cast<char>(*c);
-  return std::make_unique<NcclCommunicator>(
-      world.rank(), world.size(), world.local_rank(), world.local_rank(),
-      meet(world.rank(), world.size(), listener ? &*listener : nullptr, host, static_cast<int>(values[0])));
+  world.broadcast(message, 0);
+  std::istringstream words(text);
+  MeetingPoint at;
+  words >> at.port >> at.token >> at.host;
+  return std::make_unique<NcclCommunicator>(world.rank(), world.size(), world.local_rank(), world.local_rank(),
+                                            meet(world.rank(), world.size(), listener ? &*listener : nullptr, at));
 }
 
 bool started_by_mpi() {
@@ -282,15 +299,16 @@ int launch(int ranks, const std::function<void(Communicator& world)>& f) {
   set_environment();
   check(ranks > 0 && ranks <= cuda::device_count(), kOp, "there are ", cuda::device_count(), " GPUs for ", ranks,
         " ranks");
-  const Listener listener(0);
+  const MeetingPoint any_port{.host = "127.0.0.1", .token = random_token()};
+  const Listener listener(any_port.host, any_port.port, any_port.token);
+  const MeetingPoint at{any_port.host, listener.port(), any_port.token};
   std::vector<std::thread> threads;
   for (int rank = 0; rank < ranks; ++rank)
     threads.emplace_back([&, rank, generator = default_generator()]() mutable {
       const GeneratorGuard guard(generator);
       std::unique_ptr<Communicator> group;
       try {
-        group = std::make_unique<NcclCommunicator>(rank, ranks, rank, rank,
-                                                   meet(rank, ranks, &listener, "localhost", listener.port()));
+        group = std::make_unique<NcclCommunicator>(rank, ranks, rank, rank, meet(rank, ranks, &listener, at));
       } catch (const std::exception& error) {
         print_failure(rank, ranks, error.what());
         std::_Exit(1);

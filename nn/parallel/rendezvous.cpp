@@ -1,12 +1,11 @@
+// Connections with rank 0: the greeting (gather, join), and a thread that watches them (look).
 #include "nn/parallel/rendezvous.h"
 
-#include <netdb.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
-#include <poll.h>
+#include <sys/random.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cerrno>
@@ -14,118 +13,55 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <mutex>
 #include <optional>
+#include <string_view>
 #include <thread>
-#include <vector>
+#include <utility>
 
 #include "core/error.h"
+#include "nn/parallel/connection.h"
 
 namespace voxgrad::parallel {
 namespace {
 
 constexpr const char* kOp = "parallel::Rendezvous";
-constexpr int64_t kMagic = 0x766f78'67726164;  // "voxgrad"
-constexpr int64_t kLongest = 1 << 16;          // bytes of a text
+constexpr double kHelloSeconds = 5;      // for a newcomer's hello
+constexpr double kFarewellSeconds = 1;   // for the last frames, if a peer does not read
+constexpr double kGraceSeconds = 2;      // for rank 0's verdict, which comes at the end of its own time
+constexpr int64_t kLongestHello = 4096;  // bytes of its text: of a peer that has not shown the token yet
+constexpr double kCallsSeconds = 0.5;    // for the others' latest calls to reach rank 0
+constexpr double kVerdictSeconds = 5;    // for rank 0 to end all processes after it was told of a late collective
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-/// What the ranks say to each other: a kind, a number and a text.
-enum class Kind : int64_t {
-  hello = kMagic,  // number: rank << 32 | size; text: host
-  welcome,         // text: rank 0's message
-  refused,         // text: why
-  late,            // to rank 0; number: collectives begun; text: the one that is late
-  ask,             // how many collectives were begun
-  progress,        // number: as many
-  end,             // to all: ends the process
-  bye              // leaves in order
-};
-struct Frame {
-  Kind kind;
-  int64_t number = 0;
-  std::string text{};
+/// Takes the same time for all tokens of one length.
+bool is_same_token(std::string_view given, std::string_view token) {
+  volatile unsigned char difference = given.size() != token.size();
+  for (size_t i = 0; i < given.size(); ++i)
+    difference = static_cast<unsigned char>(difference | (given[i] ^ (i < token.size() ? token[i] : '\0')));
+  return difference == 0;
+}
+
+/// A connection that has not said hello yet.
+struct Newcomer {
+  Connection connection;
+  Deadline deadline;
 };
 
-bool send_all(int handle, const void* data, size_t bytes) {
-  for (const char* from = static_cast<const char*>(data); bytes > 0;) {
-    const ssize_t sent = ::send(handle, from, bytes, MSG_NOSIGNAL);
-    if (sent < 0 && errno == EINTR) continue;
-    if (sent <= 0) return false;
-    from += sent;
-    bytes -= static_cast<size_t>(sent);
-  }
-  return true;
-}
+/// A rank's call of a collective.
+struct Call {
+  Signature signature;
+  std::string description;
+};
 
-bool receive_all(int handle, void* data, size_t bytes) {
-  for (char* to = static_cast<char*>(data); bytes > 0;) {
-    const ssize_t got = ::recv(handle, to, bytes, 0);
-    if (got < 0 && errno == EINTR) continue;
-    if (got <= 0) return false;
-    to += got;
-    bytes -= static_cast<size_t>(got);
-  }
-  return true;
-}
-
-bool send_frame(int handle, const Frame& frame) {
-  const std::array<int64_t, 3> head{static_cast<int64_t>(frame.kind), frame.number, std::ssize(frame.text)};
-  std::string bytes(reinterpret_cast<const char*>(head.data()), sizeof head);
-  bytes += frame.text;
-  return send_all(handle, bytes.data(), bytes.size());
-}
-
-/// nullopt if the connection is gone, silent for longer than its timeout, or not one of ours.
-std::optional<Frame> receive_frame(int handle) {
-  std::array<int64_t, 3> head{};
-  if (!receive_all(handle, head.data(), sizeof head)) return std::nullopt;
-  if (head[0] < kMagic || head[0] > static_cast<int64_t>(Kind::bye) || head[2] < 0 || head[2] > kLongest)
-    return std::nullopt;
-  Frame frame{static_cast<Kind>(head[0]), head[1], std::string(static_cast<size_t>(head[2]), '\0')};
-  if (!receive_all(handle, frame.text.data(), frame.text.size())) return std::nullopt;
-  return frame;
-}
-
-void set_up(int handle, int seconds) {
-  const timeval time{seconds, 0};
-  const int on = 1;
-  ::setsockopt(handle, SOL_SOCKET, SO_RCVTIMEO, &time, sizeof time);
-  ::setsockopt(handle, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-  ::setsockopt(handle, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);  // a machine that is gone
-}
-
-bool is_readable(int handle, int ms) {
-  pollfd wanted{handle, POLLIN, 0};
-  return ::poll(&wanted, 1, ms) > 0;
-}
-
-/// A socket, or -1 and the reason.
-int connect_to(const std::string& address, int port, std::string& reason) {
-  addrinfo hints{}, *found = nullptr;
-  hints.ai_family = AF_UNSPEC;
-  hints.ai_socktype = SOCK_STREAM;
-  if (const int code = ::getaddrinfo(address.c_str(), std::to_string(port).c_str(), &hints, &found); code != 0) {
-    reason = ::gai_strerror(code);
-    return -1;
-  }
-  int handle = -1;
-  for (const addrinfo* a = found; a && handle < 0; a = a->ai_next) {
-    handle = ::socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC, a->ai_protocol);
-    if (handle < 0 || ::connect(handle, a->ai_addr, a->ai_addrlen) == 0) continue;
-    reason = std::strerror(errno);
-    ::close(handle);
-    handle = -1;
-  }
-  ::freeaddrinfo(found);
-  return handle;
-}
-
-std::string list_of(const std::vector<int>& ranks) {
-  std::string text;
-  for (const int rank : ranks) text += concat(text.empty() ? ranks.size() > 1 ? "ranks " : "rank " : ", ", rank);
-  return text;
-}
+struct Peer {
+  Connection connection{};
+  bool is_present = false;   // until it leaves in order
+  int64_t num_calls = 0;     // that it has told of; on rank 0, also for rank 0 itself
+  std::deque<Call> calls{};  // of these, the calls that have not been compared
+};
 
 }  // namespace
 
@@ -134,132 +70,149 @@ std::string host_name() {
   return ::gethostname(name, sizeof name - 1) == 0 ? name : "?";
 }
 
+std::string random_token() {
+  std::array<unsigned char, 16> bytes;
+  check(::getentropy(bytes.data(), bytes.size()) == 0, kOp, "there are no random numbers: ", std::strerror(errno));
+  std::string token;
+  for (const unsigned char byte : bytes) token += {"0123456789abcdef"[byte >> 4], "0123456789abcdef"[byte & 15]};
+  return token;
+}
+
 void print_failure(int rank, int size, const std::string& what) {
-  const std::string line = concat("rank ", rank, " of ", size, " on host ", host_name(), ": ", what, '\n');
+  const std::string line = concat("rank ", rank, " of ", size, " on host ", escape(host_name()), ": ", what, '\n');
   std::fflush(nullptr);
   [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
 }
 
-Listener::Listener(int port) : handle_(::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0)), port_(port) {
-  const int on = 1, off = 0;
-  const bool v6 = handle_ >= 0;
-  if (!v6) handle_ = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  ::setsockopt(handle_, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-  sockaddr_in6 all6{};
-  sockaddr_in all{};
-  all6.sin6_family = AF_INET6;
-  all.sin_family = AF_INET;
-  all6.sin6_port = all.sin_port = htons(static_cast<uint16_t>(port));
-  if (v6) ::setsockopt(handle_, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
-  auto* const address = v6 ? reinterpret_cast<sockaddr*>(&all6) : reinterpret_cast<sockaddr*>(&all);
-  socklen_t bytes = v6 ? sizeof all6 : sizeof all;
-  if (::bind(handle_, address, bytes) != 0 || ::listen(handle_, 1024) != 0) {
-    const std::string reason = std::strerror(errno);
-    ::close(handle_);
-    fail(kOp, "rank 0 cannot listen on port ", port, ": ", reason, "; set MASTER_PORT to one that is free");
-  }
-  ::getsockname(handle_, address, &bytes);
-  port_ = ntohs(v6 ? all6.sin6_port : all.sin_port);
-}
-
-Listener::~Listener() { ::close(handle_); }
-
 class Rendezvous::Impl {
  public:
-  Impl(int rank, int size) : rank_(rank), size_(size), peers_(static_cast<size_t>(rank == 0 ? size : 1), -1) {}
+  Impl(int rank, int size) : rank_(rank), size_(size), peers_(static_cast<size_t>(rank == 0 ? size : 1)) {}
   ~Impl();
   void gather(const Listener& listener, const std::string& message, double seconds);
-  std::string join(const std::string& address, int port, double seconds);
+  std::string join(const std::string& host, int port, const std::string& token, double seconds);
   void watch(std::function<Progress()> progress);
-  void tell_all(const Frame& frame) {
-    for (const int peer : peers_)
-      if (peer >= 0) send_frame(peer, frame);
-  }
+  void add_call(const Signature& signature, const std::string& description);
+  void end_others();
 
  private:
-  std::string admit(int handle, const Frame& hello);
+  std::string admit(Connection& connection, const Frame& hello, const std::string& token);
+  std::vector<int> missing() const;
+  std::vector<Connection*> connections();
+  void tell_all(const Frame& frame);
+  void flush(double seconds);
+  void stop_watching();
   void look();
-  void handle_frame(size_t peer, const std::optional<Frame>& frame);
-  void inquire(const Progress& own);
-  /// Of this process and, by way of rank 0, of all others.
-  [[noreturn]] void end(const std::string& what) {
-    if (!what.empty()) print_failure(rank_, size_, what);
-    tell_all({Kind::end});
-    std::_Exit(1);
-  }
-  void drop(size_t peer) {
-    ::close(peers_[peer]);
-    peers_[peer] = -1;
-  }
+  void receive(int ms);
+  void handle(Peer& peer, const Frame& frame);
+  void share_calls();
+  void compare_calls();
+  void note_late(const Frame& frame);
+  [[noreturn]] void end_late();
+  [[noreturn]] void end(const std::string& what);
+  [[noreturn]] void end_without(size_t peer);
 
   const int rank_, size_;
-  std::vector<int> peers_;  // rank 0: by rank; others: rank 0 alone; -1: gone, or none
+  std::vector<Peer> peers_;  // rank 0: by rank, the first one unconnected; others: rank 0 alone
   std::function<Progress()> progress_;
-  Clock::time_point failed_{};  // when an error was first seen
+  std::optional<Deadline> error_deadline_;  // for a rank to be found that caused the error
+  std::optional<Frame> late_;               // the first collective that was late, here or on rank 0 anywhere
+  Deadline late_deadline_;                  // for the verdict on it
   std::atomic<bool> stopping_ = false;
   std::thread watcher_;
+
+  std::mutex mutex_;         // guards the members below
+  std::string fresh_calls_;  // not shared yet: the signature, the description and a line end of each
+  int64_t num_calls_ = 0;
 };
 
-/// Why the new rank cannot come; empty if it can.
-std::string Rendezvous::Impl::admit(int handle, const Frame& hello) {
-  const int rank = static_cast<int>(hello.number >> 32), size = static_cast<int>(hello.number & 0x7fffffff);
-  if (size != size_)
-    return concat("rank ", rank, " on host ", hello.text, " counts ", size, " ranks (WORLD_SIZE), rank 0 counts ",
-                  size_);
-  if (rank <= 0 || rank >= size_) return concat("a process on host ", hello.text, " is rank ", rank, ", too");
-  int& place = peers_[static_cast<size_t>(rank)];
-  if (place >= 0) return concat("two processes are rank ", rank, ", the second one on host ", hello.text);
-  place = handle;
-  return {};
+/// Takes the connection over, or refuses it and returns the reason.
+std::string Rendezvous::Impl::admit(Connection& connection, const Frame& hello, const std::string& token) {
+  if (hello.kind != FrameKind::hello) return {};  // a stranger
+  const size_t cut = std::min(hello.text.rfind('\n'), hello.text.size());
+  const std::string host = escape(hello.text.substr(std::min(cut + 1, hello.text.size())).substr(0, 255));
+  const auto rank = static_cast<int>(hello.number >> 32), size = static_cast<int>(hello.number & 0x7fffffff);
+  std::string why;
+  if (!is_same_token(std::string_view(hello.text).substr(0, cut), token))
+    why = "a process came with another token (VOXGRAD_TOKEN) than rank 0's";
+  else if (size != size_)
+    why = concat("rank ", rank, " on host ", host, " counts ", size, " ranks (WORLD_SIZE), rank 0 counts ", size_);
+  else if (rank <= 0 || rank >= size_)
+    why = concat("a process on host ", host, rank == 0 ? " is rank 0, too" : concat(" is rank ", rank, " of ", size));
+  else if (peers_[static_cast<size_t>(rank)].connection.is_open())
+    why = concat("two processes are rank ", rank, ", the second one on host ", host);
+  if (why.empty()) {
+    connection.set_longest_text(kMaxText);
+    peers_[static_cast<size_t>(rank)] = {.connection = std::move(connection), .is_present = true};
+  } else {
+    connection.send({FrameKind::refused, 0, why});
+  }
+  return why;
+}
+
+std::vector<int> Rendezvous::Impl::missing() const {
+  std::vector<int> ranks;
+  for (int rank = 1; rank < size_; ++rank)
+    if (!peers_[static_cast<size_t>(rank)].connection.is_open()) ranks.push_back(rank);
+  return ranks;
 }
 
 void Rendezvous::Impl::gather(const Listener& listener, const std::string& message, double seconds) {
-  const auto end = Clock::now() + std::chrono::duration<double>(seconds);
-  const auto refuse = [&](const std::string& why) {
-    tell_all({Kind::refused, 0, why});
-    fail(kOp, why);
-  };
-  for (int missing = size_ - 1; missing > 0;) {
-    if (Clock::now() > end) {
-      std::vector<int> absent;
-      for (int rank = 1; rank < size_; ++rank)
-        if (peers_[static_cast<size_t>(rank)] < 0) absent.push_back(rank);
-      refuse(concat(list_of(absent), " of ", size_, " did not come to rank 0 on host ", host_name(), ", port ",
-                    listener.port(), ", within ", seconds, " s"));
+  const Deadline end = after(seconds);
+  std::deque<Newcomer> newcomers;
+  std::string refused;  // the last reason
+  while (!missing().empty()) {
+    if (Clock::now() >= end) {
+      const std::string why =
+          concat(list_ranks(missing()), " of ", size_, " did not come to rank 0 on host ", escape(host_name()), ", ",
+                 listener.describe(), ", within ", seconds, " s", refused.empty() ? "" : "; refused: ", refused);
+      tell_all({FrameKind::refused, 0, why});
+      flush(kFarewellSeconds);
+      fail(kOp, why);
     }
-    if (!is_readable(listener.handle(), 100)) continue;
-    const int handle = ::accept4(listener.handle(), nullptr, nullptr, SOCK_CLOEXEC);
-    if (handle < 0) continue;
-    set_up(handle, 5);
-    const auto hello = receive_frame(handle);
-    if (!hello || hello->kind != Kind::hello) {  // somebody else's
-      ::close(handle);
-      continue;
+    std::vector<Connection*> all = connections();
+    for (Newcomer& newcomer : newcomers) all.push_back(&newcomer.connection);
+    poll_connections(all, listener.handles(), end);
+    for (Newcomer& newcomer : newcomers) {
+      const auto hello = newcomer.connection.next();
+      if (hello)
+        if (std::string why = admit(newcomer.connection, *hello, listener.token()); !why.empty()) refused = why;
+      if (hello || Clock::now() > newcomer.deadline) newcomer.connection.close();
     }
-    if (const std::string why = admit(handle, *hello); !why.empty()) {
-      send_frame(handle, {Kind::refused, 0, why});
-      ::close(handle);
-      refuse(why);
-    }
-    --missing;
+    std::erase_if(newcomers, [](const Newcomer& newcomer) { return !newcomer.connection.is_open(); });
+    for (const int handle : listener.handles())
+      for (int socket; (socket = ::accept4(handle, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK)) >= 0;) {
+        newcomers.push_back({Connection(socket), after(kHelloSeconds)});
+        newcomers.back().connection.set_longest_text(kLongestHello);
+        // A flood of silent connections must not use up the files of this process.
+        if (std::ssize(newcomers) > size_ + 64) newcomers.pop_front();
+      }
   }
-  tell_all({Kind::welcome, 0, message});
+  tell_all({FrameKind::welcome, 0, message});
+  flush(kFarewellSeconds);
 }
 
-std::string Rendezvous::Impl::join(const std::string& address, int port, double seconds) {
-  const auto end = Clock::now() + std::chrono::duration<double>(seconds);
+std::string Rendezvous::Impl::join(const std::string& host, int port, const std::string& token, double seconds) {
+  const Deadline end = after(seconds), verdict = after(seconds + kGraceSeconds);
+  const std::string place = concat(host, ", port ", port);
+  Connection& rank0 = peers_[0].connection;
   std::string reason;
-  while ((peers_[0] = connect_to(address, port, reason)) < 0) {
-    check(Clock::now() < end, kOp, "rank ", rank_, " cannot reach rank 0 at ", address, ", port ", port, ", within ",
-          seconds, " s: ", reason);
+  while (!(rank0 = connect_to(host, port, end, reason)).is_open()) {
+    check(Clock::now() < end, kOp, "rank ", rank_, " cannot reach rank 0 at ", place, ", within ", seconds,
+          " s: ", reason);
     std::this_thread::sleep_for(milliseconds(50));
   }
-  set_up(peers_[0], static_cast<int>(seconds) + 10);
-  send_frame(peers_[0], {Kind::hello, int64_t{rank_} << 32 | size_, host_name()});
-  const auto answer = receive_frame(peers_[0]);
-  check(answer.has_value(), kOp, "what answers at ", address, ", port ", port, ", is not rank 0, or it ended");
-  check(answer->kind == Kind::welcome, kOp, answer->text);
-  return answer->text;
+  peers_[0].is_present = true;
+  rank0.send({FrameKind::hello, int64_t{rank_} << 32 | size_, token + '\n' + host_name()});
+  while (true) {
+    if (const auto answer = rank0.next()) {
+      check(answer->kind == FrameKind::welcome, kOp, escape(answer->text));
+      return answer->text;
+    }
+    check(rank0.is_open(), kOp, "the process at ", place, ", is not rank 0, or it ended");
+    check(Clock::now() < verdict, kOp, "rank 0 at ", place, ", did not admit rank ", rank_, " within ",
+          seconds + kGraceSeconds, " s");
+    poll_connections({&rank0}, {}, verdict);
+  }
 }
 
 void Rendezvous::Impl::watch(std::function<Progress()> progress) {
@@ -269,72 +222,164 @@ void Rendezvous::Impl::watch(std::function<Progress()> progress) {
   });
 }
 
-/// One round of the watching thread, 0.1 seconds.
-void Rendezvous::Impl::look() {
-  std::vector<pollfd> wanted;
-  for (const int peer : peers_) wanted.push_back({peer, POLLIN, 0});  // poll() passes over -1
-  if (::poll(wanted.data(), wanted.size(), 100) > 0)
-    for (size_t i = 0; i < wanted.size(); ++i)
-      if (wanted[i].revents != 0) handle_frame(i, receive_frame(peers_[i]));
-  const Progress own = progress_();
-  if (!own.late.empty()) inquire(own);
-  if (own.error.empty()) return;
-  if (failed_ == Clock::time_point{}) failed_ = Clock::now();
-  if (Clock::now() - failed_ > milliseconds(2000)) end(own.error);  // unless a rank is found that caused it
+void Rendezvous::Impl::stop_watching() {
+  stopping_ = true;
+  if (watcher_.joinable()) watcher_.join();
 }
 
-void Rendezvous::Impl::handle_frame(size_t peer, const std::optional<Frame>& frame) {
-  if (!frame) {  // with rank 0 gone, rank 1 tells of it
-    if (rank_ == 0) end(concat("rank ", peer, ": its process ended"));
-    end(rank_ == 1 ? "rank 0: its process ended" : "");
+/// One round of the watching thread, 0.1 seconds.
+void Rendezvous::Impl::look() {
+  receive(100);
+  share_calls();
+  compare_calls();
+  const Progress own = progress_();
+  if (!own.late.empty()) note_late({FrameKind::late, own.late_call, own.late});
+  if (late_ && Clock::now() > late_deadline_) end_late();
+  if (own.error.empty()) return;
+  // Another rank may be found that caused the error.
+  if (!error_deadline_) error_deadline_ = after(2);
+  if (Clock::now() > *error_deadline_) end(own.error);
+}
+
+std::vector<Connection*> Rendezvous::Impl::connections() {
+  std::vector<Connection*> all;
+  for (Peer& peer : peers_) all.push_back(&peer.connection);
+  return all;
+}
+
+void Rendezvous::Impl::tell_all(const Frame& frame) {
+  for (Peer& peer : peers_) peer.connection.send(frame);
+}
+
+/// Waits until the peers have taken what was sent to them, but not longer.
+void Rendezvous::Impl::flush(double seconds) {
+  const auto is_sending = [](const Peer& peer) { return peer.connection.is_sending(); };
+  for (const Deadline end = after(seconds); Clock::now() < end && std::ranges::any_of(peers_, is_sending);)
+    poll_connections(connections(), {}, end, 10);
+}
+
+/// Handles the frames that arrive within the time, or at once.
+void Rendezvous::Impl::receive(int ms) {
+  poll_connections(connections(), {}, after(ms / 1000.0), ms);
+  for (size_t i = 0; i < peers_.size(); ++i) {
+    while (const auto frame = peers_[i].connection.next()) handle(peers_[i], *frame);
+    if (peers_[i].is_present && !peers_[i].connection.is_open()) end_without(i);
   }
-  switch (frame->kind) {
-    case Kind::bye:
-      return drop(peer);
-    case Kind::end:
+}
+
+void Rendezvous::Impl::handle(Peer& peer, const Frame& frame) {
+  switch (frame.kind) {
+    case FrameKind::bye:
+      peer.is_present = false;
+      return peer.connection.close();
+    case FrameKind::end:
       return end({});
-    case Kind::ask:
-      send_frame(peers_[peer], {Kind::progress, progress_().collectives});
+    case FrameKind::late:
+      return note_late({frame.kind, frame.number, escape(frame.text)});
+    case FrameKind::calls:
+      peer.num_calls = frame.number;
+      for (size_t at = 0, line_end = 0; at + sizeof(Signature) < frame.text.size(); at = line_end + 1) {
+        Call& call = peer.calls.emplace_back();
+        std::memcpy(&call.signature, &frame.text[at], sizeof(Signature));
+        line_end = std::min(frame.text.find('\n', at + sizeof(Signature)), frame.text.size());
+        call.description = frame.text.substr(at + sizeof(Signature), line_end - at - sizeof(Signature));
+      }
       return;
-    case Kind::late:
-      return inquire({frame->number, frame->text, {}});
     default:
       return;
   }
 }
 
-/// Finds the ranks that began fewer collectives than one that waits, or that do not answer, and ends all. On other
-/// ranks than 0 it has that done.
-void Rendezvous::Impl::inquire(const Progress& own) {
-  if (rank_ != 0) {
-    send_frame(peers_[0], {Kind::late, own.collectives, own.late});
-    if (!is_readable(peers_[0], 5000)) end(concat("rank 0 did not come to ", own.late));
-    return;
-  }
-  std::vector<int64_t> begun(peers_.size(), -1);
-  begun[0] = progress_().collectives;
-  tell_all({Kind::ask});
-  for (const auto stop = Clock::now() + milliseconds(1000); Clock::now() < stop;)
-    for (size_t i = 1; i < peers_.size(); ++i) {
-      if (peers_[i] < 0 || !is_readable(peers_[i], 5)) continue;
-      const auto answer = receive_frame(peers_[i]);
-      if (!answer) end(concat("rank ", i, ": its process ended"));
-      if (answer->kind == Kind::bye) drop(i);
-      if (answer->kind == Kind::progress) begun[i] = answer->number;
-    }
-  std::vector<int> missing;
-  for (size_t i = 0; i < begun.size(); ++i)
-    if (begun[i] < own.collectives) missing.push_back(static_cast<int>(i));
-  end(missing.empty() ? concat("all ranks came to ", own.late, ", but it did not end")
-                      : concat(list_of(missing), " did not come to ", own.late));
+void Rendezvous::Impl::add_call(const Signature& signature, const std::string& description) {
+  const std::lock_guard lock(mutex_);
+  ++num_calls_;
+  fresh_calls_.append(reinterpret_cast<const char*>(&signature), sizeof signature);
+  fresh_calls_ += description + '\n';
 }
 
+/// Tells rank 0 of this rank's new calls.
+void Rendezvous::Impl::share_calls() {
+  Frame calls{FrameKind::calls};
+  {
+    const std::lock_guard lock(mutex_);
+    calls.number = num_calls_;
+    calls.text.swap(fresh_calls_);
+  }
+  if (calls.text.empty()) return;
+  if (rank_ == 0)
+    handle(peers_[0], calls);
+  else
+    peers_[0].connection.send(calls);
+}
+
+/// On rank 0: compares the calls that all ranks have made, and ends all processes if they differ.
+void Rendezvous::Impl::compare_calls() {
+  const auto has_call = [](const Peer& peer) { return !peer.calls.empty(); };
+  while (rank_ == 0 && std::ranges::all_of(peers_, has_call)) {
+    std::vector<Signature> signatures;
+    std::vector<std::string> descriptions;
+    for (Peer& peer : peers_) {
+      signatures.push_back(peer.calls.front().signature);
+      descriptions.push_back(escape(peer.calls.front().description));
+      peer.calls.pop_front();
+    }
+    if (!calls_agree(signatures)) end(describe_disagreement(descriptions));
+  }
+}
+
+/// Rank 0 decides about a late collective, as soon as it has the latest calls of the others.
+void Rendezvous::Impl::note_late(const Frame& frame) {
+  if (late_) return;
+  late_ = frame;
+  late_deadline_ = after(rank_ == 0 ? kCallsSeconds : kVerdictSeconds);
+  if (rank_ != 0) peers_[0].connection.send(frame);
+}
+
+/// Names the ranks that have not made the call for which others wait, and ends all processes.
+void Rendezvous::Impl::end_late() {
+  std::vector<int> missing;
+  for (size_t rank = 0; rank < peers_.size(); ++rank)
+    if (rank_ != 0 || peers_[rank].num_calls < late_->number) missing.push_back(static_cast<int>(rank));
+  end(missing.empty() ? concat("all ranks came to ", late_->text, ", but it did not end")
+                      : concat(list_ranks(missing), " did not come to ", late_->text));
+}
+
+/// Ends this process and, by way of rank 0, all others.
+void Rendezvous::Impl::end(const std::string& what) {
+  if (!what.empty()) print_failure(rank_, size_, what);
+  tell_all({FrameKind::end});
+  flush(kFarewellSeconds);
+  std::_Exit(1);
+}
+
+/// Ends all processes, because one is gone. If it is rank 0, rank 1 prints the cause.
+void Rendezvous::Impl::end_without(size_t peer) {
+  if (rank_ == 0) end(concat("rank ", peer, ": its process ended"));
+  end(rank_ == 1 ? "rank 0: its process ended" : "");
+}
+
+void Rendezvous::Impl::end_others() {
+  stop_watching();
+  tell_all({FrameKind::end});
+  flush(kFarewellSeconds);
+}
+
+/// Leaves in order. Rank 0 first compares the last calls of the others, which come with their farewells.
 Rendezvous::Impl::~Impl() {
-  stopping_ = true;
-  if (watcher_.joinable()) watcher_.join();
-  tell_all({Kind::bye});
-  for (size_t i = 0; i < peers_.size(); ++i)
-    if (peers_[i] >= 0) drop(i);
+  stop_watching();
+  share_calls();
+  const bool has_calls = num_calls_ > 0;
+  if (rank_ != 0) tell_all({FrameKind::bye});
+  const auto is_present = [](const Peer& peer) { return peer.connection.is_open(); };
+  const Deadline end = after(has_calls ? kFarewellSeconds : 0);
+  while (Clock::now() < end && std::ranges::any_of(peers_, is_present)) {
+    poll_connections(connections(), {}, end);
+    for (Peer& peer : peers_)
+      while (const auto frame = peer.connection.next()) handle(peer, *frame);
+    compare_calls();
+  }
+  if (rank_ == 0) tell_all({FrameKind::bye});
+  flush(kFarewellSeconds);
 }
 
 Rendezvous::Rendezvous(const Listener& listener, int size, const std::string& message, double seconds)
@@ -342,15 +387,19 @@ Rendezvous::Rendezvous(const Listener& listener, int size, const std::string& me
   impl_->gather(listener, message, seconds);
 }
 
-Rendezvous::Rendezvous(int rank, int size, const std::string& address, int port, double seconds)
+Rendezvous::Rendezvous(int rank, int size, const std::string& host, int port, const std::string& token, double seconds)
     : impl_(std::make_unique<Impl>(rank, size)) {
-  message_ = impl_->join(address, port, seconds);
+  message_ = impl_->join(host, port, token, seconds);
 }
 
 Rendezvous::~Rendezvous() = default;
 
 void Rendezvous::watch(std::function<Progress()> progress) { impl_->watch(std::move(progress)); }
 
-void Rendezvous::end_others() { impl_->tell_all({Kind::end}); }
+void Rendezvous::add_call(const Signature& signature, const std::string& description) {
+  impl_->add_call(signature, description);
+}
+
+void Rendezvous::end_others() { impl_->end_others(); }
 
 }  // namespace voxgrad::parallel

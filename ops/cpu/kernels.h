@@ -52,7 +52,7 @@ void group_norm_backward(const GroupNormGradients& out, const View& dy, const Vi
                          const View& rstd, const View* gamma, const View* beta, const NormActivations& activations,
                          const OverRanks* over_ranks);
 void track_statistics(const View* running_mean, const View* running_var, const View& mean, const View& rstd, double eps,
-                      double unbiased, double momentum);
+                      double count, const View* counts, double momentum);
 void prelu(const View& y, const View& x, const View& weight);
 void prelu_backward(const View& dx, const View& dweight, const View& dy, const View& x, const View& weight);
 void relu_bias_backward(const View& dz, const View& dbias, const View& dy, const View& y);

@@ -7,6 +7,7 @@
 // loaded and stored; sums are in double, coefficients in compute_t.
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -111,17 +112,29 @@ void normalise(const Slabs& slabs, const View& y, const View& x, const View& gro
       slabs, affine, [a](const Affine<T>& f, T v, T) { return a.after.value(f(a.before.value(v))); }, y, x, x);
 }
 
-/// (mean, rstd) of each group from those of all ranks (ranks, groups, 2): the variances, with eps in them rstd^-2, are
-/// joined about the common mean.
+/// The share that each rank has in the elements of a group, from the last rows of `all` (see OverRanks).
+std::vector<double> shares_of_ranks(const View& all) {
+  const int64_t rows = all.size[1], columns = all.size[2];
+  std::vector<double> shares;
+  for (int64_t rank = 0; rank < all.size[0]; ++rank)
+    shares.push_back(all.as<const double>()[((rank + 1) * rows - 1) * columns]);
+  const double total = std::max(std::accumulate(shares.begin(), shares.end(), 0.0), 1.0);
+  for (double& share : shares) share /= total;
+  return shares;
+}
+
+/// Sets (mean, rstd) of each group from those of all ranks (see OverRanks): the variances, which are rstd^-2 with eps
+/// included, are joined about the common mean.
 void join_ranks(const View& all, std::pair<double, double>* statistics) {
-  const int64_t ranks = all.size[0], groups = all.size[1];
-  for (int64_t group = 0; group < groups; ++group) {
-    const auto* given = all.as<const double>() + 2 * group;
+  const std::vector<double> shares = shares_of_ranks(all);
+  const auto* given = all.as<const std::pair<double, double>>();
+  const auto rows = static_cast<size_t>(all.size[1]);
+  for (size_t group = 0; group + 1 < rows; ++group) {
     double mean = 0, variance = 0;
-    for (int64_t rank = 0; rank < ranks; ++rank) mean += given[2 * rank * groups] / static_cast<double>(ranks);
-    for (int64_t rank = 0; rank < ranks; ++rank) {
-      const double d = given[2 * rank * groups] - mean, rstd = given[2 * rank * groups + 1];
-      variance += (1 / (rstd * rstd) + d * d) / static_cast<double>(ranks);
+    for (size_t rank = 0; rank < shares.size(); ++rank) mean += shares[rank] * given[rank * rows + group].first;
+    for (size_t rank = 0; rank < shares.size(); ++rank) {
+      const auto [own_mean, rstd] = given[rank * rows + group];
+      if (shares[rank] > 0) variance += shares[rank] * (1 / (rstd * rstd) + (own_mean - mean) * (own_mean - mean));
     }
     statistics[group] = {mean, 1 / std::sqrt(variance)};
   }
@@ -140,7 +153,8 @@ void forward(const View& y, const View& mean, const View& rstd, const View& x, c
     else
       add_row<T>(*into, slabs, in, slab, activations);
   });
-  std::vector<std::pair<double, double>> statistics(static_cast<size_t>(mean.numel()));  // mean and rstd
+  // Mean and rstd of each group, then the number of elements in a group.
+  std::vector<std::pair<double, double>> statistics(static_cast<size_t>(mean.numel() + 1));
   for_each_group(slabs, mean, [&](const Group& group) {
     Moments total;
     for (int64_t chunk = 0; chunk < slabs.chunks; ++chunk)
@@ -149,8 +163,10 @@ void forward(const View& y, const View& mean, const View& rstd, const View& x, c
       });
     const double scale = 1 / std::sqrt(total.squares / std::max(total.count, 1.0) + eps);
     statistics[static_cast<size_t>(group.number)] = {total.mean, scale};
+    statistics.back() = {total.count, 0};
   });
-  if (over_ranks) join_ranks((*over_ranks)(double_matrix(x, statistics.data(), mean.numel(), 2)), statistics.data());
+  if (over_ranks)
+    join_ranks((*over_ranks)(double_matrix(x, statistics.data(), mean.numel() + 1, 2)), statistics.data());
   for (int64_t number = 0; number < mean.numel(); ++number) {
     at<T>(mean, number) = static_cast<T>(statistics[static_cast<size_t>(number)].first);
     at<T>(rstd, number) = static_cast<T>(statistics[static_cast<size_t>(number)].second);
@@ -170,6 +186,20 @@ struct GradientSums {
     centred += other.centred;
   }
 };
+
+/// Sets the means over each group from those of all ranks (see OverRanks).
+void average_ranks(const View& all, GradientSums* means) {
+  const std::vector<double> shares = shares_of_ranks(all);
+  const auto* given = all.as<const GradientSums>();
+  const auto rows = static_cast<size_t>(all.size[1]);
+  for (size_t group = 0; group + 1 < rows; ++group) {
+    means[group] = {};
+    for (size_t rank = 0; rank < shares.size(); ++rank) {
+      const GradientSums& own = given[rank * rows + group];
+      means[group].join({shares[rank] * own.g, shares[rank] * own.g_centred, shares[rank] * own.centred});
+    }
+  }
+}
 
 /// The normalisation of a channel as the forward pass computed it, (v - mean) * factor + term, and its gradient.
 template <class T, class Activations>
@@ -225,7 +255,8 @@ void backward(const GroupNormGradients& out, const View& dy, const View& x, cons
                      activations, parts.data() + slab.sums);
   });
 
-  std::vector<GradientSums> means(static_cast<size_t>(mean.numel()));  // of h, h * (v - mean), v - mean: h = gamma * g
+  // The means over each group of h, h * (v - mean) and v - mean, h = gamma * g; then the number of elements in a group.
+  std::vector<GradientSums> means(static_cast<size_t>(mean.numel() + 1));
   for_each_group(slabs, mean, [&](const Group& group) {
     GradientSums& total = means[static_cast<size_t>(group.number)];
     const double count = static_cast<double>(std::max<int64_t>(1, group.lines() * slabs.length));
@@ -236,17 +267,9 @@ void backward(const GroupNormGradients& out, const View& dy, const View& x, cons
       const double weight = entry(gamma, c, 1) / count;
       total.join({weight * own.g, weight * own.g_centred, own.centred / count});
     });
+    means.back().g = static_cast<double>(group.lines() * slabs.length);
   });
-  if (over_ranks) {
-    const View all = (*over_ranks)(double_matrix(x, means.data(), mean.numel(), 3));
-    const auto* given = all.as<const GradientSums>();
-    const auto ranks = static_cast<size_t>(all.size[0]);
-    for (size_t i = 0; i < means.size(); ++i) {
-      means[i] = {};
-      for (size_t rank = 0; rank < ranks; ++rank) means[i].join(given[rank * means.size() + i]);
-      for (double* value : {&means[i].g, &means[i].g_centred, &means[i].centred}) *value /= static_cast<double>(ranks);
-    }
-  }
+  if (over_ranks) average_ranks((*over_ranks)(double_matrix(x, means.data(), mean.numel() + 1, 3)), means.data());
 
   struct Coefficients {
     Norm norm;
@@ -313,7 +336,13 @@ void group_norm_backward(const GroupNormGradients& out, const View& dy, const Vi
 }
 
 void track_statistics(const View* running_mean, const View* running_var, const View& mean, const View& rstd, double eps,
-                      double unbiased, double momentum) {
+                      double count, const View* counts, double momentum) {
+  if (counts) {
+    count = 0;
+    for (int64_t rank = 0; rank < counts->size[0]; ++rank) count += counts->as<const double>()[rank * counts->stride[0]];
+  }
+  if (count == 0) return;
+  const double unbiased = count / (count - 1);
   const auto move = [&](const View* running, int64_t c, double value) {
     const double own = entry(running, c, 0);
     set_entry(running, c, own + momentum * (value - own));

@@ -18,7 +18,8 @@ class EnvironmentTest : public testing::Test {
   void TearDown() override { set({}); }
 
   void set(const Variables& variables) {
-    for (const char* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"}) unsetenv(name);
+    for (const char* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "VOXGRAD_TOKEN"})
+      unsetenv(name);
     for (const auto& [name, value] : variables) setenv(name.c_str(), value.c_str(), 1);
   }
 
@@ -37,6 +38,11 @@ TEST_F(EnvironmentTest, IsRead) {
   EXPECT_EQ(e.local_rank, 1);
   EXPECT_EQ(e.master_addr, "node0");
   EXPECT_EQ(e.master_port, 29500);
+  EXPECT_EQ(e.token, "");
+  Variables with_token = good_;
+  with_token["VOXGRAD_TOKEN"] = "secret";
+  set(with_token);
+  EXPECT_EQ(parallel::environment()->token, "secret");
 }
 
 TEST_F(EnvironmentTest, RefusesWhatIsMissing) {

@@ -151,6 +151,30 @@ TEST_F(Launch, ModelsThatDifferAreRefusedOnce) {
   EXPECT_FALSE(fs::exists(folder_ / "out.safetensors"));
 }
 
+TEST_F(Launch, CallsThatDifferAreNamed) {
+  expect_end(run(4, "fail=operation"),
+             "all_reduce: the ranks' calls differ: ranks 0, 2, 3 call all_reduce (sum) of [3] f32; rank 1 calls "
+             "all_reduce (max) of [3] f32\n");
+  expect_end(
+      run(2, "fail=shape"),
+      "the ranks' calls differ: rank 0 calls all_reduce (max) of [3] f32; rank 1 calls all_reduce (max) of [5] f32\n");
+  expect_end(
+      run(2, "fail=kind"),
+      "the ranks' calls differ: rank 0 calls all_reduce (sum) of [3] f32; rank 1 calls broadcast from rank 1 of [3] "
+      "f32\n");
+  expect_end(
+      run(2, "fail=slab"),
+      "send_receive: the ranks' calls differ: rank 0 calls send_receive of planes of [1, 1, 4, 4, 4], 64 bytes to "
+      "rank 1, 64 bytes from rank 1; rank 1 calls send_receive of planes of [1, 1, 5, 4, 4]");
+}
+
+TEST_F(Launch, ADroppedReductionCompletes) {
+  for (const int ranks : {1, 2, 4}) {
+    const Result result = run(ranks, "fail=drop steps=1");
+    EXPECT_EQ(result.code, 0) << result.output;
+  }
+}
+
 TEST_F(Launch, BadEnvironmentsAreRefused) {
   const std::string good = "RANK=0 LOCAL_RANK=0 WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=29500 ";
   const auto expect_refused = [&](const Result& result, const std::string& words) {
@@ -222,6 +246,12 @@ TEST_F(LaunchOnGpu, ARankThatFailsIsNamed) {
   expect_end(run_two("fail=exit"), "rank 1: its process ended");
   expect_end(run_two("timeout=2 fail=hang"), "rank 1 did not come to ");
   expect_end(run_two("fail=model"), "DataParallel: the ranks' models differ: rank 1 has parameter first.weight");
+  expect_end(
+      run_two("fail=operation"),
+      "the ranks' calls differ: rank 0 calls all_reduce (sum) of [3] f32; rank 1 calls all_reduce (max) of [3] f32\n");
+  expect_end(run_two("fail=shape"), "the ranks' calls differ: rank 0 calls all_reduce (max) of [3] f32; rank 1 calls");
+  const Result dropped = run_two("fail=drop steps=1");
+  EXPECT_EQ(dropped.code, 0) << dropped.output;
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
 // One volume over several ranks, against the same on each rank alone; and batch norms over the samples of all ranks.
+#include <array>
 #include <cmath>
 
 #include "core/autocast.h"
@@ -354,6 +355,59 @@ TEST_F(SpatialRanks, SyncBatchNormTakesTheWholeBatch) {
   whole->eval();
   model->eval();
   expect_close((*model)(x.narrow(0, 2 * rank_, 2)), (*whole)(x).narrow(0, 2 * rank_, 2), 1e-5, "in evaluation");
+}
+
+TEST_F(SpatialRanks, SyncBatchNormOfTwoAndFourElements) {
+  if (size_ != 2) GTEST_SKIP() << "the numbers are those of two ranks";
+  nn::BatchNorm1d norm(1, {.momentum = 1.0});
+  norm.to(world_->device());
+  nn::convert_sync_batchnorm(norm, *world_);
+  const std::vector<float> own = rank_ == 0 ? std::vector<float>{0, 2} : std::vector<float>{1, 1, 5, 5};
+  norm(here(from_span<float>(own, {std::ssize(own), 1})));
+  EXPECT_NEAR(norm.running_mean.item(), 14.0 / 6, 1e-6);
+  EXPECT_NEAR(norm.running_var.item(), 14.0 / 3, 1e-5);
+}
+
+/// Ranks hold 2, 5, 0 and 1 samples. The gradients are those of the sum of all ranks' losses.
+TEST_F(SpatialRanks, SyncBatchNormWeightsRanksByTheirElements) {
+  const std::array<int64_t, 4> samples{2, 5, 0, 1};
+  int64_t first = 0, total = 0;
+  for (int rank = 0; rank < size_; ++rank) {
+    if (rank < rank_) first += samples[static_cast<size_t>(rank % 4)];
+    total += samples[static_cast<size_t>(rank % 4)];
+  }
+  const int64_t count = samples[static_cast<size_t>(rank_ % 4)];
+  const auto expect_whole = [&]<class Norm>(const Shape& shape, MemoryFormat format, DType dtype) {
+    const double tolerance = dtype == f64 ? 1e-12 : 2e-5;
+    const std::string what = concat("BatchNorm of ", shape, ' ', dtype);
+    Norm whole(3, {.momentum = 0.25}), synchronized(3, {.momentum = 0.25});
+    for (Norm* norm : {&whole, &synchronized}) {
+      norm->weight.detach().copy_(normal({3}, 5));
+      norm->to(world_->device());
+      norm->to(dtype);
+    }
+    nn::convert_sync_batchnorm(synchronized, *world_);
+    const Tensor x = leaf(normal(shape, 1).to(dtype).contiguous(format) + 3.0);
+    const Tensor weights = here(normal(shape, 2).to(dtype));
+    const Tensor y = whole(x);
+    sum(y * weights).backward();
+    const Tensor own = leaf(x.detach().narrow(0, first, count).contiguous(format)), result = synchronized(own);
+    sum(result * weights.narrow(0, first, count)).backward();
+    if (count > 0) {
+      expect_close(result, y.detach().narrow(0, first, count), tolerance, what + ", result");
+      expect_close(own.grad(), x.grad().narrow(0, first, count), tolerance, what + ", gradient of the input");
+    }
+    expect_close(this->total(synchronized.weight.grad()), whole.weight.grad(), tolerance,
+                 what + ", gradient of weight");
+    expect_close(this->total(synchronized.bias.grad()), whole.bias.grad(), tolerance, what + ", gradient of bias");
+    expect_close(synchronized.running_mean, whole.running_mean, tolerance, what + ", running_mean");
+    expect_close(synchronized.running_var, whole.running_var, tolerance, what + ", running_var");
+  };
+  for (const DType dtype : {f32, f64}) {
+    expect_whole.template operator()<nn::BatchNorm1d>({total, 3}, MemoryFormat::contiguous, dtype);
+    for (const MemoryFormat format : {MemoryFormat::contiguous, MemoryFormat::channels_last})
+      expect_whole.template operator()<nn::BatchNorm3d>({total, 3, 2, 3, 2}, format, dtype);
+  }
 }
 
 }  // namespace

@@ -18,11 +18,13 @@
 #include "nn/optim/optimizers.h"
 #include "nn/parallel/data_parallel.h"
 #include "nn/parallel/run.h"
+#include "ops/conv.h"
 #include "ops/create.h"
 #include "ops/elementwise.h"
 #include "ops/loss.h"
 #include "ops/reduce.h"
 #include "ops/shape.h"
+#include "ops/spatial.h"
 
 namespace vg = voxgrad;
 
@@ -55,13 +57,29 @@ struct Options {
   }
 };
 
-void fail_on_demand(const Options& options, int rank, int64_t step) {
+void fail_on_demand(const Options& options, vg::parallel::Communicator& world, int64_t step) {
   const std::string how = options.text("fail");
-  if (how.empty() || rank != options.number("rank", 1) || step != options.number("at", 3)) return;
+  if (how.empty() || step != options.number("at", 3)) return;
+  if (how == "slab") {  // of another depth on rank 1
+    const vg::parallel::SpatialParallel spatial(world);
+    const vg::TensorOptions here{.device = world.device()};
+    vg::conv3d(vg::ones({1, 1, world.rank() == 1 ? 5 : 4, 4, 4}, here), vg::ones({1, 1, 3, 3, 3}, here), {},
+               {.padding = 1});
+    return;
+  }
+  if (world.rank() != options.number("rank", 1)) {
+    if (how == "operation" || how == "kind") world.all_reduce(vg::ones({3}, {.device = world.device()}));
+    if (how == "shape") world.all_reduce(vg::ones({3}, {.device = world.device()}), vg::parallel::ReduceOp::max);
+    return;
+  }
   if (how == "throw") vg::fail("program", "thrown on demand");
   if (how == "kill") kill(getpid(), SIGKILL);
   if (how == "exit") std::_Exit(0);
   if (how == "hang") std::this_thread::sleep_for(std::chrono::seconds(100));
+  if (how == "operation" || how == "shape" || how == "kind") {
+    const vg::Tensor mine = vg::ones({how == "shape" ? 5 : 3}, {.device = world.device()});
+    how == "kind" ? world.broadcast(mine, 1) : world.all_reduce(mine, vg::parallel::ReduceOp::max);
+  }
 }
 
 /// A random volume, whose first voxel tells the sample's number, and its neighbours' mean.
@@ -98,7 +116,7 @@ void train(const Options& options, vg::parallel::Communicator& world) {
   std::vector<double> losses, samples;
   while (step < steps)
     for (const auto& [x, y] : loader) {
-      fail_on_demand(options, rank, step);
+      fail_on_demand(options, world, step);
       const vg::Tensor loss = vg::mse_loss(model(x), y);
       optimizer.zero_grad();
       loss.backward();
@@ -113,6 +131,7 @@ void train(const Options& options, vg::parallel::Communicator& world) {
         vg::save_checkpoint(checkpoint, parts, {{"step", std::to_string(step)}});
       if (step == steps) break;
     }
+  if (options.text("fail") == "drop") (void)world.all_reduce_async(vg::ones({1000000}, {.device = world.device()}));
   if (rank == 0 && !options.text("out").empty()) {
     vg::TensorMap results = model.state_dict();
     results["losses"] = vg::from_span<double>(losses, {std::ssize(losses)});
