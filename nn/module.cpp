@@ -61,10 +61,15 @@ std::string explain(const LoadReport& report, const TensorMap& own, const Tensor
   return text.str();
 }
 
-/// All Modules, Parameters and Buffers that exist, by address; one of the pointers is null.
+/// A Module, Parameter or Buffer; the other pointer is null.
+struct Recorded {
+  const Module* module;
+  const Tensor* tensor;
+};
+/// All that exist, by address.
 struct Addresses {
   std::mutex mutex;
-  std::map<const void*, std::pair<const Module*, const Tensor*>, std::less<>> objects;
+  std::map<const void*, Recorded, std::less<>> objects;
 };
 Addresses& addresses() {
   static auto* const all = new Addresses;  // never destroyed: static objects may be later
@@ -111,27 +116,31 @@ void detail::remove_address(const void* address) {
 
 void detail::check_listed(const Module& module, const Bytes& object, std::initializer_list<Bytes> listed,
                           const Members& members) {
-  std::vector<std::pair<const Module*, const Tensor*>> unlisted;
+  std::vector<Recorded> unlisted;
   {
     const std::lock_guard lock(addresses().mutex);
     const auto& objects = addresses().objects;
-    for (auto entry = objects.lower_bound(object.begin); entry != objects.end() && object.contains(entry->first);
-         ++entry)
-      if (entry->second.first != &module &&
-          std::none_of(listed.begin(), listed.end(), [&](const Bytes& bytes) { return bytes.contains(entry->first); }))
-        unlisted.push_back(entry->second);
+    for (auto entry = objects.lower_bound(object.begin); entry != objects.end(); ++entry) {
+      const auto& [address, recorded] = *entry;
+      if (!object.contains(address)) break;
+      const auto holds = [address = address](const Bytes& bytes) { return bytes.contains(address); };
+      if (recorded.module != &module && std::none_of(listed.begin(), listed.end(), holds)) unlisted.push_back(recorded);
+    }
   }
   if (unlisted.empty()) return;
-  std::set<const TensorBody*> known{nullptr};
-  for (const Member& member : members)
-    for (const auto& [name, tensor] : member.module ? all_tensors(*member.module) : NamedTensors{{"", member.tensor}})
-      known.insert(tensor.body().get());
+  std::set<const void*> known{nullptr};  // modules and bodies of tensors that the members lead to
+  for (const Member& member : members) {
+    known.insert(member.tensor.body().get());
+    if (!member.module) continue;
+    for (const auto& [name, tensor] : all_tensors(*member.module)) known.insert(tensor.body().get());
+    for (const auto& [name, below] : member.module->named_modules()) known.insert(below);
+  }
   for (const auto& [part, own] : unlisted) {
-    bool left_out = false;
-    for (const auto& [name, tensor] : part ? all_tensors(*part) : NamedTensors{{"", *own}})
+    bool left_out = own && !known.contains(own->body().get());
+    for (const auto& [name, tensor] : part ? all_tensors(*part) : NamedTensors())
       left_out = left_out || !known.contains(tensor.body().get());
     for (const auto& [name, below] : part ? part->named_modules() : NamedModules())
-      left_out = left_out || below->depends_on_training();
+      left_out = left_out || (below->depends_on_training() && !known.contains(below));
     check(!left_out, "VG_MODULE", module.class_name(), " does not list its member ",
           part ? summary(*part) : concat("Parameter or Buffer ", describe(*own)),
           ", which would be neither trained nor saved nor moved");

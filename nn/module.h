@@ -216,7 +216,7 @@ struct Bytes {
   }
 };
 /// Throws if a Module, Parameter or Buffer exists within `object`, the memory of `module`, but not within one of
-/// `listed`, and has a tensor that is not among those of `members`, or depends on is_training().
+/// `listed`, and has a tensor that `members` do not lead to, or depends on is_training().
 void check_listed(const Module& module, const Bytes& object, std::initializer_list<Bytes> listed,
                   const Members& members);
 

@@ -273,6 +273,12 @@ struct ListsPartsOfHelper : nn::Module {
   VG_MODULE(helper.linear)
 };
 
+struct ListsAPointer : nn::Module {
+  nn::Sequential part{nn::Linear{2, 2}, nn::Dropout{}};
+  nn::Module* pointer = &part;
+  VG_MODULE(pointer)
+};
+
 TEST(Module, OtherMembersNeedNotBeListed) {
   EXPECT_EQ(Partial<nn::ReLU>().parameters().size(), 2u);
   EXPECT_EQ(Partial<nn::Sequential>(nn::Sequential{nn::ReLU{}}).parameters().size(), 2u);
@@ -282,6 +288,7 @@ TEST(Module, OtherMembersNeedNotBeListed) {
   EXPECT_EQ(Partial(std::vector<nn::Parameter>(1, ones({1}))).parameters().size(), 2u);
   EXPECT_EQ(ListsTensors().parameters().size(), 2u);
   EXPECT_EQ(ListsPartsOfHelper().parameters().size(), 2u);
+  EXPECT_EQ(ListsAPointer().parameters().size(), 2u);
   EXPECT_EQ(Holder<ListsTheRest>().parameters().size(), 4u);
   EXPECT_EQ(Holder<nn::WeightNorm<nn::Linear>>(nn::WeightNorm(nn::Linear(2, 2))).parameters().size(), 3u);
   Partial<nn::Parameter> tied;  // a second handle of a parameter that is listed

@@ -99,6 +99,9 @@ TEST(ClassLosses, RefuseBadOptions) {
   const Tensor x = zeros({2, 3, 4}), target = zeros({2, 4}, {.dtype = i64});
   EXPECT_ERROR(cross_entropy(x, target, {.weight = ones({2})}), "cross_entropy: weight must have shape [3]");
   EXPECT_ERROR(cross_entropy(x, target, {.label_smoothing = 1.5}), "label_smoothing must lie in [0, 1], got 1.5");
+  EXPECT_ERROR(dice_loss(x, target, {.smooth_dr = -1}),
+               "smooth_nr and smooth_dr must be finite and at least 0, got 1e-05");
+  EXPECT_ERROR(dice_ce_loss(x, target, {.lambda_dice = NAN}), "dice_ce_loss: lambda_dice must be finite, got nan");
   EXPECT_ERROR(cross_entropy(x, zeros({2, 3, 4}), {.ignore_index = 1}), "ignore_index 1 has no meaning beside prob");
   EXPECT_ERROR(cross_entropy(x, zeros({2, 4}, {.dtype = b8})), "target must hold class numbers");
   EXPECT_ERROR(dice_loss(x, target + 3), "dice_loss: target class 3 is outside [0, 3)");

@@ -289,6 +289,7 @@ TEST(BatchNorm, MovesRunningStatistics) {
     batch_norm(nan, {}, running_var, {}, {}, true);
     EXPECT_TRUE(std::isnan(running_var.to_vector()[0]));
     EXPECT_ERROR(batch_norm(x, running_mean, {}), "needs running_mean and running_var where it is not training");
+    EXPECT_ERROR(batch_norm(x, {}, {}, {}, {}, true, -1), "batch_norm: momentum must lie in [0, 1], got -1");
     EXPECT_ERROR(batch_norm(x, zeros({3}, {f32, device}), running_var), "running_mean must have shape [4], got [3]");
     EXPECT_ERROR(batch_norm(x.narrow(0, 0, 1).narrow(2, 0, 1), {}, {}, {}, {}, true), "more than 1 value per channel");
   }

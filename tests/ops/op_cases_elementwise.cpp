@@ -263,6 +263,12 @@ void add_creations(std::vector<OpCase>& cases) {
                  },
                  {{{5, 4}}}};
   cases.push_back(dropped);
+  cases.push_back({"dropout3d",
+                   [](const Tensors& t) {
+                     Generator generator(7);
+                     return dropout3d(t[0].to(f64), 0.4, true, &generator).to(t[0].dtype());
+                   },
+                   {{{2, 3, 2, 2, 2}}}});
 }
 
 }  // namespace
