@@ -34,7 +34,11 @@ void append(const fs::path& header, Names& seen, std::string& text) {
   if (!seen.insert(header.string()).second) return;
   std::string own = read(kRoot / header);
   EXPECT_FALSE(own.empty()) << header;
-  for (const std::string& other : all(own, "^#include \"(.*)\"")) append(other, seen, text);
+  const std::string root = "@voxgrad_folder@";  // of the includes of nn/voxgrad.h.in; others are relative
+  for (const std::string& other : all(own, "^#include \"(.*)\""))
+    append(other.starts_with(root) ? fs::path(other.substr(root.size()))
+                                   : (header.parent_path() / other).lexically_normal(),
+           seen, text);
   for (size_t begin; (begin = own.find("\nnamespace detail {")) != std::string::npos;)
     own.erase(begin, own.find("\n}  // namespace detail", begin) - begin);
   text += std::regex_replace(own, std::regex("//[^\n]*"), "");
