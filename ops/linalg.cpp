@@ -110,7 +110,7 @@ void check_attention(const Tensor& query, const Tensor& key, const Tensor& value
         "attn_mask must be bool or floating and on the query's device, got ", describe(mask));
 }
 
-/// The probabilities of `scores` where `mask` lets them through; zeros in a row without any.
+/// softmax of the scores that `mask` does not exclude. Rows whose scores are all excluded become zero.
 Tensor masked_softmax(const Tensor& scores, const Tensor& mask) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   const bool broadcasts = broadcast_shapes(mask.shape(), scores.shape(), kAttention) == scores.shape();

@@ -13,10 +13,10 @@ Tensor matmul(const Tensor& a, const Tensor& b);
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias = {});
 
 /// softmax(scale * query key^T + mask) value: query (..., L, E), key (..., S, E), value (..., S, V), result (..., L,
-/// V); axes in front broadcast. scale is 1 / sqrt(E) by default. attn_mask broadcasts to the scores (..., L, S): bool,
-/// where true takes part, or floating, added to the scores. is_causal: position i sees positions up to i of the keys.
-/// Attention weights are dropped with probability dropout_p. A position that sees no key gives zeros. Throws Error for
-/// a mask together with is_causal.
+/// V); axes in front broadcast. scale is 1 / sqrt(E) by default. attn_mask broadcasts to the scores (..., L, S) and is
+/// bool, where false excludes a key, or floating, added to the scores. is_causal excludes the keys after position i for
+/// query i. dropout_p is the probability of dropping an attention weight. The result is zero for a query without keys.
+/// Throws Error for attn_mask together with is_causal.
 ///
 /// Composed of matmul and softmax: unlike PyTorch's fused kernels it stores the scores, L * S numbers for each matrix
 /// (Vaswani et al., "Attention is all you need", NeurIPS 2017).

@@ -1,13 +1,14 @@
 #include "ops/pixel_shuffle.h"
 
+#include <algorithm>
+
 #include "ops/checks.h"
 #include "ops/shape.h"
 
 namespace voxgrad {
-
 namespace {
 
-/// Checks the input and the factor. Returns the voxels of a block, r^axes.
+/// Checks the input and the factor r. Returns r^axes, the voxels that one channel becomes.
 int64_t block_size(const char* op, const char* factor, const Tensor& x, int64_t r) {
   check_defined(op, "input", x);
   check(x.dim() >= 3 && x.dim() <= 5, op, "input must be (N, C, L), (N, C, H, W) or (N, C, D, H, W), got ",
@@ -18,59 +19,54 @@ int64_t block_size(const char* op, const char* factor, const Tensor& x, int64_t 
   return size;
 }
 
-bool is_channels_last(const Tensor& x) {
-  return x.dim() > 3 && x.suggest_memory_format() == MemoryFormat::channels_last;
+/// x in shape `split`, its axes in the given order, then in shape `result`, with one copy into x's memory format. The
+/// channels of the result are made of `channel_axes` axes from order[1] on.
+Tensor rearranged(const Tensor& x, const Shape& split, Dims order, Shape result, int64_t channel_axes) {
+  const Tensor parts = reshape(x, split);
+  if (x.dim() == 3 || x.suggest_memory_format() != MemoryFormat::channels_last)
+    return reshape(permute(parts, order), result);
+  std::rotate(order.begin() + 1, order.begin() + 1 + channel_axes, order.end());
+  std::rotate(result.begin() + 1, result.begin() + 2, result.end());
+  Dims back{0, x.dim() - 1};
+  for (int64_t i = 1; i < x.dim() - 1; ++i) back.push_back(i);
+  return permute(reshape(permute(parts, order), result), back);
 }
 
 }  // namespace
 
 Tensor pixel_shuffle(const Tensor& x, int64_t upscale_factor) {
   constexpr const char* op = "pixel_shuffle";
-  const int64_t parts = block_size(op, "upscale_factor", x, upscale_factor);
-  const int64_t axes = x.dim() - 2, r = upscale_factor;
+  const int64_t r = upscale_factor, parts = block_size(op, "upscale_factor", x, r), axes = x.dim() - 2;
   check(x.size(1) % parts == 0, op, "the ", x.size(1), " channels of ", x.shape(), " are no multiple of ", r, "^",
         axes);
-  // (N, C, r, r, r, D, H, W), from which the axes are taken in the order of the result's memory.
-  Shape split{x.size(0), x.size(1) / parts};
+  Shape split{x.size(0), x.size(1) / parts}, result = split;  // split: (N, C, r, r, r, D, H, W)
+  Dims order{0, 1};
   for (int64_t i = 0; i < axes; ++i) split.push_back(r);
-  for (int64_t i = 0; i < axes; ++i) split.push_back(x.size(i + 2));
-  const bool last = is_channels_last(x);
-  Dims order{0}, result{x.size(0)}, back{0, axes + 1};
   for (int64_t i = 0; i < axes; ++i) {
+    split.push_back(x.size(i + 2));
     order.push_back(2 + axes + i);
     order.push_back(2 + i);
     result.push_back(checked_product(op, x.size(i + 2), r));
-    back.push_back(i + 1);
   }
-  order.insert(last ? order.size() : 1, 1);
-  result.insert(last ? result.size() : 1, split[1]);
-  const Tensor y = reshape(permute(reshape(x, split), order), result);
-  return last ? permute(y, back) : y;
+  return rearranged(x, split, order, result, 1);
 }
 
 Tensor pixel_unshuffle(const Tensor& x, int64_t downscale_factor) {
   constexpr const char* op = "pixel_unshuffle";
-  const int64_t parts = block_size(op, "downscale_factor", x, downscale_factor);
-  const int64_t axes = x.dim() - 2, r = downscale_factor;
-  // (N, C, D, r, H, r, W, r), from which the axes are taken in the order of the result's memory.
-  Shape split{x.size(0), x.size(1)}, result{x.size(0)};
-  Dims order{0}, back{0, axes + 1};
-  const bool last = is_channels_last(x);
+  const int64_t r = downscale_factor, parts = block_size(op, "downscale_factor", x, r), axes = x.dim() - 2;
+  Shape split{x.size(0), x.size(1)};  // (N, C, D, r, H, r, W, r)
+  Shape result{x.size(0), checked_product(op, x.size(1), parts)};
+  Dims order{0, 1};
+  for (int64_t i = 0; i < axes; ++i) order.push_back(3 + 2 * i);
   for (int64_t i = 0; i < axes; ++i) {
     const int64_t size = x.size(i + 2);
     check(size % r == 0, op, "spatial sizes of ", x.shape(), " must be multiples of downscale_factor ", r);
     split.push_back(size / r);
     split.push_back(r);
-    result.push_back(size / r);
     order.push_back(2 + 2 * i);
-    back.push_back(i + 1);
+    result.push_back(size / r);
   }
-  int64_t channel = last ? order.size() : 1;
-  result.insert(channel, checked_product(op, x.size(1), parts));
-  order.insert(channel, 1);
-  for (int64_t i = 0; i < axes; ++i) order.insert(++channel, 3 + 2 * i);
-  const Tensor y = reshape(permute(reshape(x, split), order), result);
-  return last ? permute(y, back) : y;
+  return rearranged(x, split, order, result, 1 + axes);
 }
 
 }  // namespace voxgrad

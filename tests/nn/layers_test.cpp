@@ -321,7 +321,7 @@ TEST(Layers, RMSNormHasAWeight) {
   EXPECT_EQ(norm.weight.shape(), (Shape{3, 4}));
   EXPECT_FALSE(plain.weight.defined());
   const Tensor x = randn({2, 3, 4});
-  norm.weight.mul_(2);
+  norm.weight.detach().mul_(2);
   EXPECT_EQ(norm(x).to_vector(), rms_norm(x, {3, 4}, norm.weight, 0.5).to_vector());
   EXPECT_EQ(plain(x).to_vector(), rms_norm(x, {4}).to_vector());
   EXPECT_ERROR(nn::RMSNorm(Shape{2, 0}), "RMSNorm: normalized_shape must be positive, got [2, 0]");

@@ -193,23 +193,15 @@ void add_linalg(std::vector<OpCase>& cases) {
       {"linear_batched", [](const Tensors& t) { return linear(t[0], t[1]); }, {{{2, 2, 3}}, {{4, 3}}}, with_bias});
 }
 
-/// Attention by its definition. visible(row, column): whether a query sees a key; bias, or null, is added to the
-/// scores.
+/// Attention by its definition. visible(index of a score) is false for excluded keys; `bias` may be null.
 Array attention(const Array& q, const Array& k, const Array& v, double scale, const Array* bias,
                 const std::function<bool(const Dims& score)>& visible) {
-  Shape shape = v.shape, scores_shape = q.shape;
-  shape[shape.size() - 2] = q.size(q.shape.size() - 2);
-  scores_shape[scores_shape.size() - 1] = k.size(k.shape.size() - 2);
-  const Array k_transposed = reference::build(
-      [&] {
-        Shape s = k.shape;
-        std::swap(s[s.size() - 1], s[s.size() - 2]);
-        return s;
-      }(),
-      [&](Dims i) {
-        std::swap(i[i.size() - 1], i[i.size() - 2]);
-        return k(i);
-      });
+  const int64_t last = k.shape.size() - 1;
+  const auto transposed = [last](Dims d) {
+    std::swap(d[last], d[last - 1]);
+    return d;
+  };
+  const Array k_transposed = reference::build(transposed(k.shape), [&](const Dims& i) { return k(transposed(i)); });
   const Array products = reference::matmul(q, k_transposed);
   const Array weights = reference::build(products.shape, [&](const Dims& i) {
     if (!visible(i)) return 0.0;
@@ -245,7 +237,7 @@ void add_attention(std::vector<OpCase>& cases) {
        [](const Tensors& t) { return scaled_dot_product_attention(t[0], t[1], t[2], t[3]); },
        {inputs[0], inputs[1], inputs[2], {{3, 5}}},
        [=](const Arrays& a) { return attention(a[0], a[1], a[2], 0.5, &a[3], all); }});
-  // The second query sees no key: its result and gradients are zero.
+  // All keys of the second query are excluded: its result and gradients are zero.
   const auto sees = [](int64_t row, int64_t column) { return row != 1 && (row + column) % 2 == 0; };
   add({"attention_mask",
        [=](const Tensors& t) {
