@@ -32,13 +32,15 @@ const json& at(const InputFile& file, const json& object, const char* key, json:
   return *found;
 }
 
-/// Names by their numbers 0, 1, 2, ... from {"0": "T1"} or {"background": 0}.
+/// Names by their numbers 0, 1, 2, ... from {"0": "T1"} or {"background": 0}. A list of one number is that number.
 std::vector<std::string> read_names(const InputFile& file, const json& object, const char* key, size_t least,
                                     size_t most) {
   std::map<int64_t, std::string> names;
   for (const auto& [left, right] : at(file, object, key, json::value_t::object).items()) {
-    file.check(!right.is_array(), in_quotes(key), ": ", in_quotes(left), " is a list; regions are not supported");
-    const json number = right.is_string() ? json::parse(left, nullptr, false) : right;
+    const bool is_list = right.is_array();
+    file.check(!is_list || right.size() == 1, in_quotes(key), ": ", in_quotes(left), " is a list of ", right.size(),
+               "; regions are not supported");
+    const json number = right.is_string() ? json::parse(left, nullptr, false) : is_list ? right[0] : right;
     file.check(number.is_number_integer(), in_quotes(key), ": ", in_quotes(left), " has no number");
     const bool fresh = names.emplace(number.get<int64_t>(), right.is_string() ? right.get<std::string>() : left).second;
     file.check(fresh, in_quotes(key), ": two are number ", number);
@@ -93,13 +95,38 @@ std::vector<std::string> list_cases(const fs::path& folder, const std::string& e
   return {cases.begin(), cases.end()};
 }
 
+/// Refuses keys that change what nnU-Net does with a data set and are not supported.
+void check_supported(const InputFile& file, const json& object) {
+  file.check(!object.contains("regions_class_order"),
+             "'regions_class_order' belongs to labels that are regions, which are not supported");
+  file.check(!object.contains("dataset"),
+             "'dataset', a list of cases, is not supported; put the cases into imagesTr and labelsTr");
+  const auto reader = object.find("overwrite_image_reader_writer");
+  const bool supported = reader == object.end() || reader->is_null() || *reader == "None" || *reader == "SimpleITKIO" ||
+                         *reader == "NibabelIO";
+  file.check(supported, "overwrite_image_reader_writer ", supported ? "" : reader->dump(),
+             " is not supported (SimpleITKIO and NibabelIO are)");
+}
+
 }  // namespace
 
 NnUNetFolder::NnUNetFolder(const fs::path& path) : folder(path) {
   InputFile file(path / "dataset.json", kOp);
   const json object = read_json(file);
-  channels = read_names(file, object, "channel_names", 1, 9999);
+  check_supported(file, object);
+  const bool older = object.contains("modality") && !object.contains("channel_names");
+  channels = read_names(file, object, older ? "modality" : "channel_names", 1, 9999);
   classes = read_names(file, object, "labels", 2, 256);
+  for (size_t i = 0; i < classes.size(); ++i) {
+    file.check(classes[i] != "background" || i == 0, "'labels': 'background' must be 0, is ", i);
+    file.check(classes[i] != "ignore" || i + 1 == classes.size(), "'labels': 'ignore' must be the highest label, is ",
+               i, " of 0 .. ", classes.size() - 1);
+  }
+  if (classes.back() == "ignore") {
+    classes.pop_back();
+    ignore_index = std::ssize(classes);
+    file.check(classes.size() > 1, "'labels' has only ", in_quotes(classes[0]), " and 'ignore'");
+  }
   file_ending = at(file, object, "file_ending", json::value_t::string);
   file.check(file_ending == ".nii.gz" || file_ending == ".nii", "file_ending ", in_quotes(file_ending),
              " is not supported (.nii.gz and .nii are)");
@@ -130,7 +157,7 @@ fs::path NnUNetFolder::label(const std::string& name) const {
 }
 
 Case NnUNetFolder::load(const std::string& name) const {
-  return load_case(name, images(name), label(name), std::ssize(classes));
+  return load_case(name, images(name), label(name), std::ssize(classes), ignore_index);
 }
 
 }  // namespace voxgrad::data
