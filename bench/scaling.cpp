@@ -15,6 +15,7 @@
 #include "bench/scaling/kernels.h"
 #include "bench/scaling/simulated.h"
 #include "cuda/cuda.h"
+#include "examples/common/options.h"
 #include "nn/parallel/run.h"
 #include "ops/create.h"
 
@@ -28,24 +29,30 @@ const std::map<std::string, void (*)(const Bench&)> kMeasurements{
     {"spatial", measure_spatial},
 };
 
+/// Adds --simulate and the options that need it.
 void add_simulation(CLI::App& app, Options& options) {
-  app.add_option("--simulate", options.simulate, "one GPU as one of so many, whose reductions take their time")
-      ->check(CLI::Range(2, 1 << 20));
+  auto* const simulate =
+      app.add_option("--simulate", options.simulate, "one GPU as one of so many, whose reductions take their time")
+          ->check(CLI::Range(2, 1 << 20));
   app.add_option("--algorithm", options.algorithm, "steps of a simulated reduction: 2 ceil(log2 n) or 2 (n - 1)")
       ->check(CLI::IsMember({"tree", "ring"}))
-      ->capture_default_str();
+      ->capture_default_str()
+      ->needs(simulate);
   app.add_option("--latency", options.latency_us, "microseconds of such a step")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
+      ->check(examples::number_in(0, 1e9))
+      ->capture_default_str()
+      ->needs(simulate);
   app.add_option("--bandwidth", options.bandwidth, "bus bandwidth of a simulated reduction in GB/s")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
+      ->check(examples::number_in(1e-6, 1e9))
+      ->capture_default_str()
+      ->needs(simulate);
   app.add_option("--blocks", options.blocks, "thread blocks that a simulated reduction occupies")
       ->check(CLI::Range(1, 132))
-      ->capture_default_str();
+      ->capture_default_str()
+      ->needs(simulate);
 }
 
-/// Reads the command line. Returns the exit code if the program is to end here, else -1.
+/// Reads the command line. Returns the exit code if the program ends here, otherwise -1.
 int parse(int argc, char** argv, Options& options) {
   CLI::App app{"Training on several GPUs: steps, reductions, and what hides them"};
   std::vector<std::string> names;
@@ -69,7 +76,7 @@ int parse(int argc, char** argv, Options& options) {
       ->check(CLI::IsMember({"f32", "bf16"}))
       ->capture_default_str();
   app.add_option("--bucket-mb", options.bucket_mb, "MiB of a bucket")
-      ->check(CLI::PositiveNumber)
+      ->check(examples::number_in(1e-6, 1e6))
       ->capture_default_str();
   app.add_option("--batch", options.batch, "patches of a step on each GPU")
       ->check(CLI::Range(1, 64))

@@ -4,6 +4,10 @@
 // on tensors of the number of classes, in double.
 #include "ops/loss.h"
 
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
 #include "core/autograd.h"
 #include "ops/autocast.h"
 #include "ops/checks.h"
@@ -318,7 +322,13 @@ Tensor dice_ce_loss(const Tensor& input, const Tensor& target, const DiceCEOptio
   if (dice.reduction == Reduction::mean) {
     const auto* const ranks = sharing_ranks(input.dim());
     const double voxels = static_cast<double>(input.numel() / input.size(1)) * (ranks ? ranks->size() : 1);
-    entropy = is_soft(target) ? entropy / voxels : entropy / weighted_sum(sums, 2, options.weight);
+    if (is_soft(target)) {
+      entropy = entropy / std::max(voxels, 1.0);
+    } else {
+      // The sum of the weights is 0 if every voxel is ignored; x / infinity makes the mean, and its gradient, 0.
+      const Tensor weights = weighted_sum(sums, 2, options.weight);
+      entropy = entropy / where(eq(weights, 0), std::numeric_limits<double>::infinity(), weights);
+    }
   }
   return (overlap * options.lambda_dice + entropy * options.lambda_ce).to(autocasted_result(input));
 }
@@ -346,7 +356,11 @@ Tensor nearest(const Tensor& target, const Tensor& logits) {
 
 Tensor deep_supervision_loss(const Tensors& levels, const Tensor& target, const DiceCEOptions& options) {
   check(!levels.empty(), "deep_supervision_loss", "there are no logits");
-  const size_t count = std::max<size_t>(levels.size() - 1, 1);  // levels that count
+  const size_t count = std::max<size_t>(levels.size() - 1, 1);  // levels with a weight other than 0
+  if (count < levels.size()) {
+    const Tensor& last = levels.back();
+    check_classes("deep_supervision_loss", last, nearest(target, last), options.dice.ignore_index);
+  }
   double weight = 1 / (2 - std::ldexp(2, -static_cast<int>(count)));
   Tensor total;
   for (size_t i = 0; i < count; ++i, weight /= 2) {

@@ -71,13 +71,16 @@ struct DiceCEOptions {
   double label_smoothing = 0;
   double lambda_dice = 1, lambda_ce = 1;
 };
-/// lambda_dice * dice_loss + lambda_ce * cross_entropy of logits, in the same passes over them.
+/// lambda_dice * dice_loss + lambda_ce * cross_entropy of logits, in the same passes over them. Differs from the sum of
+/// the two functions where no voxel counts, because all are ignored or have a class of weight 0: the cross-entropy is
+/// then 0, as in nnU-Net, whereas cross_entropy returns NaN, as in PyTorch. Dice is 0 there if smooth_nr == smooth_dr.
 Tensor dice_ce_loss(const Tensor& input, const Tensor& target, const DiceCEOptions& options = {});
 
 /// Deep supervision: dice_ce_loss of logits of several sizes, the largest first (nn::UNet::levels), with weights
 /// 1, 1/2, 1/4, ..., of several the last one's 0 and the others' sum 1, as nnU-Net's trainer has them (Isensee et al.
 /// 2021). A level's target is every k-th voxel of `target` along each axis, from k / 2 on (nearest_exact): a view.
-/// Throws if a level's sizes do not divide those of the target. Of one level: dice_ce_loss.
+/// A level whose target has ignored voxels only adds 0. Throws if the sizes of a level, the last one included, do not
+/// divide those of the target. Returns dice_ce_loss if there is one level.
 Tensor deep_supervision_loss(const Tensors& levels, const Tensor& target, const DiceCEOptions& options = {});
 
 }  // namespace voxgrad

@@ -1,4 +1,4 @@
-// What programs that go on from checkpoints share.
+// Helpers of programs that resume from checkpoints.
 #pragma once
 
 #include <string>

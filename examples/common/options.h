@@ -1,4 +1,4 @@
-// What several example programs take on the command line.
+// Command-line options that several example programs have.
 #pragma once
 
 #include <voxgrad.h>
@@ -11,13 +11,26 @@
 
 namespace examples {
 
-/// For a path: an empty one is a variable that was not set in somebody's script.
+/// For a path. Refuses an empty one, which is usually an unset variable in a script.
 inline CLI::Validator not_empty() {
   return CLI::Validator([](const std::string& text) { return std::string(text.empty() ? "must not be empty" : ""); },
                         "PATH");
 }
 
-/// For a uint64_t: strtoull, which reads it, takes -1 and what is too large for the largest number.
+/// For a finite number from `least` to `most`. CLI::Range accepts NaN, because NaN compares as neither less nor
+/// greater.
+inline CLI::Validator number_in(double least, double most) {
+  const std::string range = voxgrad::concat("from ", least, " to ", most);
+  return CLI::Validator(
+      [=](const std::string& text) {
+        double value = 0;
+        const bool good = CLI::detail::lexical_cast(text, value) && value >= least && value <= most;
+        return good ? std::string() : text + " is not a number " + range;
+      },
+      "FLOAT " + range);
+}
+
+/// For a uint64_t. CLI11 reads numbers by strtoull, which accepts -1 and replaces numbers that are too large.
 inline CLI::Validator whole_number() {
   return CLI::Validator(
       [](const std::string& text) {
@@ -43,36 +56,45 @@ inline CLI::Validator device_name() {
       "DEVICE");
 }
 
+/// Throws CLI::ValidationError if --gpus cannot be combined with --device, or with --profile.
+inline void check_gpu_options(int gpus, const std::string& device, bool profile) {
+  const std::string given = "--gpus " + std::to_string(gpus);
+  if (gpus > 0 && device != "auto" && device != "cuda")
+    throw CLI::ValidationError(given + " uses the first GPUs, so --device must be auto or cuda, got " + device);
+  // The profiler would wait for all GPUs, and the other ranks wait for the rank that profiles.
+  if (gpus > 1 && profile) throw CLI::ValidationError("--profile needs a single GPU, got " + given);
+}
+
 /// The device of that name; "auto" is a GPU if there is one.
 inline voxgrad::Device device_of(const std::string& name) {
   if (name != "auto") return voxgrad::Device::parse(name);
   return voxgrad::cuda::is_available() ? voxgrad::Device::cuda() : voxgrad::Device::cpu();
 }
 
-/// --tensorboard, for a folder that is empty where the option is not there.
+/// Adds --tensorboard. `folder` stays empty if the option is not given.
 inline CLI::Option* add_tensorboard_option(CLI::App& app, std::string& folder) {
-  return app.add_option("--tensorboard", folder, "folder for event files, which TensorBoard shows")->check(not_empty());
+  return app.add_option("--tensorboard", folder, "folder for TensorBoard's event files")->check(not_empty());
 }
 
-/// --workers, left as it is where the option is not there.
+/// Adds --workers. `workers` keeps its value if the option is not given.
 inline CLI::Option* add_workers_option(CLI::App& app, int64_t& workers) {
   return app
-      .add_option(
-          "--workers", workers,
-          "threads that cut patches, for each GPU (default: three quarters of the host's, at most 12; 1 on the CPU)")
+      .add_option("--workers", workers,
+                  "threads that cut patches, for each GPU (default: three quarters of the host's threads, at most 12; "
+                  "1 on the CPU)")
       ->check(CLI::Range(0, 64));
 }
 
-/// A CPU that trains has its threads for that.
+/// The default of --workers. Training on the CPU needs its threads, so one thread cuts patches there.
 inline int64_t default_workers(voxgrad::Device device, int gpus) {
   const int64_t threads = std::thread::hardware_concurrency();
   return device.is_cpu() ? 1 : std::clamp<int64_t>(threads * 3 / 4 / std::max(gpus, 1), 1, 12);
 }
 
-/// What --precision says.
+/// The value of --precision.
 class Precision {
  public:
-  /// `chosen`: what the help says of an empty name, which the program fills in.
+  /// `chosen` is appended to the help text. A program that chooses the precision itself passes an empty name.
   static CLI::Option* add_option(CLI::App& app, std::string& name, const std::string& chosen = {}) {
     return app
         .add_option("--precision", name,
@@ -84,7 +106,7 @@ class Precision {
   explicit Precision(const std::string& name) : name_(name) {
     if (name == "bf16" || name == "f16") half_ = voxgrad::parse_dtype(name);
   }
-  /// How float32 is multiplied from now on.
+  /// Sets the precision of float32 products from now on.
   void set_float32() const {
     voxgrad::set_float32_precision(name_ == "high" ? voxgrad::Float32Precision::high
                                                    : voxgrad::Float32Precision::highest);
@@ -93,7 +115,7 @@ class Precision {
   /// For the forward pass and the loss.
   voxgrad::autocast autocast() const { return voxgrad::autocast(half_.value_or(voxgrad::f32), is_half()); }
   voxgrad::optim::GradScaler scaler() const { return voxgrad::optim::GradScaler({.enabled = half_ == voxgrad::f16}); }
-  /// For people: "bf16 (autocast)", "float32", "float32 (high)".
+  /// For reports: "bf16 (autocast)", "float32", "float32 (high)".
   std::string text(voxgrad::Device device) const {
     if (is_half()) return name_ + " (autocast)";
     return device.is_cuda() ? "float32 (" + name_ + ")" : "float32";

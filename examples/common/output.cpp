@@ -16,6 +16,19 @@ namespace {
 
 constexpr const char* kOp = "output folder";
 
+enum class Lock : uint8_t { acquired, taken, unsupported };
+
+/// Opens a file or folder and locks it. The lock lasts until the descriptor is closed.
+Lock lock(const std::filesystem::path& path, int flags, int& descriptor) {
+  descriptor = open(path.c_str(), flags | O_CLOEXEC, 0666);
+  voxgrad::check(descriptor >= 0, kOp, "cannot open '", path.string(), "': ", std::generic_category().message(errno));
+  if (flock(descriptor, LOCK_EX | LOCK_NB) == 0) return Lock::acquired;
+  const bool taken = errno == EWOULDBLOCK;
+  close(descriptor);
+  descriptor = -1;
+  return taken ? Lock::taken : Lock::unsupported;
+}
+
 }  // namespace
 
 bool output_ready() {
@@ -25,15 +38,16 @@ bool output_ready() {
 
 OutputFolder::OutputFolder(std::filesystem::path path) : path_(std::move(path)) {
   std::filesystem::create_directories(path_);
-  lock_ = open((path_ / ".lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-  voxgrad::check(lock_ >= 0, kOp, "cannot write in '", path_.string(), "': ", std::generic_category().message(errno));
-  // A file system without locks does without.
-  if (flock(lock_, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return;
-  close(lock_);
-  voxgrad::fail(kOp, "'", path_.string(), "' is in use by another run; choose another folder or wait for its end");
+  Lock result = lock(path_, O_RDONLY | O_DIRECTORY, lock_);
+  // NFS locks only files that are open for writing. On a file system without any locks the run continues unlocked.
+  if (result == Lock::unsupported) result = lock(path_ / ".lock", O_RDWR | O_CREAT, lock_);
+  voxgrad::check(result != Lock::taken, kOp, "'", path_.string(),
+                 "' is in use by another run; choose another folder or wait until that run ends");
 }
 
-OutputFolder::~OutputFolder() { close(lock_); }
+OutputFolder::~OutputFolder() {
+  if (lock_ >= 0) close(lock_);
+}
 
 void OutputFolder::check_writable(const char* name) const { voxgrad::AtomicFile(path_ / name, kOp); }
 

@@ -1,4 +1,4 @@
-// What the main functions of programs that train share.
+// Helpers of the main functions of programs that train.
 #pragma once
 
 #include <cstdio>
@@ -11,8 +11,8 @@
 
 namespace examples {
 
-/// The exit code of a program of that name: what `parse` says unless it is negative, else what `run` says; 1 if that
-/// throws, which is printed.
+/// Runs a program and returns its exit code: that of `parse` unless it is negative, otherwise that of `run`. Prints an
+/// exception that `run` throws, and returns 1.
 template <class Options>
 int run_program(const char* name, int argc, char** argv, int (*parse)(int, char**, Options&),
                 int (*run)(const Options&)) {
@@ -26,10 +26,11 @@ int run_program(const char* name, int argc, char** argv, int (*parse)(int, char*
   }
 }
 
-/// Tells how a run that Ctrl-C ended goes on. Returns the exit code.
+/// Prints how to continue a run that Ctrl-C ended. Returns the exit code.
 inline int report_stop(int64_t steps, const std::filesystem::path& checkpoint) {
-  if (!output_ready()) std::_Exit(130);  // nobody reads, and what is still to be printed must not wait
-  std::printf("stopped after step %lld; --resume goes on from %s\n", static_cast<long long>(steps), checkpoint.c_str());
+  if (!output_ready()) std::_Exit(130);  // flushing the output would wait for a reader
+  std::printf("stopped after step %lld; --resume continues from %s\n", static_cast<long long>(steps),
+              checkpoint.c_str());
   return 130;
 }
 

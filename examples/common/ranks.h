@@ -83,17 +83,12 @@ auto train_on(int gpus, const F& f) {
   return result;
 }
 
-/// Throws unless GPUs can share batches of that size, and `device`, as given on the command line, leaves them the
-/// choice.
-inline void check_gpus(const char* program, int gpus, int64_t batch, const std::string& device, bool profile) {
+/// Throws unless there are `gpus` GPUs and they can share batches of `batch` samples.
+inline void check_gpus(const char* program, int gpus, int64_t batch) {
   if (gpus == 0) return;
-  // The profiler waits for all GPUs, of which the others wait for the rank that does so.
-  voxgrad::check(gpus == 1 || !profile, program, "--profile is for one GPU, and --gpus is ", gpus);
-  voxgrad::check(device == "auto" || device == "cuda", program, "--gpus takes the first GPUs, and --device is ",
-                 device);
-  voxgrad::check(gpus <= voxgrad::cuda::device_count(), program, "--gpus ", gpus, ", but there are ",
-                 voxgrad::cuda::device_count());
-  voxgrad::check(batch % gpus == 0, program, "a batch of ", batch, " cannot be shared out to ", gpus, " GPUs");
+  voxgrad::check(gpus <= voxgrad::cuda::device_count(), program, "--gpus is ", gpus, ", but this machine has ",
+                 voxgrad::cuda::device_count(), " GPUs");
+  voxgrad::check(batch % gpus == 0, program, "a batch of ", batch, " samples cannot be divided among ", gpus, " GPUs");
 }
 
 }  // namespace examples

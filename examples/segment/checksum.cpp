@@ -22,9 +22,10 @@ uint32_t checksum(const Case& of) {
 }
 
 uint32_t checksum(const Preprocessing& of, uint32_t before) {
-  const uint32_t sum = of_bytes(of.spacing.data(), sizeof of.spacing, before);
-  if (of.channels.empty()) return sum;
-  return of_bytes(of.channels.data(), of.channels.size() * sizeof of.channels[0], sum);
+  const auto add = [](const auto& values, uint32_t sum) {
+    return of_bytes(values.data(), values.size() * sizeof values[0], sum);
+  };
+  return add(of.intensities, add(of.normalization, add(of.spacing, before)));
 }
 
 }  // namespace segment

@@ -1,17 +1,19 @@
 #include "examples/segment/evaluate.h"
 
+#include <algorithm>
 #include <cmath>
 
 namespace segment {
 namespace vg = voxgrad;
 
-std::vector<double> dice(const vg::Tensor& labels, const vg::Tensor& truth, int64_t classes) {
+std::vector<double> dice(const vg::Tensor& labels, const vg::Tensor& truth, int64_t classes, int64_t ignore_index) {
   vg::check(labels.shape() == truth.shape(), "segment", "labels ", labels.shape(), " and truth ", truth.shape(),
             " differ in shape");
   const vg::Tensor a = labels.to(vg::u8).contiguous(), b = truth.to(vg::u8).contiguous();
   std::vector<double> both(static_cast<size_t>(classes)), sum(both);
   const uint8_t *left = a.data<uint8_t>(), *right = b.data<uint8_t>();
   for (int64_t i = 0; i < a.numel(); ++i) {
+    if (right[i] == ignore_index) continue;
     vg::check(left[i] < classes && right[i] < classes, "segment", "class ", int{std::max(left[i], right[i])}, " of ",
               classes);
     ++sum[left[i]];
@@ -27,7 +29,7 @@ double mean_dice(const std::vector<double>& dice, const std::vector<int64_t>& sc
   int count = 0;
   for (const int64_t c : scored)
     if (const double value = dice[static_cast<size_t>(c)]; !std::isnan(value)) sum += value, ++count;
-  return count > 0 ? sum / count : 0;
+  return sum / count;
 }
 
 }  // namespace segment

@@ -16,7 +16,7 @@ double History::recent_loss() const {
 }
 
 void write_history(const std::filesystem::path& path, const History& history) {
-  std::string text = "step,loss,dice\n";
+  std::string text = "step,training_loss,validation_dice\n";
   auto dice = history.dice.begin();
   for (int64_t step = 1; step <= std::ssize(history.losses); ++step) {
     std::array<char, 64> line{};

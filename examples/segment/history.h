@@ -1,4 +1,4 @@
-// What was measured on the way.
+// The figures measured during training.
 #pragma once
 
 #include <cstdint>
@@ -10,19 +10,19 @@
 namespace segment {
 
 struct History {
-  std::vector<double> losses;                    ///< of each step
-  std::vector<std::pair<int64_t, double>> dice;  ///< (step, mean Dice of the validation's cases)
+  std::vector<double> losses;                    ///< training loss of each step
+  std::vector<std::pair<int64_t, double>> dice;  ///< (step, mean Dice of the validation data)
 
-  /// The mean of the last losses, which jump from batch to batch.
+  /// The mean of the last 20 losses, which vary from batch to batch.
   double recent_loss() const;
 };
 
-/// "step,loss,dice", a line a step; Dice where it was measured.
+/// Writes "step,training_loss,validation_dice" and a line for each step, with Dice where it was measured.
 void write_history(const std::filesystem::path& path, const History& history);
-/// What write_history wrote of the first `steps` steps, for a run that goes on from there.
+/// Reads what write_history wrote about the first `steps` steps, for a run that continues from there.
 History read_history(const std::filesystem::path& path, int64_t steps);
 
-/// With so many digits behind the point.
+/// The value with `digits` digits after the decimal point.
 std::string fixed(double value, int digits);
 
 }  // namespace segment

@@ -1,8 +1,9 @@
-// Segmentation by nnU-Net's recipe: trains a U-Net on labelled volumes, tests it on others, and shows what it finds.
+// Segmentation by nnU-Net's recipe: trains a U-Net on labelled volumes and measures and shows its predictions for
+// others.
 //
 //   segment                                     seven structures of the brain in Debian's mricron-data, out/segment
 //   segment --dataset Dataset004_Hippocampus    a folder of nnU-Net's layout
-//   segment --resume                            goes on where a stopped run saved itself
+//   segment --resume                            continues a stopped run
 #include <CLI/CLI.hpp>
 #include <cstdio>
 
@@ -30,16 +31,29 @@ struct Options {
   TrainOptions train;
 };
 
-/// Reads the command line. Returns the exit code if the program is to end here, else -1.
+/// Adds the options that name the data.
+void add_data_options(CLI::App& app, Options& options) {
+  auto* const dataset =
+      app.add_option("--dataset", options.dataset,
+                     "folder of nnU-Net's layout: dataset.json, imagesTr, labelsTr; validates on fold 0; may be larger "
+                     "than memory: patches are read from uncompressed files in preprocessed/ in --out")
+          ->check(examples::not_empty());
+  auto* const image = app.add_option("--image", options.images,
+                                     "NIfTI files to train on; validates on the last of several files, or on a few "
+                                     "slices of a single one")
+                          ->check(examples::not_empty())
+                          ->excludes(dataset);
+  auto* const label = app.add_option("--label", options.labels, "NIfTI files with class numbers, one for each --image")
+                          ->check(examples::not_empty())
+                          ->excludes(dataset);
+  image->needs(label);
+  label->needs(image);
+}
+
+/// Reads the command line. Returns the exit code if the program ends here, otherwise -1.
 int parse(int argc, char** argv, Options& options) {
   CLI::App app{"Segmentation of volumes with voxgrad"};
-  app.add_option("--dataset", options.dataset,
-                 "folder of nnU-Net's layout: dataset.json, imagesTr, labelsTr; may be larger than memory: patches are "
-                 "read from uncompressed files in --out, in preprocessed/")
-      ->check(examples::not_empty());
-  app.add_option("--image", options.images, "NIfTI files to train on; of several the last one is tested on")
-      ->check(examples::not_empty());
-  app.add_option("--label", options.labels, "NIfTI files with their class numbers")->check(examples::not_empty());
+  add_data_options(app, options);
   app.add_flag("--probabilities", options.probabilities, "write the classes' probabilities, too");
   examples::add_tensorboard_option(app, options.train.tensorboard);
   examples::StepProfiler::add_option(app, options.train.profile);
@@ -51,7 +65,7 @@ int parse(int argc, char** argv, Options& options) {
       ->capture_default_str();
   app.add_option("--gpus", options.gpus, "train on the first N GPUs, which share each batch")
       ->check(CLI::Range(1, 1024));
-  app.add_flag("--resume", options.resume, "go on from the checkpoint in --out");
+  app.add_flag("--resume", options.resume, "continue from the checkpoint in --out");
   TrainOptions& train = options.train;
   int64_t patch = 0;
   app.add_option("--steps", train.steps, "optimizer steps (default: 900 on the CPU, 1500 on a GPU)")
@@ -62,22 +76,23 @@ int parse(int argc, char** argv, Options& options) {
       ->check(CLI::Range(8, 512));
   app.add_option("--spacing", train.spacing,
                  "mm between voxels that the network sees (default: 2 on the CPU, the median of the cases on a GPU)")
-      ->check(CLI::Range(0.01, 100.0));
+      ->check(examples::number_in(0.01, 100));
   app.add_option("--channels", train.channels, "channels of the first stage (default: 8 on the CPU, 16 on a GPU)")
       ->check(CLI::Range(1, 320));
   app.add_flag("--residual", train.residual, "nnU-Net's residual encoder");
-  app.add_flag("--checkpoint-activations", train.checkpointing, "keep less and compute it again: less memory, slower");
+  app.add_flag("--checkpoint-activations", train.checkpointing,
+               "recompute activations in the backward pass: less memory, slower");
   app.add_option("--optimizer", train.optimizer, "adamw, or sgd with Nesterov momentum 0.99")
       ->check(CLI::IsMember({"adamw", "sgd"}))
       ->capture_default_str();
   app.add_option("--lr", train.lr, "learning rate at the start (default: 1e-2, of adamw on a GPU 3e-3)")
-      ->check(CLI::Range(1e-9, 10.0));
+      ->check(examples::number_in(1e-9, 10));
   app.add_option("--ema", train.ema, "decay of the weights' moving average; 0: none")
-      ->check(CLI::Range(0.0, 0.99999))
+      ->check(examples::number_in(0, 0.99999))
       ->capture_default_str();
-  app.add_option("--validate-every", train.validate_every, "steps (default: a quarter of all)")
+  app.add_option("--validate-every", train.validate_every, "steps between validations (default: a quarter of all)")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
-  app.add_option("--patience", train.patience, "validations without a better Dice before it stops; 0: goes on")
+  app.add_option("--patience", train.patience, "validations without a better Dice after which training ends; 0: never")
       ->check(CLI::Range(0, 1 << 20))
       ->capture_default_str();
   app.add_flag("!--no-augmentation", train.augment, "train on the patches as they are");
@@ -88,8 +103,10 @@ int parse(int argc, char** argv, Options& options) {
       ->capture_default_str();
   try {
     app.parse(argc, argv);
-    if (!options.dataset.empty() && !options.images.empty())
-      throw CLI::ValidationError("--dataset and --image exclude each other");
+    if (options.images.size() != options.labels.size())
+      throw CLI::ValidationError(
+          vg::concat("give one --label for each --image, got ", options.labels.size(), " and ", options.images.size()));
+    examples::check_gpu_options(options.gpus, options.device, !train.profile.empty());
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : 2;
   }
@@ -102,10 +119,10 @@ Task task_of(const Options& options) {
   return options.images.empty() ? brain() : files(options.images, options.labels);
 }
 
-/// Loads and predicts a held-out case, writes what it finds into `out`, and measures it where there is a truth.
+/// Loads and predicts a case, writes the prediction into `out`, and measures it if the case has a label.
 TestResult test(const Task& task, size_t number, const TrainResult& trained, const Options& options, vg::Device device,
                 const std::filesystem::path& out) {
-  const Case of = task.held_out[number].load();
+  const Case of = task.predicted[number].load();
   const std::string name = file_name(of.name);
   vg::NiftiImage image = predict(trained, of, options.train, device);
   TestResult result{.name = of.name, .dice = {}, .baseline = {}};
@@ -116,15 +133,17 @@ TestResult test(const Task& task, size_t number, const TrainResult& trained, con
   vg::save_nifti(out / (name + ".nii.gz"), image);
   if (!of.label.defined()) return result;
   const auto classes = std::ssize(task.classes);
-  result.dice = dice(labels, of.label, classes);
-  if (number < task.baseline.size()) result.baseline = dice(task.baseline[number], of.label, classes);
+  result.dice = dice(labels, of.label, classes, task.ignore_index);
+  if (number < task.baseline.size())
+    result.baseline = dice(task.baseline[number], of.label, classes, task.ignore_index);
   write_overlays(out / (name + ".png"), of, labels, task);
   return result;
 }
 
 void write_results(const std::filesystem::path& out, const Task& task, const TrainResult& trained,
                    const std::vector<TestResult>& tests, const std::string& device) {
-  examples::Curve loss{"loss (Dice + cross entropy)", {}, false}, dice{"mean Dice, validation", {}, false};
+  examples::Curve loss{"training loss (Dice + cross-entropy)", {}, false},
+      dice{"mean Dice of the validation data: " + task.validated_on, {}, false};
   for (size_t i = 0; i < trained.history.losses.size(); ++i)
     loss.points.push_back({static_cast<double>(i + 1), trained.history.losses[i]});
   for (const auto& [step, value] : trained.history.dice) dice.points.push_back({static_cast<double>(step), value});
@@ -140,25 +159,25 @@ int run(const Options& options) {
   Options settled = options;
   settled.train = settle(options.train, device);
   if (settled.train.workers < 0) settled.train.workers = examples::default_workers(device, options.gpus);
-  examples::check_gpus("segment", options.gpus, settled.train.batch, options.device, !settled.train.profile.empty());
+  examples::check_gpus("segment", options.gpus, settled.train.batch);
   const Task task = task_of(options);
   const examples::OutputFolder folder(options.out);
   const std::filesystem::path& out = folder.path();
   for (const char* name : {"checkpoint.safetensors", "history.csv", "curves.png", "model.safetensors", "report.md"})
     folder.check_writable(name);  // now rather than after the training
   const std::string precision = examples::Precision(settled.train.precision).text(device);
-  std::printf("%s: training on %zu, testing on %zu, in %s\n", task.name.c_str(), task.training.size(),
-              task.held_out.size(), precision.c_str());
+  std::printf("%s: training on %zu %s, validating on %s, in %s\n", task.name.c_str(), task.training.size(),
+              task.training.size() == 1 ? "case" : "cases", task.validated_on.c_str(), precision.c_str());
 
   const TrainResult trained = examples::train_on(options.gpus, [&](vg::parallel::Communicator* world) {
     return train(task, settled.train, world ? world->device() : device, out, options.resume, world);
   });
   if (trained.interrupted) return examples::report_stop(trained.steps, out / "checkpoint.safetensors");
   std::vector<TestResult> tests;
-  for (size_t i = 0; i < task.held_out.size(); ++i) {
+  for (size_t i = 0; i < task.predicted.size(); ++i) {
     tests.push_back(test(task, i, trained, settled, device, out));
     if (!tests.back().dice.empty())
-      std::printf("%s\n%s\n", tests.back().name.c_str(), dice_table(task, tests.back()).c_str());
+      std::printf("%s\n%s\n", title(task, tests.back()).c_str(), dice_table(task, tests.back()).c_str());
   }
   write_results(out, task, trained, tests, vg::concat(device, " in ", precision));
   std::printf("trained in %s; report, pictures, labels and checkpoint are in %s\n",

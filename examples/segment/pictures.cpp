@@ -69,13 +69,15 @@ enum class Column : uint8_t { image, truth, labels, error };
 constexpr std::array kColumns{Column::image, Column::truth, Column::labels, Column::error};
 constexpr std::array kTitles{"image", "truth", "prediction", "error"};
 
+/// Ignored voxels of the truth have neither a color nor an error.
 std::vector<uint32_t> paint(Column column, const std::vector<double>& grey, const std::vector<uint8_t>& truth,
-                            const std::vector<uint8_t>& labels) {
+                            const std::vector<uint8_t>& labels, int64_t ignore_index) {
   std::vector<uint32_t> pixels(grey.size());
   for (size_t i = 0; i < grey.size(); ++i) {
-    const uint8_t shown = column == Column::truth ? truth[i] : labels[i];
+    const bool ignored = truth[i] == ignore_index;
+    const uint8_t shown = column != Column::truth ? labels[i] : ignored ? uint8_t{0} : truth[i];
     if (column == Column::error)
-      pixels[i] = blend(grey[i] / 2, 0xff3030, truth[i] != labels[i] ? 0.9 : 0);
+      pixels[i] = blend(grey[i] / 2, 0xff3030, !ignored && truth[i] != labels[i] ? 0.9 : 0);
     else
       pixels[i] = blend(grey[i], color_of(shown), column != Column::image && shown > 0 ? 0.6 : 0);
   }
@@ -123,8 +125,9 @@ void write_overlays(const std::filesystem::path& path, const Case& of, const vg:
     for (size_t i = 0; i < kColumns.size(); ++i) {
       const int64_t left = kLeft + static_cast<int64_t>(i) * column;
       if (axis == 0) canvas.text({static_cast<double>(left + (column - kGap) / 2), kTop / 2}, 0.5, kTitles[i], kText);
-      canvas.pixels(left + (column - kGap - width) / 2, top, width, rows,
-                    paint(kColumns[i], grey(shown, low, high), bytes(plane(of.label)), bytes(plane(labels))));
+      canvas.pixels(
+          left + (column - kGap - width) / 2, top, width, rows,
+          paint(kColumns[i], grey(shown, low, high), bytes(plane(of.label)), bytes(plane(labels)), task.ignore_index));
     }
     top += rows + kGap;
   }

@@ -12,24 +12,23 @@
 
 namespace segment {
 
-/// As nnU-Net does: crops to what is not 0, normalises (by mean and standard deviation, or of CT by the training cases'
-/// intensities), resamples (Isensee et al. 2021).
+/// As in nnU-Net (Isensee et al. 2021): crops to the voxels other than 0, normalizes each channel and resamples.
 struct Preprocessing {
-  std::array<double, 3> spacing{1, 1, 1};            ///< mm along D, H, W
-  std::vector<voxgrad::data::Intensities> channels;  ///< of CT
+  std::array<double, 3> spacing{1, 1, 1};               ///< mm along D, H, W
+  std::vector<Normalization> normalization;             ///< of each channel
+  std::vector<voxgrad::data::Intensities> intensities;  ///< of each channel, measured for those of CT
   Case operator()(const Case& of) const;
 };
 
 /// What is to be known of the training cases before they are preprocessed.
 struct Survey {
   Preprocessing preprocess{};
-  int64_t channels = 0;               ///< of each case
   std::string cases{};                ///< how many there are, and the sum of their intensities
   std::vector<uint32_t> checksums{};  ///< of each case
 };
 
-/// Loads the training cases one after another, those of CT once for each channel. For voxels of `spacing` mm along all
-/// axes, or if that is 0 of the cases' median. `seed`: of the voxels at which CT is measured.
+/// Loads the training cases one after another, once more for each further channel of CT. The network's voxels have
+/// `spacing` mm along all axes, or the cases' median if it is 0. `seed` draws the voxels at which CT is measured.
 Survey survey(const Task& task, double spacing, uint64_t seed);
 
 }  // namespace segment

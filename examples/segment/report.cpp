@@ -29,6 +29,8 @@ std::string dice_table(const Task& task, const TestResult& test) {
   return text;
 }
 
+std::string title(const Task& task, const TestResult& test) { return test.name + " (" + task.predicted_as + ")"; }
+
 std::string file_name(const std::string& name) {
   std::string text;
   for (const char c : name) text += std::isalnum(static_cast<unsigned char>(c)) ? c : '-';
@@ -45,14 +47,17 @@ void write_report(const std::filesystem::path& path, const Task& task, const Tra
                      trained.model->options().stages.size(), " stages and ", parameters, " parameters, patches of ",
                      trained.window, " voxels of ", fixed(trained.preprocess.spacing[0], 2), " x ",
                      fixed(trained.preprocess.spacing[1], 2), " x ", fixed(trained.preprocess.spacing[2], 2),
-                     " mm. What follows was not trained on.\n\n");
+                     " mm. Validated on ", task.validated_on,
+                     ". No Dice below counts a voxel whose label was trained on.\n\n");
   for (const TestResult& test : tests) {
     if (test.dice.empty()) continue;
-    text += "## " + test.name + "\n\n" + dice_table(task, test) + "\n![slices](" + file_name(test.name) + ".png)\n\n";
+    text += "## " + title(task, test) + "\n\n" + dice_table(task, test) + "\n![slices](" + file_name(test.name) +
+            ".png)\n\n";
   }
   text +=
-      "## Training\n\nLosses and Dice: [history.csv](history.csv). Dice is that of the validation's cases.\n\n"
-      "![curves](curves.png)\n";
+      "## Training\n\n[history.csv](history.csv) has the training loss of each step and the validation's mean Dice. "
+      "Only "
+      "`--patience` uses the latter: it ends the training when it no longer rises.\n\n![curves](curves.png)\n";
   vg::write_file(path, text, "write_report");
 }
 

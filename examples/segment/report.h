@@ -1,4 +1,4 @@
-// What a run leaves behind: a page with figures and pictures.
+// The report of a run: a page with figures and pictures.
 #pragma once
 
 #include <filesystem>
@@ -10,20 +10,24 @@
 
 namespace segment {
 
-/// How a held-out case came out.
+/// The result of a predicted case.
 struct TestResult {
   std::string name;
-  std::vector<double> dice, baseline;  ///< of each class; baseline: empty if there is none
+  std::vector<double> dice;      ///< of each class; empty if the case has no label
+  std::vector<double> baseline;  ///< of each class; empty if there is none
 };
 
-/// The Dice of each structure of a test beside the baseline's, in Markdown.
+/// "right half, mirrored (test)": the case and what its Dice is.
+std::string title(const Task& task, const TestResult& test);
+
+/// A Markdown table with the Dice of each structure beside the baseline's.
 std::string dice_table(const Task& task, const TestResult& test);
 
-/// A Markdown page; the pictures that it shows lie beside it (curves.png, of each test its name's file_name() .png).
+/// Writes a Markdown page. It shows pictures in the same folder: curves.png and file_name(name) + ".png" of each test.
 void write_report(const std::filesystem::path& path, const Task& task, const TrainResult& trained,
                   const std::vector<TestResult>& tests, const std::string& device);
 
-/// The name with what file names may hold.
+/// The name with each character other than letters and digits replaced by a dash.
 std::string file_name(const std::string& name);
 
 }  // namespace segment

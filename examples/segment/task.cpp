@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <map>
 #include <memory>
 
 #include "examples/common/sample_data.h"
+#include "examples/segment/split.h"
 
 namespace segment {
 namespace vg = voxgrad;
@@ -68,7 +70,51 @@ void score_all(Task& task) {
   for (int64_t c = 1; c < std::ssize(task.classes); ++c) task.scored.push_back(c);
 }
 
+/// Validates on the cases of these indices and trains on the others.
+void split_cases(Task& task, const std::vector<LazyCase>& cases, const std::vector<size_t>& validation) {
+  for (size_t i = 0; i < cases.size(); ++i) {
+    const bool validates = std::find(validation.begin(), validation.end(), i) != validation.end();
+    (validates ? task.validation : task.training).push_back(cases[i]);
+  }
+  task.validated_on =
+      task.validation.size() == 1 ? "case " + task.validation[0].name : vg::concat(task.validation.size(), " cases");
+}
+
+/// Validates on a slab of the only case and trains on the rest of it.
+void split_slices(Task& task, const LazyCase& only) {
+  if (task.ignore_index < 0) task.ignore_index = std::ssize(task.classes);
+  vg::check(task.ignore_index < 256, "segment", "'", only.name, "' has ", task.classes.size(),
+            " classes; a single case may have at most 255");
+  const std::optional<Slab> slab = find_slab(only.load().label, task.scored);
+  vg::check(slab.has_value(), "segment", "'", only.name,
+            "' is the only case, and no slices of it can be held out for validation: each structure lies in too few; "
+            "name a second case");
+  const auto with = [&](vg::Tensor (*ignoring)(const vg::Tensor&, const Slab&, int64_t)) {
+    return LazyCase{only.name, [load = only.load, ignoring, slab = *slab, ignore_index = task.ignore_index] {
+                      Case of = load();
+                      of.label = ignoring(of.label, slab, ignore_index);
+                      return of;
+                    }};
+  };
+  task.training = {with(ignore_inside)};
+  task.validation = {with(ignore_outside)};
+  task.validated_on = describe(*slab) + " of " + only.name;
+}
+
 }  // namespace
+
+Normalization normalization_of(const std::string& channel) {
+  static const std::map<std::string, Normalization> kByName{{"ct", Normalization::ct},
+                                                            {"nonorm", Normalization::none},
+                                                            {"rescale_to_0_1", Normalization::rescale_to_0_1},
+                                                            {"rescale_0_1", Normalization::rescale_to_0_1},
+                                                            {"rgb_to_0_1", Normalization::rgb_to_0_1}};
+  std::string name = channel;
+  for (char& c : name)
+    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+  const auto found = kByName.find(name);
+  return found == kByName.end() ? Normalization::z_score : found->second;
+}
 
 Task brain() {
   const Case head = sample("ch2.nii.gz"), atlas = sample("aal.nii.gz");
@@ -82,10 +128,11 @@ Task brain() {
   for (const auto& [name, numbers] : kStructures) task.classes.emplace_back(name);
   task.classes.emplace_back("cerebellum");
   for (int64_t c = 2; c < std::ssize(task.classes); ++c) task.scored.push_back(c);
+  task.normalization = {Normalization::z_score};
   const Case left = half("left half", head, classes, 0, side, false);
-  task.training.push_back(in_memory(left));
-  task.validation = task.training;
-  task.held_out.push_back(in_memory(half("right half, mirrored", head, classes, width - side, side, true)));
+  split_slices(task, in_memory(left));
+  task.predicted.push_back(in_memory(half("right half, mirrored", head, classes, width - side, side, true)));
+  task.predicted_as = "test";
   task.baseline.push_back(left.label);
   task.baseline_name = "labels of the left half";
   task.augment.mirror_p = 0;  // left remains left
@@ -99,53 +146,56 @@ Task brain() {
 
 Task dataset(const std::filesystem::path& path) {
   const auto folder = std::make_shared<const vg::data::NnUNetFolder>(path);
-  vg::check(folder->training.size() > 1, "segment", path.string(), " has ", folder->training.size(),
-            " labelled cases; one to train on and one to test on are needed");
+  vg::check(!folder->training.empty(), "segment", "'", path.string(), "' has no labelled cases");
   Task task;
   task.name = path.filename().empty() ? path.parent_path().filename().string() : path.filename().string();
   task.classes = folder->classes;
-  task.ct = folder->channels[0] == "CT";
+  task.ignore_index = folder->ignore_index;
+  for (const std::string& channel : folder->channels) task.normalization.push_back(normalization_of(channel));
   task.in_memory = false;
   score_all(task);
-  const auto lazy = [&](const std::string& name) {
-    return LazyCase{name, [folder, name] { return folder->load(name); }};
+  const auto lazy = [&](const std::vector<std::string>& names) {
+    std::vector<LazyCase> cases;
+    for (const std::string& name : names) cases.push_back({name, [folder, name] { return folder->load(name); }});
+    return cases;
   };
-  const size_t count = folder->training.size();
-  for (size_t i = 0; i < count; ++i) {
-    const bool held_out = count < 5 ? i + 1 == count : i % 5 == 0;
-    auto& to = held_out ? task.held_out : count >= 5 && i % 5 == 1 ? task.validation : task.training;
-    to.push_back(lazy(folder->training[i]));
+  const std::vector<LazyCase> labelled = lazy(folder->training), unlabelled = lazy(folder->test);
+  if (labelled.size() == 1) {
+    split_slices(task, labelled[0]);
+  } else {
+    split_cases(task, labelled, validation_fold(labelled.size()));
+    task.validated_on += vg::concat(" (fold 0 of ", std::min<size_t>(labelled.size(), 5), ")");
   }
-  for (const std::string& name : folder->test) task.held_out.push_back(lazy(name));
-  for (const auto* cases : {&task.validation, &task.held_out})  // so that what is wrong is found before the training
-    for (const LazyCase& of : *cases) of.load();
-  if (task.validation.empty()) task.validation = task.training;
+  task.predicted = task.validation;
+  task.predicted_as = "validation";
+  task.predicted.insert(task.predicted.end(), unlabelled.begin(), unlabelled.end());
+  for (const LazyCase& of : task.predicted) of.load();  // so that errors are found before the training
   return task;
 }
 
 Task files(const std::vector<std::string>& images, const std::vector<std::string>& labels) {
   vg::check(images.size() == labels.size() && !images.empty(), "segment", "there are ", images.size(), " images and ",
-            labels.size(), " files of labels; give one --label for each --image");
+            labels.size(), " labels; expected as many, and at least one");
   Task task;
+  std::vector<LazyCase> cases;
   int64_t highest = 0;
   for (size_t i = 0; i < images.size(); ++i) {
     const std::string name = std::filesystem::path(images[i]).filename().string();
-    const LazyCase& of = task.training.emplace_back(
-        name, [name, image = images[i], label = labels[i]] { return vg::data::load_case(name, {image}, label); });
-    highest = std::max(highest, static_cast<int64_t>(vg::amax(of.load().label.to(vg::i64)).item()));
+    cases.push_back(
+        {name, [name, image = images[i], label = labels[i]] { return vg::data::load_case(name, {image}, label); }});
+    highest = std::max(highest, static_cast<int64_t>(vg::amax(cases.back().load().label.to(vg::i64)).item()));
   }
   task.classes = {"background"};
   for (int64_t c = 1; c <= highest; ++c) task.classes.push_back(vg::concat("class ", c));
   score_all(task);
-  task.name = task.training[0].name;
-  if (images.size() == 1) {
-    task.name += ", tested on what it was trained on";
-    task.held_out = task.training;
-  } else {
-    task.held_out.push_back(task.training.back());
-    task.training.pop_back();
-  }
-  task.validation = task.training;
+  task.normalization = {Normalization::z_score};
+  task.name = cases[0].name;
+  if (cases.size() == 1)
+    split_slices(task, cases[0]);
+  else
+    split_cases(task, cases, {cases.size() - 1});
+  task.predicted = task.validation;
+  task.predicted_as = "validation";
   return task;
 }
 

@@ -1,4 +1,4 @@
-// What is segmented: cases to train on, and others to test on.
+// The task: classes, and cases to train on, to validate on and to predict.
 #pragma once
 
 #include <array>
@@ -13,6 +13,14 @@ namespace segment {
 
 using voxgrad::data::Case;
 
+/// nnU-Net's normalizations of a channel: by mean and standard deviation, by the intensities of the training cases'
+/// foreground (CT), none, by the channel's minimum and maximum to [0, 1], or from [0, 255] to [0, 1].
+enum class Normalization : uint8_t { z_score, ct, none, rescale_to_0_1, rgb_to_0_1 };
+
+/// The normalization that nnU-Net selects by the name of a channel in dataset.json, in upper or lower case: "CT",
+/// "noNorm", "rescale_to_0_1" (formerly "rescale_0_1") or "rgb_to_0_1". Other names select z_score.
+Normalization normalization_of(const std::string& channel);
+
 /// A case as its files have it, loaded when it is needed: all of them together may be larger than memory.
 struct LazyCase {
   std::string name;
@@ -20,34 +28,42 @@ struct LazyCase {
 };
 
 struct Task {
-  std::string name;                            ///< for reports
-  std::vector<std::string> classes;            ///< classes[0]: background
-  std::vector<int64_t> scored;                 ///< classes whose Dice counts
-  bool ct = false;                             ///< intensities are Hounsfield units
-  voxgrad::data::AugmentOptions augment{};     ///< of training patches; elastic deformation in mm
-  bool in_memory = true;                       ///< the training cases, preprocessed, fit there; else patches are read
-  std::vector<LazyCase> training, validation;  ///< training can end by the validation's Dice
-  std::vector<LazyCase> held_out;              ///< nothing is chosen by these; without a label where nobody knows
-  std::vector<voxgrad::Tensor> baseline;       ///< of each held-out case: labels that no network made; or empty
+  std::string name;                          ///< for reports
+  std::vector<std::string> classes;          ///< classes[0]: background
+  std::vector<int64_t> scored;               ///< classes whose Dice counts
+  int64_t ignore_index = -100;               ///< voxels of this class count in no loss and no Dice; negative: none
+  std::vector<Normalization> normalization;  ///< of each channel
+  voxgrad::data::AugmentOptions augment{};   ///< of training patches; elastic deformation in mm
+  bool in_memory = true;  ///< whether the preprocessed training cases fit into memory; otherwise patches are read
+  std::vector<LazyCase> training;
+  /// Measured during training (--patience can end it by their Dice). A voxel that counts here is ignored in `training`
+  /// or not part of it.
+  std::vector<LazyCase> validation;
+  std::string validated_on;  ///< for reports: "slices 114 to 122 along y of left half"
+  /// Predicted after training. Test cases of nnU-Net's layout have no label.
+  std::vector<LazyCase> predicted;
+  std::string predicted_as;               ///< for reports: "test" or "validation"
+  std::vector<voxgrad::Tensor> baseline;  ///< of each predicted case: labels that no network made; or empty
   std::string baseline_name;
 };
 
-/// Seven structures of a brain, and other grey matter, of Debian's mricron-data (ch2.nii.gz, and AAL's labels of it,
-/// Tzourio-Mazoyer et al., NeuroImage 15, 2002): the left half to train on, the right one, mirrored, to test on. As
-/// baseline the left half's labels. Throws voxgrad::Error if the package is not there.
+/// Seven structures of the brain, and other grey matter, of Debian's mricron-data (ch2.nii.gz, and AAL's labels of it,
+/// Tzourio-Mazoyer et al., NeuroImage 15, 2002). Trains on the left half but for a slab of it, validates on the slab
+/// and tests on the right half, mirrored. The baseline are the left half's labels. Throws voxgrad::Error if the package
+/// is not installed.
 Task brain();
 
-/// A folder of nnU-Net's layout. Every fifth case is held out, the one behind it is for validation; where there are
-/// fewer than five, the last one is held out, and the training cases are for validation, too. Cases of imagesTs are
-/// predicted. Throws voxgrad::Error, with the file's name, for what NnUNetFolder and, of cases that are not for
-/// training, load_case refuse; those for training are checked when they are loaded.
+/// A folder of nnU-Net's layout. Validates on the cases of nnU-Net's fold 0 and trains on the others; a single case is
+/// split by slices (find_slab). Predicts the validation cases and those of imagesTs. Throws voxgrad::Error, with the
+/// file's name, for what NnUNetFolder refuses, and for validation and test cases that load_case refuses; training cases
+/// are checked when they are loaded.
 Task dataset(const std::filesystem::path& folder);
 
-/// A file of intensities for each file of class numbers: the last pair is held out, or if there is only one, all is
-/// measured on what was trained on, and the name says so.
+/// A file of intensities for each file of class numbers. Validates on the last pair and trains on the others; a single
+/// pair is split by slices.
 Task files(const std::vector<std::string>& images, const std::vector<std::string>& labels);
 
-/// With elastic deformation in voxels of `spacing` mm, in place of mm.
+/// Returns `options` with elastic deformation in voxels of `spacing` instead of mm.
 voxgrad::data::AugmentOptions in_voxels(voxgrad::data::AugmentOptions options, const std::array<double, 3>& spacing);
 
 }  // namespace segment

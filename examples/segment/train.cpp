@@ -20,10 +20,11 @@ namespace {
 /// Everything that changes while training.
 struct Run {
   Run(const std::vector<vg::data::PatchSource>& sources, const TrainOptions& o, const vg::nn::UNetPlan& plan,
-      vg::Device device, vg::parallel::Communicator* world)
+      int64_t ignore_index, vg::Device device, vg::parallel::Communicator* world)
       : patches(sources, {.size = vg::Shape{plan.patch_size[0], plan.patch_size[1], plan.patch_size[2]},
                           .samples = o.steps * o.batch,
-                          .batch_size = o.batch}),
+                          .batch_size = o.batch,
+                          .ignore_index = ignore_index}),
         loader(patches, {.batch_size = o.batch / (world ? world->size() : 1),
                          .num_workers = static_cast<int>(o.workers),
                          .seed = o.seed,
@@ -97,7 +98,7 @@ class Training {
         about_(describe_run(survey_.cases, options)),
         sources_(sources(resume)),
         plan_(plan_network()),
-        run_(sources_, options, plan_, device, world),
+        run_(sources_, options, plan_, task.ignore_index, device, world),
         augment_(in_voxels(task.augment, survey_.preprocess.spacing)) {
     run_.precision.set_float32();
     result_.model = run_.model;
@@ -124,7 +125,7 @@ class Training {
         vg::check(std::isfinite(loss), "segment", "the loss of step ", result_.steps,
                   " is not finite; try a smaller --lr");
         result_.history.losses.push_back(loss);
-        if (result_.writer) result_.writer->add_scalar("loss", loss, result_.steps);
+        if (result_.writer) result_.writer->add_scalar("training loss", loss, result_.steps);
         const bool last = result_.steps == options_.steps;
         if (result_.steps % options_.validate_every == 0 || last) {
           validate();
@@ -176,7 +177,7 @@ class Training {
     vg::Triple patch = options_.patch;
     for (int64_t a = 0; a < 3; ++a) patch[a] = std::min(patch[a], largest[a]);
     vg::nn::UNetPlan plan = vg::nn::plan_unet(patch, survey_.preprocess.spacing,
-                                              {.in_channels = survey_.channels,
+                                              {.in_channels = std::ssize(task_.normalization),
                                                .num_classes = std::ssize(task_.classes),
                                                .residual = options_.residual,
                                                .base_features = options_.channels});
@@ -211,8 +212,9 @@ class Training {
   void learn() {
     {
       const vg::autocast guard = run_.precision.autocast();
-      loss_ = vg::deep_supervision_loss(run_.model->levels(batch_.input), batch_.target,
-                                        {.dice = {.batch = true, .include_background = false}});
+      loss_ = vg::deep_supervision_loss(
+          run_.model->levels(batch_.input), batch_.target,
+          {.dice = {.batch = true, .include_background = false, .ignore_index = task_.ignore_index}});
     }
     run_.optimizer->zero_grad();
     run_.scaler.scale(loss_).backward();
@@ -222,7 +224,7 @@ class Training {
     run_.scaler.update();
   }
 
-  /// Mean Dice of the validation's cases, with the averaged weights.
+  /// Measures the mean Dice of the validation data with the averaged weights.
   void validate() {
     if (!run_.average) return validate_weights();
     const auto averaged = run_.average->swap();
@@ -232,13 +234,14 @@ class Training {
     double sum = 0;
     for (const LazyCase& from : task_.validation) {
       const Case of = from.load();
-      sum += mean_dice(dice(labels_of(predict(result_, of, options_, device_)), of.label, std::ssize(task_.classes)),
-                       task_.scored);
+      const vg::Tensor labels = labels_of(predict(result_, of, options_, device_));
+      sum += mean_dice(dice(labels, of.label, std::ssize(task_.classes), task_.ignore_index), task_.scored);
     }
     result_.history.dice.emplace_back(result_.steps, sum / static_cast<double>(task_.validation.size()));
-    if (result_.writer) result_.writer->add_scalar("Dice", result_.history.dice.back().second, result_.steps);
+    if (result_.writer)
+      result_.writer->add_scalar("validation Dice", result_.history.dice.back().second, result_.steps);
   }
-  /// Whether the last validations brought nothing.
+  /// Whether the last `patience` validations did not improve.
   bool gave_up() const {
     const auto& dice = result_.history.dice;
     if (options_.patience == 0 || dice.empty()) return false;
@@ -248,8 +251,8 @@ class Training {
 
   std::string figure() const {
     const History& history = result_.history;
-    std::string text = vg::concat("loss ", fixed(history.recent_loss(), 3));
-    if (!history.dice.empty()) text += vg::concat(", Dice ", fixed(history.dice.back().second, 3));
+    std::string text = vg::concat("training loss ", fixed(history.recent_loss(), 3));
+    if (!history.dice.empty()) text += vg::concat(", validation Dice ", fixed(history.dice.back().second, 3));
     return text;
   }
 

@@ -46,11 +46,11 @@ struct TrainResult {
   std::shared_ptr<voxgrad::SummaryWriter> writer{};  ///< in TrainOptions::tensorboard; null without it
 };
 
-/// Trains on the task's training cases and leaves checkpoint.safetensors and history.csv in `out`, and unless the cases
-/// are to be in memory, preprocessed/ with files from which it reads patches (store.h). With `resume` it
-/// goes on from that checkpoint, to the same bits as a run that was never stopped. Throws voxgrad::Error if there is
-/// none, or one of other options. On several ranks each calls it with its device, all with the same arguments
-/// otherwise: a batch is shared out to them (Dice is then of each rank's part), and rank 0 writes.
+/// Trains on the task's training cases and leaves checkpoint.safetensors and history.csv in `out`; unless the cases are
+/// to be in memory, also preprocessed/ with files from which it reads patches (store.h). With `resume` it continues
+/// from that checkpoint and gives the same bits as an uninterrupted run. Throws voxgrad::Error if there is no
+/// checkpoint or if it was made with other options. On several ranks, each rank calls it with its device and otherwise
+/// the same arguments: the ranks share each batch (the Dice loss is that of each rank's part), and rank 0 writes.
 TrainResult train(const Task& task, const TrainOptions& options, voxgrad::Device device,
                   const std::filesystem::path& out, bool resume, voxgrad::parallel::Communicator* world = nullptr);
 

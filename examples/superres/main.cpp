@@ -1,9 +1,9 @@
 // 3-D super-resolution of brain MRI: trains on one part of a head, tests on another part and another species.
 //
 //   superres                        trains on Debian's mricron-data, results in out/superres
-//   superres --volume head.nii.gz   trains on a scan of yours
-//   superres --phantom              without any data
-//   superres --resume               goes on where a stopped run saved itself
+//   superres --volume head.nii.gz   trains on another scan
+//   superres --phantom              trains on a synthetic head
+//   superres --resume               continues a stopped run
 #include <CLI/CLI.hpp>
 #include <cstdio>
 
@@ -30,10 +30,10 @@ struct Options {
   TrainOptions train;
 };
 
-/// Low-resolution voxels around a tile that the network sees but does not answer for.
+/// Low-resolution voxels around a tile that the network reads without predicting them.
 int64_t margin_of(const Options& options) { return options.train.patch / 5; }
 
-/// Reads the command line. Returns the exit code if the program is to end here, else -1.
+/// Reads the command line. Returns the exit code if the program ends here, otherwise -1.
 int parse(int argc, char** argv, Options& options) {
   CLI::App app{"3-D super-resolution of brain MRI with voxgrad"};
   app.add_option("--volume", options.volume, "NIfTI volume to train and test on (default: ch2.nii.gz of mricron-data)")
@@ -41,7 +41,7 @@ int parse(int argc, char** argv, Options& options) {
   app.add_option("--test-volume", options.test_volume,
                  "NIfTI volume for a second test (default: the macaque of mricron-data)")
       ->check(examples::not_empty());
-  app.add_flag("--phantom", options.phantom, "a 3-D Shepp-Logan phantom in place of a scan");
+  app.add_flag("--phantom", options.phantom, "use a 3-D Shepp-Logan phantom instead of a scan");
   app.add_option("--out", options.out, "folder for the results, of one run at a time")
       ->check(examples::not_empty())
       ->capture_default_str();
@@ -50,15 +50,8 @@ int parse(int argc, char** argv, Options& options) {
       ->capture_default_str();
   app.add_option("--gpus", options.gpus, "train on the first N GPUs, which share each batch")
       ->check(CLI::Range(1, 1024));
-  app.add_flag("--resume", options.resume, "go on from the checkpoint in --out");
+  app.add_flag("--resume", options.resume, "continue from the checkpoint in --out");
   TrainOptions& train = options.train;
-  const CLI::Validator rate(
-      [](const std::string& text) {
-        double value = 0;
-        const bool good = CLI::detail::lexical_cast(text, value) && value > 0 && value <= 10;
-        return good ? std::string() : text + " is not in (0, 10]";
-      },
-      "FLOAT in (0, 10]");
   app.add_option("--steps", train.steps, "optimizer steps")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40))
       ->capture_default_str();
@@ -73,7 +66,9 @@ int parse(int argc, char** argv, Options& options) {
   app.add_option("--layers", train.model.layers, "layers of the network")
       ->check(CLI::Range(1, 32))
       ->capture_default_str();
-  app.add_option("--lr", train.lr, "highest learning rate")->check(rate)->capture_default_str();
+  app.add_option("--lr", train.lr, "highest learning rate")
+      ->check(examples::number_in(1e-9, 10))
+      ->capture_default_str();
   examples::add_workers_option(app, train.workers);
   examples::Precision::add_option(app, train.precision);
   examples::add_tensorboard_option(app, train.tensorboard);
@@ -85,6 +80,7 @@ int parse(int argc, char** argv, Options& options) {
     app.parse(argc, argv);
     if (options.phantom && !options.volume.empty())
       throw CLI::ValidationError("--phantom and --volume exclude each other");
+    examples::check_gpu_options(options.gpus, options.device, !train.profile.empty());
     if (train.model.channels > 4 && train.model.channels % 4 != 0)
       throw CLI::ValidationError("--channels must be at most 4 or a multiple of 4");
   } catch (const CLI::ParseError& error) {
@@ -99,7 +95,7 @@ Volume main_volume(const Options& options) {
   if (const auto sample = examples::find_sample("ch2.nii.gz")) return load_volume(*sample);
   vg::fail("superres",
            "no volume found: install Debian's package mricron-data, name a NIfTI file with --volume, or "
-           "try the made-up head of --phantom");
+           "use the synthetic head of --phantom");
 }
 
 std::optional<Volume> second_volume(const Options& options) {
@@ -109,7 +105,7 @@ std::optional<Volume> second_volume(const Options& options) {
   return load_volume(*sample);
 }
 
-/// The network's answer, on the CPU.
+/// The network's prediction, on the CPU.
 vg::Tensor answer(const SuperResolution& model, const Options& options, const vg::Tensor& low, vg::Device device) {
   const vg::autocast guard = examples::Precision(options.train.precision).autocast();
   return super_resolve(model, low.to(device), options.train.patch, margin_of(options), options.train.batch)
@@ -151,7 +147,7 @@ void add_tests(vg::SummaryWriter& writer, const std::vector<TestResult>& tests, 
                      metrics, step);
 }
 
-/// The volume as the network sees it at half its resolution, and its answer, for a viewer.
+/// Writes the network's prediction from the volume at half its resolution, for a viewer.
 void save_volume(const std::filesystem::path& path, const Volume& volume, const SuperResolution& model,
                  const Options& options, vg::Device device) {
   const vg::Tensor low = low_resolution(slab(volume, 0, volume.data().size(0)));
@@ -168,7 +164,7 @@ int run(const Options& options) {
   Options settled = options;
   if (settled.train.batch == 0) settled.train.batch = device.is_cuda() ? 32 : 8;
   if (settled.train.workers < 0) settled.train.workers = examples::default_workers(device, options.gpus);
-  examples::check_gpus("superres", options.gpus, settled.train.batch, options.device, !settled.train.profile.empty());
+  examples::check_gpus("superres", options.gpus, settled.train.batch);
 
   const Volume volume = main_volume(options);
   const std::optional<Volume> second = second_volume(options);
@@ -185,7 +181,7 @@ int run(const Options& options) {
   std::printf("%s %s: training on slices 0-%lld, testing on %s, in %s\n", volume.name.c_str(),
               vg::concat(volume.data().shape()).c_str(), static_cast<long long>(split - 1), held_out.c_str(),
               precision.c_str());
-  if (volume.phantom) std::printf("This is a phantom, not a scan: the figures say nothing about real heads.\n");
+  if (volume.phantom) std::printf("This is a phantom, not a scan: its figures do not carry over to real heads.\n");
 
   RunSummary summary;
   const vg::Tensor lower = volume.data().narrow(0, 0, split);

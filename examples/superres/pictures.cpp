@@ -63,7 +63,7 @@ void write_slices(const std::filesystem::path& path, const TestResult& test) {
 }
 
 void write_loss_curve(const std::filesystem::path& path, const std::vector<LossLine>& losses) {
-  examples::Curve curve{"loss (mean squared error)", {}, true};
+  examples::Curve curve{"training loss (mean squared error)", {}, true};
   for (const LossLine& line : losses) curve.points.push_back({static_cast<double>(line.step), line.loss});
   examples::write_curves(path, {&curve, 1});
 }

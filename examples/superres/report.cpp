@@ -44,22 +44,22 @@ void write_report(const std::filesystem::path& path, const RunSummary& run) {
   std::string text = "# " + run.title + "\n\n";
   text +=
       "Resolution doubled from the 2 x 2 x 2 box average of each volume. PSNR and SSIM over the voxels above 5 % of "
-      "the maximum; no test voxel was trained on.\n\n";
+      "the maximum. No test voxel was trained on.\n\n";
   text += "| test | trilinear PSNR (dB) | ours | gain | trilinear SSIM | ours |\n|---|---|---|---|---|---|\n";
   for (const TestResult& test : run.tests)
     text += format("| %s | %.2f | %.2f | **%+.2f** | %.4f | %.4f |\n", test.name.c_str(), test.trilinear.psnr,
                    test.ours.psnr, test.ours.psnr - test.trilinear.psnr, test.trilinear.ssim, test.ours.ssim);
   text += format(
-      "\nTrained on %s for %lld steps of %lld patches of %lld^3 voxels in %.1f s on %s (%lld parameters, last "
-      "loss %.3g); tests took %.1f s. Losses: [losses.csv](losses.csv).\n",
+      "\nTrained on %s for %lld steps of %lld patches of %lld^3 voxels in %.1f s on %s (%lld parameters; mean "
+      "training loss of the last 20 steps: %.3g). The tests took %.1f s. Training losses: [losses.csv](losses.csv).\n",
       run.training.c_str(), static_cast<long long>(run.steps), static_cast<long long>(run.batch),
       static_cast<long long>(run.patch), run.train_seconds, run.device.c_str(), static_cast<long long>(run.parameters),
       run.last_loss, run.test_seconds);
   if (!run.losses.empty()) text += "\n![losses](losses.png)\n";
   for (const TestResult& test : run.tests)
     text += "\n## " + test.name +
-            "\n\nThe middle axial, coronal and sagittal slices; the subject's right is on the right, in the sagittal "
-            "slice the front. The error is that of ours, five times amplified.\n\n![slices](" +
+            "\n\nThe middle axial, coronal and sagittal slices. The subject's right is on the right; in the sagittal "
+            "slice, the front is. The error is that of the network, amplified five times.\n\n![slices](" +
             test.label + ".png)\n";
   vg::write_file(path, text, "write_report");
 }

@@ -125,13 +125,38 @@ std::vector<std::string> list_cases(const fs::path& folder, const std::string& e
   return {cases.begin(), cases.end()};
 }
 
+/// Refuses keys that change what nnU-Net does with a data set and are not supported.
+void check_supported(const InputFile& file, const Values& values) {
+  file.check(!values.contains({"regions_class_order"}),
+             "'regions_class_order' belongs to labels that are regions, which are not supported");
+  file.check(!values.contains({"dataset"}),
+             "'dataset', a list of cases, is not supported; put the cases into imagesTr and labelsTr");
+  const auto reader = values.find({"overwrite_image_reader_writer"});
+  if (reader == values.end() || reader->second.type == "null") return;
+  const std::string& name = reader->second.text;
+  file.check(name == "None" || name == "SimpleITKIO" || name == "NibabelIO", "overwrite_image_reader_writer ",
+             in_quotes(name), " is not supported (SimpleITKIO and NibabelIO are)");
+}
+
 }  // namespace
 
 NnUNetFolder::NnUNetFolder(const fs::path& path) : folder(path) {
   InputFile file(path / "dataset.json", kOp);
   const Values values = read_values(file);
-  channels = read_names(file, values, "channel_names", 1, 9999);
+  check_supported(file, values);
+  const bool older = values.contains({"modality"}) && !values.contains({"channel_names"});
+  channels = read_names(file, values, older ? "modality" : "channel_names", 1, 9999);
   classes = read_names(file, values, "labels", 2, 256);
+  for (size_t i = 0; i < classes.size(); ++i) {
+    file.check(classes[i] != "background" || i == 0, "'labels': 'background' must be 0, is ", i);
+    file.check(classes[i] != "ignore" || i + 1 == classes.size(), "'labels': 'ignore' must be the highest label, is ",
+               i, " of 0 .. ", classes.size() - 1);
+  }
+  if (classes.back() == "ignore") {
+    classes.pop_back();
+    ignore_index = std::ssize(classes);
+    file.check(classes.size() > 1, "'labels' has only ", in_quotes(classes[0]), " and 'ignore'");
+  }
   file_ending = at(file, values, "file_ending", "a string").text;
   file.check(file_ending == ".nii.gz" || file_ending == ".nii", "file_ending ", in_quotes(file_ending),
              " is not supported (.nii.gz and .nii are)");
@@ -162,7 +187,7 @@ fs::path NnUNetFolder::label(const std::string& name) const {
 }
 
 Case NnUNetFolder::load(const std::string& name) const {
-  return load_case(name, images(name), label(name), std::ssize(classes));
+  return load_case(name, images(name), label(name), std::ssize(classes), ignore_index);
 }
 
 }  // namespace voxgrad::data

@@ -13,30 +13,22 @@ namespace {
 
 constexpr const char* kOp = "PatchDataset";
 
-/// Up to kMost voxels of each class but background, each with the same chance (Vitter's reservoir, algorithm R, 1985).
-std::vector<std::vector<int64_t>> find_classes(const PatchSource& source, int64_t ignore_index) {
-  constexpr int64_t kMost = 10'000, kSlab = 1 << 22;  // voxels that are read at once
-  std::array<std::vector<int64_t>, 256> voxels;
-  std::array<int64_t, 256> seen{};
-  Generator random(0);
-  const Shape& shape = source.shape;
-  const int64_t plane = shape[1] * shape[2], planes = std::max<int64_t>(kSlab / plane, 1);
-  for (int64_t z = 0; z < shape[0]; z += planes) {
-    const Tensor slab = source.label({z, 0, 0}, {std::min(planes, shape[0] - z), shape[1], shape[2]}).contiguous();
-    const auto* label = slab.data<uint8_t>();
-    for (int64_t i = 0; i < slab.numel(); ++i) {
-      const size_t k = label[i];
-      if (k == 0 || static_cast<int64_t>(k) == ignore_index) continue;
-      const int64_t slot = seen[k] < kMost ? seen[k] : random.next_below(seen[k] + 1);
-      ++seen[k];
-      if (slot == std::ssize(voxels[k])) voxels[k].push_back(0);
-      if (slot < kMost) voxels[k][static_cast<size_t>(slot)] = z * plane + i;
-    }
-  }
-  std::vector<std::vector<int64_t>> present;
-  for (auto& of_class : voxels)
-    if (!of_class.empty()) present.push_back(std::move(of_class));
-  return present;
+/// Reads a part of a source's label.
+Tensor read_label(const PatchSource& source, const Dims& start, const Shape& size) {
+  Tensor label = source.label(start, size);
+  check(label.defined() && label.dtype() == u8 && label.shape() == size, kOp, "expected the reader of a label at ",
+        start, " to return ", size, " u8, got ", describe(label));
+  return label;
+}
+
+/// Reads a part of a source's image.
+Tensor read_image(const PatchSource& source, const Dims& start, const Shape& size) {
+  Tensor image = source.image(start, size);
+  const bool fits = image.defined() && image.dtype() == f32 && image.dim() == 4 && image.size(0) > 0 &&
+                    image.shape() == Shape{image.size(0), size[0], size[1], size[2]};
+  check(fits, kOp, "expected the reader of an image at ", start, " to return (C, D, H, W) f32 with D, H, W of ", size,
+        ", got ", describe(image));
+  return image;
 }
 
 }  // namespace
@@ -65,6 +57,38 @@ PatchSource patch_source(const NpyFile& image, const NpyFile& label) {
           [label](const Dims& start, const Shape& size) { return label.read(start, size); }};
 }
 
+PatchDataset::Places PatchDataset::find_places(const PatchSource& source, int64_t ignore_index) {
+  constexpr int64_t kMost = 10'000, kSlab = 1 << 22;  // voxels kept of a class, and read at once
+  constexpr size_t kAny = 256;
+  std::array<Voxels, 257> voxels;  // of each class, and of any class
+  std::array<int64_t, 257> seen{};
+  Generator random(0);
+  // Each voxel is kept with the same chance (Vitter's reservoir, algorithm R, 1985).
+  const auto add = [&](size_t k, int64_t voxel) {
+    const int64_t slot = seen[k] < kMost ? seen[k] : random.next_below(seen[k] + 1);
+    ++seen[k];
+    if (slot == std::ssize(voxels[k])) voxels[k].push_back(0);
+    if (slot < kMost) voxels[k][static_cast<size_t>(slot)] = voxel;
+  };
+  const Shape& shape = source.shape;
+  const int64_t plane = shape[1] * shape[2], planes = std::max<int64_t>(kSlab / plane, 1);
+  for (int64_t z = 0; z < shape[0]; z += planes) {
+    const Tensor slab =
+        read_label(source, {z, 0, 0}, {std::min(planes, shape[0] - z), shape[1], shape[2]}).contiguous();
+    const auto* label = slab.data<uint8_t>();
+    for (int64_t i = 0; i < slab.numel(); ++i) {
+      if (label[i] == ignore_index) continue;
+      if (label[i] != 0) add(label[i], z * plane + i);
+      if (ignore_index >= 0) add(kAny, z * plane + i);
+    }
+  }
+  Places places;
+  if (seen[kAny] < numel(shape)) places.labelled = std::move(voxels[kAny]);
+  for (size_t k = 0; k < kAny; ++k)
+    if (!voxels[k].empty()) places.classes.push_back(std::move(voxels[k]));
+  return places;
+}
+
 PatchDataset::PatchDataset(std::vector<PatchSource> sources, const PatchOptions& options)
     : sources_(std::move(sources)), options_(options) {
   const Shape& size = options.size;
@@ -77,19 +101,20 @@ PatchDataset::PatchDataset(std::vector<PatchSource> sources, const PatchOptions&
   for (const PatchSource& source : sources_) {
     check(source.shape.size() == 3 && numel(source.shape) > 0 && source.image && source.label, kOp,
           "a source needs voxels (D, H, W), an image and a label, its shape is ", source.shape);
-    classes_.push_back(find_classes(source, options.ignore_index));
+    places_.push_back(find_places(source, options.ignore_index));
   }
 }
 
 Sample PatchDataset::get(int64_t index, Generator& random) const {
   const auto which = static_cast<size_t>(random.next_below(std::ssize(sources_)));
   const PatchSource& source = sources_[which];
-  const auto& classes = classes_[which];
+  const auto& [classes, labelled] = places_[which];
   const double anywhere = std::nearbyint(static_cast<double>(options_.batch_size) * (1 - options_.foreground));
-  Dims voxel;  // that has to be inside
-  if (static_cast<double>(index % options_.batch_size) >= anywhere && !classes.empty()) {
-    const Voxels& voxels = classes[static_cast<size_t>(random.next_below(std::ssize(classes)))];
-    const int64_t i = voxels[static_cast<size_t>(random.next_below(std::ssize(voxels)))];
+  const bool foreground = static_cast<double>(index % options_.batch_size) >= anywhere && !classes.empty();
+  const Voxels& centres = foreground ? classes[static_cast<size_t>(random.next_below(std::ssize(classes)))] : labelled;
+  Dims voxel;  // the patch's centre; empty: the patch lies anywhere
+  if (!centres.empty()) {
+    const int64_t i = centres[static_cast<size_t>(random.next_below(std::ssize(centres)))];
     const int64_t height = source.shape[1], width = source.shape[2];
     voxel = {i / (height * width), i / width % height, i % width};
   }
@@ -105,7 +130,7 @@ Sample PatchDataset::get(int64_t index, Generator& random) const {
     size.insert(0, std::min(wanted, source.shape[axis]));
     amounts.insert(amounts.end(), {start[0] - first, wanted - size[0] - (start[0] - first)});
   }
-  Sample sample{source.image(start, size), source.label(start, size)};
+  Sample sample{read_image(source, start, size), read_label(source, start, size)};
   if (size == options_.size) return sample;
   return {pad(sample.input, amounts), pad(sample.target, amounts)};
 }

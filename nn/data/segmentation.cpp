@@ -69,13 +69,28 @@ Tensor to_channel(const std::filesystem::path& path, const Tensor& voxels, const
   return voxels;
 }
 
-Tensor to_classes(const std::filesystem::path& path, const Tensor& voxels, const Dims& start, int64_t classes) {
-  const auto end = static_cast<float>(classes);
+/// Class numbers, or ignore_index, as u8.
+Tensor to_classes(const std::filesystem::path& path, const Tensor& voxels, const Dims& start, int64_t classes,
+                  int64_t ignore_index) {
+  const auto end = static_cast<float>(classes), ignored = static_cast<float>(ignore_index);
+  const bool ignores = ignore_index >= 0;
   check_voxels(
-      path, voxels, start, [end](float v) { return v >= 0 && v < end && v == std::floor(v); },
-      concat("which is no label of 0 .. ", classes - 1));
+      path, voxels, start,
+      [=](float v) { return (v >= 0 && v < end && v == std::floor(v)) || (ignores && v == ignored); },
+      concat("which is no label of 0 .. ", classes - 1,
+             ignores ? concat(" and not the ignored label ", ignore_index) : std::string()));
   return voxels.to(u8);
 }
+
+void check_classes(const std::string& name, size_t images, int64_t classes, int64_t ignore_index) {
+  check(images > 0 && classes >= 2 && classes <= 256, kLoad, "'", name, "' has ", images, " images and ", classes,
+        " classes; expected images and 2 to 256 classes");
+  check(ignore_index < 256, kLoad, "'", name, "': labels are u8, so ignore_index must be less than 256, got ",
+        ignore_index);
+}
+
+/// Whether a voxel of a u8 label counts as foreground.
+bool is_foreground(uint8_t number, int64_t ignore_index) { return number != 0 && number != ignore_index; }
 
 void check_image(const char* op, const Tensor& image) {
   check(image.defined() && image.dim() == 4 && image.dtype() == f32 && image.numel() > 0, op,
@@ -98,9 +113,8 @@ Tensor resized_classes(const Tensor& x, const Shape& size) {
 }  // namespace
 
 Case load_case(const std::string& name, const std::vector<std::filesystem::path>& images,
-               const std::filesystem::path& label, int64_t classes) {
-  check(!images.empty() && classes >= 2 && classes <= 256, kLoad, "'", name, "' has ", images.size(), " images and ",
-        classes, " classes; expected images and 2 to 256 classes");
+               const std::filesystem::path& label, int64_t classes, int64_t ignore_index) {
+  check_classes(name, images.size(), classes, ignore_index);
   Case c{name, {}, {}, {}, {}, {{0, 0, 0}, {}}};
   Tensors channels;
   for (const auto& path : images) {
@@ -115,15 +129,18 @@ Case load_case(const std::string& name, const std::vector<std::filesystem::path>
   if (label.empty()) return c;
   const NiftiImage image = load_nifti(label);
   check_same(label, geometry_of(label, image.data.shape(), image), images[0], c.geometry);
-  c.label = to_classes(label, image.data, c.box.start, classes);
-  check(amax(c.label).item() > 0, kLoad, "'", label.string(), "': there is nothing but background");
+  c.label = to_classes(label, image.data, c.box.start, classes, ignore_index);
+  const auto* voxels = c.label.data<uint8_t>();
+  const bool any = std::any_of(voxels, voxels + c.label.numel(),
+                               [=](uint8_t number) { return is_foreground(number, ignore_index); });
+  check(any, kLoad, "'", label.string(), "': there is nothing but background",
+        ignore_index < 0 ? "" : " and ignored voxels");
   return c;
 }
 
 PatchSource open_case(const std::vector<std::filesystem::path>& images, const std::filesystem::path& label,
-                      int64_t classes) {
-  check(!images.empty() && classes >= 2 && classes <= 256, kLoad, "'", label.string(), "' has ", images.size(),
-        " images and ", classes, " classes; expected images and 2 to 256 classes");
+                      int64_t classes, int64_t ignore_index) {
+  check_classes(label.string(), images.size(), classes, ignore_index);
   std::vector<NiftiFile> channels;
   const NiftiFile labels(label);
   const Geometry geometry = geometry_of(label, labels.shape(), labels.header());
@@ -138,8 +155,8 @@ PatchSource open_case(const std::vector<std::filesystem::path>& images, const st
               parts.push_back(to_channel(images[i], channels[i].read(start, size), start));
             return stack(parts);
           },
-          [label, labels, classes](const Dims& start, const Shape& size) {
-            return to_classes(label, labels.read(start, size), start, classes);
+          [label, labels, classes, ignore_index](const Dims& start, const Shape& size) {
+            return to_classes(label, labels.read(start, size), start, classes, ignore_index);
           }};
 }
 
@@ -197,13 +214,21 @@ Tensor z_score(const Tensor& image, const Tensor& mask) {
   return centred / clamp_min(sqrt(sum(centred * centred, voxels, true) * (1 / count)), 1e-8);
 }
 
-std::vector<float> sample_foreground(const Case& c, int64_t channel, int64_t count, Generator& random) {
-  check(c.label.defined(), "sample_foreground", "case '", c.name, "' has no label");
+std::vector<float> sample_foreground(const Case& c, int64_t channel, int64_t count, Generator& random,
+                                     int64_t ignore_index) {
+  constexpr const char* kOp = "sample_foreground";
+  check(count >= 0, kOp, "count must not be negative, got ", count);
+  check_image(kOp, c.image);
+  check(channel >= 0 && channel < c.image.size(0), kOp, "channel ", channel, " is out of range: case '", c.name,
+        "' has ", c.image.size(0));
+  check(c.label.defined(), kOp, "case '", c.name, "' has no label");
+  check(c.label.dtype() == u8 && c.label.shape() == c.image[0].shape(), kOp, "the label of case '", c.name,
+        "' must be u8 and fit the image ", c.image.shape(), ", got ", describe(c.label));
   const Tensor label = c.label.to(Device::cpu()).contiguous();
   std::vector<int64_t> places;
   for (int64_t i = 0; i < label.numel(); ++i)
-    if (label.data<uint8_t>()[i] > 0) places.push_back(i);
-  check(!places.empty(), "sample_foreground", "case '", c.name, "' has nothing but background");
+    if (is_foreground(label.data<uint8_t>()[i], ignore_index)) places.push_back(i);
+  check(!places.empty(), kOp, "case '", c.name, "' has nothing but background");
   const Tensor values = c.image.select(0, channel).to(Device::cpu()).contiguous();
   std::vector<float> sample(static_cast<size_t>(count));
   for (float& value : sample)
@@ -213,6 +238,8 @@ std::vector<float> sample_foreground(const Case& c, int64_t channel, int64_t cou
 
 Intensities measure_intensities(std::vector<float> values) {
   check(!values.empty(), "measure_intensities", "there are no values");
+  const bool finite = std::all_of(values.begin(), values.end(), [](float value) { return std::isfinite(value); });
+  check(finite, "measure_intensities", "the values must be finite");
   std::sort(values.begin(), values.end());
   const auto percentile = [&](double percent) {
     const double rank = percent / 100 * static_cast<double>(values.size() - 1), below = std::floor(rank);

@@ -30,7 +30,7 @@ struct Box {
 struct Case {
   std::string name;   ///< for messages
   Tensor image;       ///< (C, D, H, W) f32
-  Tensor label;       ///< (D, H, W) u8, class numbers; undefined if there is none
+  Tensor label;       ///< (D, H, W) u8, class numbers and ignored voxels; undefined if there is none
   Geometry geometry;  ///< of both
   Geometry original;  ///< of the files, and the part of them that is here, in their voxels
   Box box;
@@ -38,9 +38,10 @@ struct Case {
 
 /// Reads a NIfTI file for each channel, and one with class numbers. Throws Error, with the file's name, for what
 /// load_nifti refuses, a series, voxels that are NaN or infinite, files whose shapes differ or whose voxels lie more
-/// than a tenth of a voxel apart, and labels that are not whole numbers of [0, classes), or background everywhere.
+/// than a tenth of a voxel apart, and labels that are neither whole numbers of [0, classes) nor ignore_index, or have
+/// no foreground. A negative ignore_index: no voxel is ignored.
 Case load_case(const std::string& name, const std::vector<std::filesystem::path>& images,
-               const std::filesystem::path& label = {}, int64_t classes = 256);
+               const std::filesystem::path& label = {}, int64_t classes = 256, int64_t ignore_index = -100);
 
 /// A case of which parts are read: larger than memory, or in memory (patch_source() of nn/data/patches.h).
 struct PatchSource {
@@ -50,10 +51,10 @@ struct PatchSource {
   Read image;   ///< gives (C, size...), f32
   Read label;   ///< gives (size...), u8
 };
-/// As load_case, but voxels are read, and checked, when they are asked for; of .nii files only those. A label of
-/// background alone is not refused.
+/// As load_case, but each read loads and checks only its voxels, and of .nii files reads only these. Accepts a label
+/// without foreground.
 PatchSource open_case(const std::vector<std::filesystem::path>& images, const std::filesystem::path& label,
-                      int64_t classes = 256);
+                      int64_t classes = 256, int64_t ignore_index = -100);
 
 /// The smallest box that holds all voxels of (C, D, H, W) that are not 0 in some channel. Throws if there are none.
 Box nonzero_box(const Tensor& image);
@@ -71,8 +72,10 @@ struct Intensities {
   double low = 0, high = 0;  ///< percentiles 0.5 and 99.5
   double mean = 0, std = 1;
 };
-/// Values of `channel` at `count` random voxels that are not background, with replacement.
-std::vector<float> sample_foreground(const Case& c, int64_t channel, int64_t count, Generator& random);
+/// Returns the values of `channel` at `count` random foreground voxels, drawn with replacement. Background and voxels
+/// of ignore_index are not foreground (nnU-Net counts the latter). Throws for a case without foreground.
+std::vector<float> sample_foreground(const Case& c, int64_t channel, int64_t count, Generator& random,
+                                     int64_t ignore_index = -100);
 /// Of at least one value; percentiles are interpolated linearly.
 Intensities measure_intensities(std::vector<float> values);
 /// CT: each channel of (C, D, H, W) limited to [low, high], less the mean, over the standard deviation.

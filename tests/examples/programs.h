@@ -68,7 +68,7 @@ class Programs : public testing::Test {
     const std::string log = read(folder_ / "log");
     if (code != 0) {
       EXPECT_EQ(code, 130) << log;
-      EXPECT_NE(log.find("--resume goes on"), std::string::npos) << log;
+      EXPECT_NE(log.find("--resume continues from"), std::string::npos) << log;
       expect_refused(program + "--steps 41 --out parts --resume", 1, "was made with steps 40, now it is 41");
       const Result resumed = run(program + "--steps 40 --out parts --resume");
       EXPECT_EQ(resumed.code, 0) << resumed.output;

@@ -11,6 +11,7 @@
 
 #include "core/nifti.h"
 #include "core/safetensors.h"
+#include "examples/common/output.h"
 #include "tests/examples/programs.h"
 
 namespace voxgrad {
@@ -155,11 +156,25 @@ TEST_F(Programs, EventFilesForTensorBoard) {
 
 TEST_F(Programs, SuperresHasItsFolderForItself) {
   fs::create_directory(folder_ / "shared");
-  const int lock = open((folder_ / "shared/.lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+  const int lock = open((folder_ / "shared").c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   ASSERT_EQ(flock(lock, LOCK_EX), 0);
   expect_refused(kTiny + "--steps 1 --out shared", 1, "'shared' is in use by another run");
   close(lock);
   EXPECT_EQ(run(kTiny + "--steps 1 --out shared").code, 0);
+}
+
+TEST_F(Programs, RemovingFilesDoesNotUnlockTheFolder) {
+  const fs::path shared = folder_ / "shared";
+  {
+    const examples::OutputFolder first(shared);
+    EXPECT_THROW(examples::OutputFolder{shared}, Error);
+    for (const auto& entry : fs::directory_iterator(shared)) fs::remove_all(entry);
+    fs::remove(shared / ".lock");
+    EXPECT_THROW(examples::OutputFolder{shared}, Error);
+    EXPECT_THROW(examples::OutputFolder{folder_ / "shared/../shared"}, Error);
+    const examples::OutputFolder other(folder_ / "other");
+  }
+  EXPECT_NO_THROW(examples::OutputFolder{shared});
 }
 
 TEST_F(Programs, LostOutputIsAFailure) {
@@ -201,7 +216,9 @@ TEST_F(Programs, MisuseExitsWith2) {
     EXPECT_NE(help.output.find("--device"), std::string::npos);
   }
   expect_refused("superres --steps 0", 2, "--steps");
-  expect_refused("superres --phantom --gpus 2 --profile trace.json", 1, "--profile is for one GPU, and --gpus is 2");
+  expect_refused("superres --phantom --gpus 2 --profile trace.json", 2, "--profile needs a single GPU, got --gpus 2");
+  expect_refused("superres --phantom --gpus 1 --device cuda:1", 2,
+                 "--gpus 1 uses the first GPUs, so --device must be auto or cuda, got cuda:1");
   expect_refused("superres --steps many", 2, "--steps");
   expect_refused("superres --phantom --steps 4294967296 --batch 4294967296", 2, "--batch");
   expect_refused("superres --steps 18446744073709551617", 2, "--steps");
@@ -211,7 +228,9 @@ TEST_F(Programs, MisuseExitsWith2) {
     expect_refused(std::string("superres ") + option + " ''", 2, std::string(option) + ": must not be empty");
   for (const char* program : {"superres", "kernelbench"})
     expect_refused(std::string(program) + " --device gpu", 2, "expected cpu, cuda or cuda:N, got 'gpu'");
-  expect_refused("superres --lr nan", 2, "--lr");
+  for (const char* rate : {"nan", "inf", "0", "11", "1e-3x"})
+    expect_refused(std::string("superres --lr ") + rate, 2,
+                   std::string("--lr: ") + rate + " is not a number from 1e-09 to 10");
   expect_refused("superres --channels 6", 2, "multiple of 4");
   expect_refused("superres --phantom --volume x.nii", 2, "exclude each other");
   expect_refused("kernelbench --model 99", 2, "--model");

@@ -1,6 +1,7 @@
 // The program that segments: learning, stopping and going on, files of patches, and what it refuses.
 #include <signal.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <map>
@@ -10,6 +11,7 @@
 #include "core/random.h"
 #include "core/safetensors.h"
 #include "ops/create.h"
+#include "ops/shape.h"
 #include "tests/examples/programs.h"
 
 namespace voxgrad {
@@ -41,6 +43,7 @@ void make_dataset(const fs::path& folder) {
   std::ofstream(folder / "dataset.json") << R"({"channel_names": {"0": "T1"}, "labels": {"background": 0, "ball": 1},
     "numTraining": 3, "file_ending": ".nii.gz"})";
 }
+constexpr const char* kBrainSlab = "slices 114 to 122 along y of left half";
 const std::string kSegment = "segment --dataset balls --device cpu --batch 2 --patch 16 --spacing 1 --channels 4 ";
 
 TEST_F(Segment, LearnsAFolderOfNnUNetsLayout) {
@@ -51,12 +54,15 @@ TEST_F(Segment, LearnsAFolderOfNnUNetsLayout) {
   ASSERT_NE(row, std::string::npos) << result.output;
   EXPECT_GT(std::stod(result.output.substr(row + 9)), 0.8) << result.output;
   const fs::path out = folder_ / "out";
-  EXPECT_NE(read(out / "report.md").find("(c.png)"), std::string::npos);
-  for (const char* picture : {"c.png", "curves.png"}) EXPECT_EQ(read(out / picture).substr(1, 3), "PNG");
-  const NiftiImage labels = load_nifti(out / "c.nii.gz");
+  EXPECT_NE(result.output.find("training on 2 cases, validating on case a (fold 0 of 3)"), std::string::npos);
+  const std::string report = read(out / "report.md");
+  for (const char* text : {"Validated on case a (fold 0 of 3)", "## a (validation)", "(a.png)"})
+    EXPECT_NE(report.find(text), std::string::npos) << report;
+  for (const char* picture : {"a.png", "curves.png"}) EXPECT_EQ(read(out / picture).substr(1, 3), "PNG");
+  const NiftiImage labels = load_nifti(out / "a.nii.gz");
   EXPECT_EQ(labels.data.shape(), (Shape{16, 18, 20}));
   EXPECT_EQ(labels.affine[0][3], -7);
-  EXPECT_EQ(load_nifti(out / "c-probabilities.nii.gz").data.shape(), (Shape{2, 16, 18, 20}));
+  EXPECT_EQ(load_nifti(out / "a-probabilities.nii.gz").data.shape(), (Shape{2, 16, 18, 20}));
   EXPECT_FALSE(load_safetensors(out / "model.safetensors").empty());
   EXPECT_FALSE(fs::is_empty(folder_ / "events"));
 }
@@ -88,7 +94,7 @@ TEST_F(Segment, KilledAndResumedGivesTheSameBits) {
   expect_refused(program + "parts --resume --precision bf16", 1, "was made with precision highest, now it is bf16");
   const Result resumed = run(program + "parts --resume");
   EXPECT_EQ(resumed.code, 0) << resumed.output;
-  for (const char* file : {"model.safetensors", "history.csv", "c.nii.gz"})
+  for (const char* file : {"model.safetensors", "history.csv", "a.nii.gz"})
     EXPECT_EQ(read(folder_ / "whole" / file), read(folder_ / "parts" / file)) << file;
 }
 
@@ -103,11 +109,11 @@ TEST_F(Segment, ReadsPatchesFromFiles) {
     EXPECT_NE(result.output.find("in out/preprocessed: " + count), std::string::npos) << result.output;
   };
   expect_written("", "2 written, 0 as they were");
-  EXPECT_EQ(load_npy(stored / "a-image.npy").shape(), (Shape{1, 16, 18, 20}));
+  EXPECT_EQ(load_npy(stored / "c-image.npy").shape(), (Shape{1, 16, 18, 20}));
   EXPECT_EQ(load_npy(stored / "b-label.npy").dtype(), u8);
-  EXPECT_FALSE(fs::exists(stored / "c-image.npy"));  // held out
+  EXPECT_FALSE(fs::exists(stored / "a-image.npy"));  // for validation
   std::map<std::string, std::string> files;
-  for (const char* name : {"a-image.npy", "a-label.npy", "b-image.npy", "b-label.npy", "contents.txt"})
+  for (const char* name : {"c-image.npy", "c-label.npy", "b-image.npy", "b-label.npy", "contents.txt"})
     files[name] = read(stored / name);
   const auto expect_restored = [&](const std::string& count) {
     expect_written("--resume", count);
@@ -116,12 +122,12 @@ TEST_F(Segment, ReadsPatchesFromFiles) {
   expect_restored("0 written, 2 as they were");
   expect_written("", "2 written");
 
-  fs::resize_file(stored / "a-image.npy", 500);
+  fs::resize_file(stored / "c-image.npy", 500);
   expect_restored("1 written, 1 as they were");
   std::string bytes = files["b-label.npy"];
   bytes.back() ^= 1;
   std::ofstream(stored / "b-label.npy", std::ios::binary) << bytes;
-  fs::remove(stored / "a-label.npy");
+  fs::remove(stored / "c-label.npy");
   expect_restored("2 written, 0 as they were");
   bytes = files["b-image.npy"];
   bytes.replace(bytes.find("18, 20"), 6, "20, 18");  // of as many voxels
@@ -144,22 +150,148 @@ TEST_F(Segment, ReadsPatchesFromFiles) {
 
 TEST_F(Segment, SaysWhichFileOfPatchesIsGone) {
   make_dataset(folder_ / "balls");
-  EXPECT_EQ(run_until("test -e out/checkpoint.safetensors && rm out/preprocessed/a-image.npy", "0",
+  EXPECT_EQ(run_until("test -e out/checkpoint.safetensors && rm out/preprocessed/c-image.npy", "0",
                       kSegment + "--validate-every 8 --steps 100000 --out out"),
             1);
-  EXPECT_NE(read(folder_ / "log").find("out/preprocessed/a-image.npy'"), std::string::npos) << read(folder_ / "log");
+  EXPECT_NE(read(folder_ / "log").find("out/preprocessed/c-image.npy'"), std::string::npos) << read(folder_ / "log");
 }
 
 TEST_F(Segment, FindsTheBrain) {
   const Result result = run("segment --device cpu --steps 1 --spacing 8 --patch 16 --channels 2 --residual --out out");
   ASSERT_EQ(result.code, 0) << result.output;
   EXPECT_NE(result.output.find("| 0.810 |"), std::string::npos) << result.output;  // the mirrored labels' mean Dice
+  // It validates on a part of the half that it trains on.
+  EXPECT_NE(result.output.find(kBrainSlab), std::string::npos) << result.output;
+  EXPECT_NE(result.output.find("right half, mirrored (test)"), std::string::npos) << result.output;
+  const std::string report = read(folder_ / "out/report.md");
+  EXPECT_NE(report.find(std::string("Validated on ") + kBrainSlab), std::string::npos) << report;
+  EXPECT_NE(report.find("## right half, mirrored (test)"), std::string::npos) << report;
+}
+
+TEST_F(Segment, ASingleCaseIsSplitBySlices) {
+  make_dataset(folder_ / "balls");
+  const std::string pair = "--image balls/imagesTr/a_0000.nii.gz --label balls/labelsTr/a.nii.gz ";
+  const std::string program =
+      "segment " + pair + "--device cpu --batch 1 --patch 16 --spacing 1 --channels 2 --steps 2 ";
+  const Result result = run(program + "--out out");
+  ASSERT_EQ(result.code, 0) << result.output;
+  EXPECT_NE(result.output.find("training on 1 case, validating on slices "), std::string::npos) << result.output;
+  EXPECT_NE(result.output.find(" along x of a_0000.nii.gz"), std::string::npos) << result.output;
+  EXPECT_NE(result.output.find("a_0000.nii.gz (validation)"), std::string::npos) << result.output;
+
+  // Labels of these slices have no part in the training.
+  const std::string at = result.output.substr(result.output.find("slices "));
+  const int64_t slice = std::stoll(at.substr(7));
+  EXPECT_EQ(at.find(concat("slices ", slice, " to ", slice, " along x")), 0u) << at;
+  const fs::path path = folder_ / "balls/labelsTr/a.nii.gz";
+  NiftiImage label = load_nifti(path);
+  label.data.narrow(2, slice, 1).narrow(0, 5, 3).fill_(1);
+  save_nifti(path, label);
+  ASSERT_EQ(run(program + "--out other").code, 0);
+  EXPECT_EQ(read(folder_ / "out/model.safetensors"), read(folder_ / "other/model.safetensors"));
+
+  // A class that lies in one slice cannot be split.
+  label.data.zero_();
+  label.data.set({8, 8, 8}, 1);
+  save_nifti(path, label);
+  expect_refused(program + "--out out", 1, "'a_0000.nii.gz' is the only case, and no slices of it can be held out");
+}
+
+TEST_F(Segment, TheLastOfSeveralPairsIsForValidation) {
+  make_dataset(folder_ / "balls");
+  const Result result =
+      run("segment --image balls/imagesTr/a_0000.nii.gz balls/imagesTr/b_0000.nii.gz --label balls/labelsTr/a.nii.gz "
+          "balls/labelsTr/b.nii.gz --device cpu --batch 1 --patch 16 --spacing 1 --channels 2 --steps 2 --out out");
+  ASSERT_EQ(result.code, 0) << result.output;
+  EXPECT_NE(result.output.find("training on 1 case, validating on case b_0000.nii.gz"), std::string::npos)
+      << result.output;
+  const std::string history = read(folder_ / "out/history.csv");
+  EXPECT_EQ(history.find("step,training_loss,validation_dice\n"), 0u) << history;
+  // The last validation is that of the final table.
+  const double dice = std::stod(history.substr(history.rfind(',') + 1));
+  const size_t row = result.output.find("| **mean** | **");
+  ASSERT_NE(row, std::string::npos) << result.output;
+  EXPECT_NEAR(std::stod(result.output.substr(row + 15)), dice, 5e-4) << result.output;
+}
+
+/// Rewrites dataset.json with an ignore label, and marks all voxels for which `ignored(d, h, w)` holds.
+template <class F>
+void ignore_voxels(const fs::path& folder, const F& ignored) {
+  std::ofstream(folder / "dataset.json") << R"({"channel_names": {"0": "T1"}, "numTraining": 3,
+    "labels": {"background": 0, "ball": 1, "ignore": 2}, "file_ending": ".nii.gz"})";
+  for (const char* name : {"a", "b", "c"}) {
+    const fs::path path = folder / "labelsTr" / (std::string(name) + ".nii.gz");
+    NiftiImage label = load_nifti(path);
+    for (int64_t d = 0; d < 16; ++d)
+      for (int64_t h = 0; h < 18; ++h)
+        for (int64_t w = 0; w < 20; ++w)
+          if (ignored(d, h, w)) label.data.set({d, h, w}, 2);
+    save_nifti(path, label);
+  }
+}
+
+TEST_F(Segment, LeavesIgnoredVoxelsOut) {
+  make_dataset(folder_ / "balls");
+  ignore_voxels(folder_ / "balls", [](int64_t d, int64_t, int64_t w) { return w < 6 || (d + w) % 3 == 0; });
+  const Result result = run(kSegment + "--steps 60 --lr 1e-2 --ema 0.9 --out out --probabilities");
+  ASSERT_EQ(result.code, 0) << result.output;
+  EXPECT_EQ(result.output.find("ignore"), std::string::npos) << result.output;
+  const size_t row = result.output.find("| ball | ");
+  ASSERT_NE(row, std::string::npos) << result.output;
+  EXPECT_GT(std::stod(result.output.substr(row + 9)), 0.8) << result.output;
+  EXPECT_EQ(load_nifti(folder_ / "out/a-probabilities.nii.gz").data.shape(), (Shape{2, 16, 18, 20}));
+  const NiftiImage found = load_nifti(folder_ / "out/a.nii.gz");
+  const std::vector<double> labels = found.data.to_vector();
+  EXPECT_LE(*std::max_element(labels.begin(), labels.end()), 1);  // the ignored label is never predicted
+
+  // Deep supervision at half the resolution takes odd planes, so none of its voxels has a label.
+  make_dataset(folder_ / "balls");
+  ignore_voxels(folder_ / "balls", [](int64_t d, int64_t, int64_t) { return d % 2 == 1; });
+  const Result sparse = run(kSegment + "--steps 3 --no-augmentation --out sparse");
+  EXPECT_EQ(sparse.code, 0) << sparse.output;
+}
+
+TEST_F(Segment, NormalizesEachChannelByItsName) {
+  make_dataset(folder_ / "balls");
+  for (const char* name : {"a", "b", "c"}) {
+    const fs::path images = folder_ / "balls/imagesTr";
+    fs::copy(images / (std::string(name) + "_0000.nii.gz"), images / (std::string(name) + "_0001.nii.gz"));
+  }
+  const auto first_of = [&](const char* name, int64_t channel) {  // the smallest and the largest value
+    std::ofstream(folder_ / "balls/dataset.json")
+        << R"({"channel_names": {"0": "T1", "1": ")" << name
+        << R"("}, "labels": {"background": 0, "ball": 1}, "numTraining": 3, "file_ending": ".nii.gz"})";
+    const Result result = run(kSegment + "--steps 1 --out out");
+    EXPECT_EQ(result.code, 0) << result.output;
+    const std::vector<double> values =
+        load_npy(folder_ / "out/preprocessed/b-image.npy").select(0, channel).contiguous().to_vector();
+    const auto [low, high] = std::minmax_element(values.begin(), values.end());
+    return std::pair(*low, *high);
+  };
+  const auto z_score = first_of("T2", 1);
+  EXPECT_LT(z_score.first, -0.5);
+  EXPECT_EQ(first_of("noNorm", 0), z_score);  // the other channel keeps its own
+  EXPECT_NEAR(first_of("nonorm", 1).second, 4.99, 0.02);
+  EXPECT_EQ(first_of("rescale_to_0_1", 1), std::pair(0.0, 1.0));
+  EXPECT_NEAR(first_of("RGB_to_0_1", 1).second, 4.99 / 255, 1e-4);
+  const auto ct = first_of("ct", 1);  // in units of the balls' standard deviation, below their mean
+  EXPECT_NEAR(ct.first, -1.7, 0.1);
+  EXPECT_NEAR(ct.second, 1.7, 0.1);
 }
 
 TEST_F(Segment, RefusesWhatDoesNotFit) {
   make_dataset(folder_ / "balls");
-  expect_refused("segment --image a.nii", 1, "give one --label for each --image");
-  expect_refused("segment --dataset balls --image a.nii", 2, "exclude each other");
+  expect_refused("segment --image a.nii", 2, "--image requires --label");
+  expect_refused("segment --label a.nii", 2, "--label requires --image");
+  expect_refused("segment --image a.nii b.nii --label a.nii", 2, "give one --label for each --image, got 1 and 2");
+  expect_refused("segment --dataset balls --image a.nii --label b.nii", 2, "--dataset excludes --image");
+  expect_refused("segment --dataset balls --label b.nii", 2, "--label");
+  for (const char* option : {"--lr", "--ema", "--spacing"})
+    for (const char* value : {"nan", "inf", "-nan", "1e999", "x"})
+      expect_refused(std::string("segment ") + option + ' ' + value, 2,
+                     std::string(option) + ": " + value + " is not a number from");
+  expect_refused("segment --gpus 2 --device cpu", 2,
+                 "--gpus 2 uses the first GPUs, so --device must be auto or cuda, got cpu");
   expect_refused("segment --dataset nowhere", 1, "nowhere");
   fs::remove(folder_ / "balls/labelsTr/b.nii.gz");
   expect_refused(kSegment, 1, "b.nii.gz");
@@ -207,11 +339,11 @@ TEST_F(Segment, RefusesBadData) {
       image, [](NiftiImage& b) { b.data.zero_(); }, "all voxels of case 'b' are 0");
 
   expect_refused_with(
-      "balls/imagesTr/c_0000.nii.gz",  // held out
-      [](NiftiImage& c) {
-        c.data.set({1, 2, 3}, std::nan(""));
+      "balls/imagesTr/a_0000.nii.gz",  // for validation
+      [](NiftiImage& a) {
+        a.data.set({1, 2, 3}, std::nan(""));
       },
-      "'balls/imagesTr/c_0000.nii.gz': voxel [1, 2, 3] is nan, not a finite number");
+      "'balls/imagesTr/a_0000.nii.gz': voxel [1, 2, 3] is nan, not a finite number");
 
   const auto expect_lie = [&](const char* truth, const char* lie, const std::string& message) {
     make_dataset(folder_ / "balls");

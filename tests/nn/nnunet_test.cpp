@@ -2,6 +2,7 @@
 #include "nn/data/nnunet.h"
 
 #include "ops/create.h"
+#include "ops/reduce.h"
 #include "tests/core/file_support.h"
 
 namespace voxgrad::data {
@@ -53,6 +54,33 @@ TEST_F(NnUNetTest, ListsAndLoads) {
                "'" + path("labelsTr/b.nii").string() + "': voxel [0, 0, 0] is 3, which is no label of 0 .. 2");
 }
 
+TEST_F(NnUNetTest, TheIgnoreLabelIsNoClass) {
+  json("\"tumour\": 2", "\"ignore\": 2");
+  const NnUNetFolder folder(path(""));
+  EXPECT_EQ(folder.classes, (std::vector<std::string>{"background", "edema"}));
+  EXPECT_EQ(folder.ignore_index, 2);
+  EXPECT_ERROR(folder.load("b"), "there is nothing but background and ignored voxels");
+  NiftiImage label = load_nifti(path("labelsTr/b.nii"));
+  label.data.set({1, 0, 1}, 1);
+  save_nifti(path("labelsTr/b.nii"), label);
+  EXPECT_EQ(sum(folder.load("b").label).item(), 7 * 2 + 1);
+  label.data.set({1, 0, 1}, 3);
+  save_nifti(path("labelsTr/b.nii"), label);
+  EXPECT_ERROR(folder.load("b"), "voxel [1, 0, 1] is 3, which is no label of 0 .. 1 and not the ignored label 2");
+}
+
+TEST_F(NnUNetTest, AcceptsOtherFormsOfTheKeys) {
+  json("\"channel_names\"", "\"modality\"");
+  EXPECT_EQ(NnUNetFolder(path("")).channels.size(), 2u);
+  json("\"tumour\": 2", "\"tumour\": [2]");
+  EXPECT_EQ(NnUNetFolder(path("")).classes.size(), 3u);
+  EXPECT_EQ(NnUNetFolder(path("")).ignore_index, -100);
+  for (const char* reader : {"SimpleITKIO", "NibabelIO", "None"}) {
+    json("\"name\": \"anything else\"", concat("\"overwrite_image_reader_writer\": \"", reader, '"'));
+    EXPECT_EQ(NnUNetFolder(path("")).training.size(), 2u);
+  }
+}
+
 TEST_F(NnUNetTest, RefusesADatasetThatLies) {
   const std::string file = "NnUNetFolder: '" + path("dataset.json").string() + "': ";
   const std::array<const char*, 3> cases[] = {
@@ -63,7 +91,7 @@ TEST_F(NnUNetTest, RefusesADatasetThatLies) {
       {"\"numTraining\": 2", "\"numTraining\": -1", "numTraining is -1, imagesTr has 2 cases"},
       {"\"numTraining\": 2", "\"numTraining\": 2, \"numTraining\": 3", "'numTraining' is there twice"},
       {"\"numTraining\"", "\"number\"", "has no 'numTraining'"},
-      {"\"channel_names\"", "\"modality\"", "has no 'channel_names'"},
+      {"\"channel_names\"", "\"channels\"", "has no 'channel_names'"},
       {"{\"0\": \"T1\", \"1\": \"T2\"}", "[]", "'channel_names' must be an object, is an array"},
       {"{\"0\": \"T1\", \"1\": \"T2\"}", "{}", "'channel_names' has 0 names, expected 1 to 9999"},
       {"\"1\": \"T2\"", "\"2\": \"T2\"", "'channel_names' must be numbered 0, 1, 2, ...; 1 is missing"},
@@ -71,6 +99,14 @@ TEST_F(NnUNetTest, RefusesADatasetThatLies) {
       {"\"tumour\": 2", "\"tumour\": 3", "'labels' must be numbered 0, 1, 2, ...; 2 is missing"},
       {"\"tumour\": 2", "\"tumour\": 1", "'labels': two are number 1"},
       {"\"tumour\": 2", "\"tumour\": [1, 2]", "'labels': 'tumour' is a list; regions are not supported"},
+      {"\"edema\"", "\"ignore\"", "'labels': 'ignore' must be the highest label, is 1 of 0 .. 2"},
+      {"\"background\": 0, \"tumour\": 2", "\"tumour\": 0, \"background\": 2",
+       "'labels': 'background' must be 0, is 2"},
+      {"\"tumour\": 2, \"edema\": 1", "\"ignore\": 1", "'labels' has only 'background' and 'ignore'"},
+      {"\"name\"", "\"dataset\"", "'dataset', a list of cases, is not supported"},
+      {"\"name\"", "\"regions_class_order\"", "'regions_class_order' belongs to labels that are regions"},
+      {"\"name\": \"anything else\"", "\"overwrite_image_reader_writer\": \"NibabelIOWithReorient\"",
+       "overwrite_image_reader_writer 'NibabelIOWithReorient' is not supported (SimpleITKIO and NibabelIO are)"},
       {"\"tumour\": 2", "\"tumour\": 1.5", "'labels': 'tumour' has no number"},
       {"\"tumour\": 2", "\"tumour\": {\"edema\": 2}", "'labels': 'tumour' has no number"},
       {"\"tumour\": 2", "\"edema\": 2", "'edema' is there twice"},

@@ -122,6 +122,54 @@ TEST_F(PatchTest, ClassesOfManyVoxelsAreDrawnEvenly) {
   EXPECT_NEAR(late / 4000, 0.25, 0.05);
 }
 
+// As in nnU-Net, every patch has a label where only some voxels do; without ignored voxels patches lie anywhere.
+TEST_F(PatchTest, CentresPatchesAtVoxelsThatAreNotIgnored) {
+  Case c = example();
+  c.label = full({10, 12, 8}, 7, {.dtype = u8});
+  c.label.set({5, 6, 4}, 0);
+  c.label.set({2, 3, 4}, 1);
+  const PatchDataset dataset({patch_source(c)}, {.size = {1, 1, 1}, .batch_size = 2, .ignore_index = 7});
+  int background = 0;
+  for (int64_t i = 0; i < 100; ++i) {
+    Generator random(static_cast<uint64_t>(i));
+    const auto label = dataset.get(i, random).target.item<int64_t>();
+    EXPECT_EQ(label, i % 2 == 1 ? 1 : label == 1) << i;  // every second patch is one with foreground
+    background += label == 0;
+  }
+  EXPECT_NEAR(background, 25, 15);
+  c.label = ones({10, 12, 8}, {.dtype = u8});
+  const PatchOptions options{.size = {1, 1, 1}, .foreground = 0};
+  PatchOptions ignoring = options;
+  ignoring.ignore_index = 7;
+  for (uint64_t i = 0; i < 10; ++i) {
+    Generator a(i), b(i);
+    EXPECT_EQ(PatchDataset({patch_source(c)}, options).get(0, a).input.item(),
+              PatchDataset({patch_source(c)}, ignoring).get(0, b).input.item());
+  }
+}
+
+TEST_F(PatchTest, RefusesReadersThatReturnSomethingElse) {
+  const PatchSource good = patch_source(example());
+  const auto returning = [](const Tensor& tensor) { return [tensor](const Dims&, const Shape&) { return tensor; }; };
+  const auto get = [](const PatchSource& source) {
+    Generator random(1);
+    PatchDataset({source}, {.size = {2, 2, 2}}).get(0, random);
+  };
+  for (const Tensor& image : {zeros({1, 2, 2, 3}), zeros({2, 2, 2}), zeros({1, 2, 2, 2}, {.dtype = f64}), Tensor()}) {
+    const PatchSource source{good.shape, returning(image), good.label};
+    EXPECT_ERROR(get(source), "PatchDataset: expected the reader of an image at [");
+    EXPECT_ERROR(get(source), concat("to return (C, D, H, W) f32 with D, H, W of [2, 2, 2], got ", describe(image)));
+  }
+  EXPECT_ERROR(get({good.shape, good.image, returning(zeros({9, 12, 8}, {.dtype = u8}))}),
+               "PatchDataset: expected the reader of a label at [0, 0, 0] to return [10, 12, 8] u8, got [9, 12, 8] u8");
+  EXPECT_ERROR(get({good.shape, good.image, returning(zeros({10, 12, 8}))}), "got [10, 12, 8] f32");
+  // A reader that fails only for patches.
+  const auto label = [&](const Dims& start, const Shape& size) {
+    return size == good.shape ? good.label(start, size) : zeros({2, 2, 1}, {.dtype = u8});
+  };
+  EXPECT_ERROR(get({good.shape, good.image, label}), "to return [2, 2, 2] u8, got [2, 2, 1] u8");
+}
+
 TEST_F(PatchTest, RefusesWhatMakesNoSense) {
   const PatchSource source = patch_source(example());
   EXPECT_ERROR(PatchDataset({}, {.size = {1, 1, 1}}), "there are no cases");

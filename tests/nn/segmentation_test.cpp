@@ -262,6 +262,14 @@ TEST(Normalise, CtByTheForeground) {
   const auto sample = sample_foreground(c, 0, 100, random);
   EXPECT_EQ(std::count(sample.begin(), sample.end(), 1.f) + std::count(sample.begin(), sample.end(), 23.f), 100);
   EXPECT_GT(std::count(sample.begin(), sample.end(), 1.f), 30);
+  const auto of_class_2 = sample_foreground(c, 0, 50, random, 1);
+  EXPECT_EQ(std::count(of_class_2.begin(), of_class_2.end(), 23.f), 50);
+  EXPECT_TRUE(sample_foreground(c, 0, 0, random).empty());
+  EXPECT_ERROR(sample_foreground(c, 0, -1, random), "sample_foreground: count must not be negative, got -1");
+  EXPECT_ERROR(sample_foreground(c, 1, 9, random), "channel 1 is out of range: case 'case' has 1");
+  c.label = zeros({2, 3, 5}, {.dtype = u8});
+  EXPECT_ERROR(sample_foreground(c, 0, 9, random), "must be u8 and fit the image [1, 2, 3, 4], got [2, 3, 5] u8");
+  EXPECT_ERROR(measure_intensities({1, std::numeric_limits<float>::quiet_NaN()}), "the values must be finite");
 }
 
 }  // namespace

@@ -300,6 +300,13 @@ TEST(DeepSupervisionLoss, RefusesWhatDoesNotFit) {
   EXPECT_ERROR(deep_supervision_loss({whole, Tensor(), whole}, target), "logits");
   EXPECT_ERROR(deep_supervision_loss({whole, zeros({1, 2, 3, 2, 2}), whole}, target),
                "sizes of the logits [1, 2, 3, 2, 2] must divide those of target [1, 4, 4, 4]");
+  // The last level, whose weight is 0, is checked too.
+  EXPECT_ERROR(deep_supervision_loss({whole, zeros({1, 2, 3, 2, 2})}, target),
+               "sizes of the logits [1, 2, 3, 2, 2] must divide those of target [1, 4, 4, 4]");
+  EXPECT_ERROR(deep_supervision_loss({whole, Tensor()}, target), "logits");
+  EXPECT_ERROR(deep_supervision_loss({whole, zeros({2, 2, 2, 2, 2})}, target),
+               "deep_supervision_loss: target must have shape [2, 2, 2, 2]");
+  EXPECT_ERROR(deep_supervision_loss({whole, zeros({1, 2, 2, 2, 2}, {.dtype = i64})}, target), "deep_supervision_loss");
   EXPECT_ERROR(deep_supervision_loss({whole}, zeros({1, 4}, {.dtype = u8})), "target (N, ...)");
   EXPECT_ERROR(deep_supervision_loss({zeros({2, 2, 4, 4, 4})}, target), "dice_ce_loss: target must have shape");
 }

@@ -95,6 +95,35 @@ TEST(ClassLosses, PassOverIgnoredVoxels) {
     }
 }
 
+// cross_entropy is NaN there, as PyTorch's; the composed losses count it as 0, as nnU-Net does.
+TEST(ClassLosses, ComposedLossesOfNoLabelledVoxelAreZero) {
+  for (const Device device : devices())
+    for (const int64_t classes : {3, 14}) {
+      const Tensor x = randn({2, classes, 4, 6}).to(device), none = full({2, 4, 6}, 200, {u8, device});
+      const Tensor weight = zeros({classes}, {.device = device});
+      const DiceOptions batch{.batch = true, .ignore_index = 200}, samples{.ignore_index = 200};
+      for (const DiceCEOptions& options : {DiceCEOptions{.dice = batch}, DiceCEOptions{.dice = samples},
+                                           DiceCEOptions{.dice = batch, .label_smoothing = 0.1}}) {
+        const Result got = with_gradient(x, [&](const Tensor& t) { return dice_ce_loss(t, none, options); });
+        EXPECT_EQ(got.loss.item(), 0) << classes;
+        EXPECT_EQ(amax(abs(got.dx)).item(), 0) << classes;
+      }
+      // Every class has weight 0, so that only Dice remains.
+      const Tensor target = class_map({2, 4, 6}, classes).to(device);
+      EXPECT_EQ(dice_ce_loss(x, target, {.weight = weight}).item(), dice_loss(x, target).item()) << classes;
+      EXPECT_TRUE(std::isnan(cross_entropy(x, target, {.weight = weight}).item()));
+      // The only labelled voxel is not among those of the second level.
+      Tensor one = none.clone();
+      one.narrow(0, 0, 1).narrow(1, 0, 1).narrow(2, 0, 1).fill_(1);
+      const Tensors levels{x, slice(slice(x, 2, 0, 4, 2), 3, 0, 6, 2), x};
+      const Result deep = with_gradient(x, [&](const Tensor& t) {
+        return deep_supervision_loss({t, levels[1], levels[2]}, one, {.dice = batch});
+      });
+      EXPECT_NEAR(deep.loss.item(), dice_ce_loss(x, one, {.dice = batch}).item() * 2 / 3, 1e-6);
+      EXPECT_TRUE(std::isfinite(amax(abs(deep.dx)).item()));
+    }
+}
+
 TEST(ClassLosses, RefuseBadOptions) {
   const Tensor x = zeros({2, 3, 4}), target = zeros({2, 4}, {.dtype = i64});
   EXPECT_ERROR(cross_entropy(x, target, {.weight = ones({2})}), "cross_entropy: weight must have shape [3]");
