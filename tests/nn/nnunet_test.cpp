@@ -72,8 +72,6 @@ TEST_F(NnUNetTest, TheIgnoreLabelIsNoClass) {
 TEST_F(NnUNetTest, AcceptsOtherFormsOfTheKeys) {
   json("\"channel_names\"", "\"modality\"");
   EXPECT_EQ(NnUNetFolder(path("")).channels.size(), 2u);
-  json("\"tumour\": 2", "\"tumour\": [2]");
-  EXPECT_EQ(NnUNetFolder(path("")).classes.size(), 3u);
   EXPECT_EQ(NnUNetFolder(path("")).ignore_index, -100);
   for (const char* reader : {"SimpleITKIO", "NibabelIO", "None"}) {
     json("\"name\": \"anything else\"", concat("\"overwrite_image_reader_writer\": \"", reader, '"'));
