@@ -380,5 +380,21 @@ TEST(Device, ParsesAndRefuses) {
   }
 }
 
+TEST(Tensor, VectorsBecomeTensors) {
+  const auto expect = [](const Tensor& x, const char* described, const std::vector<double>& values) {
+    EXPECT_EQ(concat(describe(x)), described);
+    EXPECT_EQ(x.to_vector(), values);
+  };
+  expect(tensor(std::vector<float>{1.5f, -2}), "[2] f32 on cpu", {1.5, -2});
+  expect(tensor(std::vector<double>{1e300}), "[1] f64 on cpu", {1e300});
+  expect(tensor(std::vector<int64_t>{}), "[0] i64 on cpu", {});
+  expect(tensor(std::vector<int>{1, 2, 3}), "[3] i32 on cpu", {1, 2, 3});
+  expect(tensor(std::vector<uint8_t>{255}), "[1] u8 on cpu", {255});
+  expect(tensor(std::vector<bool>{true, false, true}), "[3] bool on cpu", {1, 0, 1});
+  expect(tensor({1, 2}), "[2] f32 on cpu", {1, 2});  // a list is a list
+  const std::vector<float> values{7};
+  for (const Device device : devices()) EXPECT_EQ(tensor(values, device).device(), device);
+}
+
 }  // namespace
 }  // namespace voxgrad
