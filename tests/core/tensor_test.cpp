@@ -249,6 +249,7 @@ TEST(Tensor, InPlaceWritesAreCountedAndChecked) {
   EXPECT_ERROR(y.add_(ones({2, 4})), "add_: shape [2, 4] does not broadcast to [4]");
   EXPECT_ERROR(zeros({2}, {.dtype = i64}).mul_(0.5), "mul_: an integer tensor takes integer constants");
   EXPECT_ERROR(zeros({1}, {.requires_grad = true}).fill_(1), "in-place write");
+  EXPECT_ERROR(zeros({1}, {.requires_grad = true}).zero_(), "zero_: an in-place write");
 }
 
 TEST(Tensor, Prints) {
