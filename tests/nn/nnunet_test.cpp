@@ -71,6 +71,7 @@ TEST_F(NnUNetTest, RefusesADatasetThatLies) {
       {"\"tumour\": 2", "\"tumour\": 3", "'labels' must be numbered 0, 1, 2, ...; 2 is missing"},
       {"\"tumour\": 2", "\"tumour\": 1", "'labels': two are number 1"},
       {"\"tumour\": 2", "\"tumour\": [1, 2]", "'labels': 'tumour' is a list; regions are not supported"},
+      {"\"tumour\": 2", "\"tumour\": []", "'labels': 'tumour' is a list; regions are not supported"},
       {"\"tumour\": 2", "\"tumour\": 1.5", "'labels': 'tumour' has no number"},
       {"\"tumour\": 2", "\"tumour\": {\"edema\": 2}", "'labels': 'tumour' has no number"},
       {"\"tumour\": 2", "\"edema\": 2", "'edema' is there twice"},
@@ -85,6 +86,8 @@ TEST_F(NnUNetTest, RefusesADatasetThatLies) {
   }
   json("\"name\": \"anything else\"",
        "\"name\": [{\"labels\": [[1], {\"b\": null}]}, true, -1, 1.5], \"a\": {\"b\": []}");
+  EXPECT_EQ(NnUNetFolder(path("")).classes.size(), 3u);
+  json("\"tumour\": 2", "\"tumour\": [2]");
   EXPECT_EQ(NnUNetFolder(path("")).classes.size(), 3u);
   put("dataset.json", std::string(100000, '['));
   refuses(file + "is not a JSON object");
