@@ -94,7 +94,7 @@ void Scope::stop() noexcept {
   const std::unique_ptr<Event> open(std::exchange(open_, nullptr));
   Event& event = *open;
   event.end = now();
-  // A range has no place of its own, and the program may end it after the module in which it began.
+  // A range changes no place, and the program may end it after the module in which it began.
   if (event.kind != Kind::range) current_place = event.outer;
   if (event.kind == Kind::op) op_event = nullptr;
   nvtxRangePop();

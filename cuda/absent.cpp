@@ -62,7 +62,7 @@ const Runtime& cuda_runtime() {
 
 namespace cuda {
 namespace {
-ScopedValue<void*>* no_streams = nullptr;
+thread_local ScopedValue<void*>* no_streams = nullptr;  // stays empty: the guard's constructor throws
 }
 
 bool has_wgmma(int) { return false; }

@@ -23,8 +23,9 @@ namespace fs = std::filesystem;
 constexpr const char* kOp = "NnUNetFolder";
 constexpr int64_t kLargestText = 1 << 26;
 
-/// The file's values by their keys, and those of objects in it by two keys.
-using Values = std::map<JsonPath, JsonValue>;
+/// The file's values by key; the members of objects in it by two keys; and of lists in these the first two items, by
+/// two keys and "".
+using Values = std::multimap<JsonPath, JsonValue>;
 
 Values read_values(InputFile& file) {
   file.check(file.size() <= kLargestText, "larger than ", kLargestText, " bytes");
@@ -33,8 +34,12 @@ Values read_values(InputFile& file) {
   Values values;
   read_json(file, "", text, [&](const JsonPath& path, const JsonValue& value) {
     file.check(!path.empty() || value.type == "an object", "is not a JSON object");
-    if (path.size() > 2 || (path.size() == 2 && values.at({path[0]}).type != "an object")) return;
-    file.check(values.emplace(path, value).second, in_quotes(path.empty() ? "" : path.back()), " is there twice");
+    const bool is_item = path.size() == 3;
+    if (path.size() > 3 || (path.size() > 1 && values.find({path[0]})->second.type != "an object")) return;
+    if (is_item && values.find({path[0], path[1]})->second.type != "an array") return;
+    const size_t known = values.count(path);
+    file.check(known == 0 || is_item, in_quotes(path.empty() ? "" : path.back()), " is there twice");
+    if (known < 2) values.emplace(path, value);
   });
   return values;
 }
@@ -55,16 +60,18 @@ std::optional<int64_t> parse_integer(const std::string& text) {
   return error == std::errc() && stop == text.data() + text.size() ? std::optional(value) : std::nullopt;
 }
 
-/// Names by their numbers 0, 1, 2, ... from {"0": "T1"} or {"background": 0}.
+/// Names by their numbers 0, 1, 2, ... from {"0": "T1"} or {"background": 0}. A list of one number is that number.
 std::vector<std::string> read_names(const InputFile& file, const Values& values, const char* key, size_t least,
                                     size_t most) {
   at(file, values, key, "an object");
   std::map<int64_t, std::string> names;
   for (auto entry = values.upper_bound({key}); entry != values.end() && entry->first[0] == key; ++entry) {
-    const auto& left = entry->first[1];
-    const JsonValue& right = entry->second;
-    file.check(right.type != "an array", in_quotes(key), ": ", in_quotes(left),
+    if (entry->first.size() != 2) continue;
+    const std::string& left = entry->first[1];
+    const bool is_list = entry->second.type == "an array";
+    file.check(!is_list || values.count({key, left, ""}) == 1, in_quotes(key), ": ", in_quotes(left),
                " is a list; regions are not supported");
+    const JsonValue& right = is_list ? values.find({key, left, ""})->second : entry->second;
     const bool is_name = right.type == "a string";
     const std::optional<int64_t> number = is_name ? parse_integer(left) : right.integer;
     file.check(number.has_value(), in_quotes(key), ": ", in_quotes(left), " has no number");

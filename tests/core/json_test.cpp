@@ -1,4 +1,4 @@
-// JSON that is written; what is read is tested by the formats.
+// Writing JSON. The tests of safetensors and of nnU-Net's folders cover the reader.
 #include "core/json.h"
 
 #include <gtest/gtest.h>

@@ -249,6 +249,7 @@ TEST(Tensor, InPlaceWritesAreCountedAndChecked) {
   EXPECT_ERROR(y.add_(ones({2, 4})), "add_: shape [2, 4] does not broadcast to [4]");
   EXPECT_ERROR(zeros({2}, {.dtype = i64}).mul_(0.5), "mul_: an integer tensor takes integer constants");
   EXPECT_ERROR(zeros({1}, {.requires_grad = true}).fill_(1), "in-place write");
+  EXPECT_ERROR(zeros({1}, {.requires_grad = true}).zero_(), "zero_: an in-place write");
 }
 
 TEST(Tensor, Prints) {
@@ -378,6 +379,22 @@ TEST(Device, ParsesAndRefuses) {
     EXPECT_ERROR(zeros({1}, {.device = Device::cuda()}), "device cuda:0 asked for: ");
     EXPECT_ERROR(zeros({1}).to(Device::cuda()), "device cuda:0 asked for: ");
   }
+}
+
+TEST(Tensor, VectorsBecomeTensors) {
+  const auto expect = [](const Tensor& x, const char* described, const std::vector<double>& values) {
+    EXPECT_EQ(concat(describe(x)), described);
+    EXPECT_EQ(x.to_vector(), values);
+  };
+  expect(tensor(std::vector<float>{1.5f, -2}), "[2] f32 on cpu", {1.5, -2});
+  expect(tensor(std::vector<double>{1e300}), "[1] f64 on cpu", {1e300});
+  expect(tensor(std::vector<int64_t>{}), "[0] i64 on cpu", {});
+  expect(tensor(std::vector<int>{1, 2, 3}), "[3] i32 on cpu", {1, 2, 3});
+  expect(tensor(std::vector<uint8_t>{255}), "[1] u8 on cpu", {255});
+  expect(tensor(std::vector<bool>{true, false, true}), "[3] bool on cpu", {1, 0, 1});
+  expect(tensor({1, 2}), "[2] f32 on cpu", {1, 2});  // a list is a list
+  const std::vector<float> values{7};
+  for (const Device device : devices()) EXPECT_EQ(tensor(values, device).device(), device);
 }
 
 }  // namespace

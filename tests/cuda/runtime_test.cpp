@@ -1,5 +1,6 @@
 // The CUDA runtime: memory, copies, streams and events; and what a program meets where there is no GPU.
 #include <algorithm>
+#include <memory>
 #include <regex>
 #include <set>
 #include <thread>
@@ -271,6 +272,16 @@ TEST_F(CudaStreams, GuardsNest) {
   EXPECT_NE(on_a, on_b);
   EXPECT_NE(on_a, on_default);
   EXPECT_NE(on_b, on_default);
+}
+
+TEST_F(CudaStreams, GuardsEndInAnyOrder) {
+  const cuda::Stream a, b;
+  auto outer = std::make_unique<cuda::StreamGuard>(a), inner = std::make_unique<cuda::StreamGuard>(b);
+  const auto current = [] { return runtime(Device::cuda()).stream(0); };
+  outer.reset();
+  EXPECT_EQ(current(), b.handle());
+  inner.reset();
+  EXPECT_EQ(current(), nullptr);
 }
 
 TEST_F(CudaStreams, AreReused) {

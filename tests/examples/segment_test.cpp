@@ -356,7 +356,7 @@ TEST_F(Segment, RefusesBadData) {
   expect_lie("\"0\": \"T1\"", "\"0\": \"T1\", \"1\": \"T2\"", "'balls/imagesTr/a_0001.nii.gz' is missing");
   expect_lie("ball\": 1", "ball\": 2", about.string() + "': 'labels' must be numbered 0, 1, 2, ...; 1 is missing");
   expect_lie(".nii.gz", ".nii", "does not end with .nii, the file_ending of dataset.json");
-  expect_lie("}", "", about.string() + "': is not a JSON object");
+  expect_lie("}", "", about.string() + "': is not valid JSON at byte");
 }
 
 }  // namespace

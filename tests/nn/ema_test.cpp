@@ -71,7 +71,7 @@ TEST(ExponentialMovingAverage, SwapsForAScope) {
   EXPECT_EQ(ema.values().at("weight").at({0, 0}), 2);
 }
 
-/// Of two averages, the second of which is swapped in twice.
+/// Swaps one average once and another twice.
 TEST(ExponentialMovingAverage, SwapsMayEndInAnyOrder) {
   for (const std::array<int, 3>& order : {std::array{0, 1, 2}, {2, 1, 0}, {1, 0, 2}, {0, 2, 1}}) {
     Model model;

@@ -72,6 +72,8 @@ TEST_F(NnUNetTest, TheIgnoreLabelIsNoClass) {
 TEST_F(NnUNetTest, AcceptsOtherFormsOfTheKeys) {
   json("\"channel_names\"", "\"modality\"");
   EXPECT_EQ(NnUNetFolder(path("")).channels.size(), 2u);
+  json("\"tumour\": 2", "\"tumour\": [2]");
+  EXPECT_EQ(NnUNetFolder(path("")).classes.size(), 3u);
   EXPECT_EQ(NnUNetFolder(path("")).ignore_index, -100);
   for (const char* reader : {"SimpleITKIO", "NibabelIO", "None"}) {
     json("\"name\": \"anything else\"", concat("\"overwrite_image_reader_writer\": \"", reader, '"'));
@@ -97,6 +99,7 @@ TEST_F(NnUNetTest, RefusesADatasetThatLies) {
       {"\"tumour\": 2", "\"tumour\": 3", "'labels' must be numbered 0, 1, 2, ...; 2 is missing"},
       {"\"tumour\": 2", "\"tumour\": 1", "'labels': two are number 1"},
       {"\"tumour\": 2", "\"tumour\": [1, 2]", "'labels': 'tumour' is a list; regions are not supported"},
+      {"\"tumour\": 2", "\"tumour\": []", "'labels': 'tumour' is a list; regions are not supported"},
       {"\"edema\"", "\"ignore\"", "'labels': 'ignore' must be the highest label, is 1 of 0 .. 2"},
       {"\"background\": 0, \"tumour\": 2", "\"tumour\": 0, \"background\": 2",
        "'labels': 'background' must be 0, is 2"},
@@ -119,6 +122,8 @@ TEST_F(NnUNetTest, RefusesADatasetThatLies) {
   }
   json("\"name\": \"anything else\"",
        "\"name\": [{\"labels\": [[1], {\"b\": null}]}, true, -1, 1.5], \"a\": {\"b\": []}");
+  EXPECT_EQ(NnUNetFolder(path("")).classes.size(), 3u);
+  json("\"tumour\": 2", "\"tumour\": [2]");
   EXPECT_EQ(NnUNetFolder(path("")).classes.size(), 3u);
   put("dataset.json", std::string(100000, '['));
   refuses(file + "is not a JSON object");

@@ -1,5 +1,6 @@
 // nn::DataParallel, on as many ranks as mpirun starts, one too.
 #include <cmath>
+#include <memory>
 
 #include "core/autocast.h"
 #include "core/autograd.h"
@@ -105,8 +106,10 @@ TEST_F(Ranks, NoSyncAddsUpOnEachRank) {
   Generator random(static_cast<uint64_t>(rank_ + 7));
   const Tensor a = randn({2, 6}, {}, &random), b = randn({2, 6}, {}, &random);
   {
+    using NoSync = nn::DataParallel::NoSync;
+    auto earlier = std::unique_ptr<NoSync>(new NoSync(parallel.no_sync()));
     const auto guard = parallel.no_sync();
-    { const auto inner = parallel.no_sync(); }
+    earlier.reset();
     loss_of(model, a, true).backward();  // the spare has a gradient from this pass alone
   }
   loss_of(alone, a, true).backward();
