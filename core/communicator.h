@@ -32,7 +32,7 @@ struct Message {
   int peer;
 };
 
-/// A collective under way. It completes even if its Work is dropped: the communicator keeps the tensors until then.
+/// A collective under way. It completes even if its Work is dropped, and its tensors live until then.
 class Work {
  public:
   virtual ~Work() = default;
@@ -75,7 +75,7 @@ struct Collective {
 /// Whether the calls of all ranks fit together.
 bool calls_agree(std::span<const Signature> of_ranks);
 /// "the ranks' calls differ: ranks 0, 2 call all_reduce (sum) of [3] f32; rank 1 calls ...", from the describe(rank) of
-/// each rank. Ranks with empty texts are left out.
+/// each rank.
 std::string describe_disagreement(const std::vector<std::string>& of_ranks);
 /// "rank 1" or "ranks 1, 3".
 std::string list_ranks(const std::vector<int>& ranks);
