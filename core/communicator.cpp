@@ -107,7 +107,7 @@ std::string describe_disagreement(const std::vector<std::string>& of_ranks) {
     std::vector<int> ranks;
     for (size_t rank = 0; rank < of_ranks.size(); ++rank)
       if (of_ranks[rank] == of_ranks[first]) ranks.push_back(static_cast<int>(rank));
-    if (of_ranks[first].empty() || ranks[0] != static_cast<int>(first)) continue;
+    if (ranks[0] != static_cast<int>(first)) continue;
     text += concat(separator, list_ranks(ranks), ranks.size() > 1 ? " call " : " calls ", of_ranks[first]);
     separator = "; ";
   }

@@ -33,7 +33,7 @@ struct Message {
   int peer;
 };
 
-/// A collective under way. It completes even if its Work is dropped: the communicator keeps the tensors until then.
+/// A collective under way. It completes even if its Work is dropped, and its tensors live until then.
 class Work {
  public:
   virtual ~Work() = default;
@@ -62,7 +62,7 @@ struct Collective {
   ReduceOp op = ReduceOp::sum;
   int root = 0;
   std::vector<Message> sends{}, receives{};  ///< instead of in and out; also channels_last
-  Shape slab{};                              ///< of send_receive: what the messages are parts of; empty if not given
+  Shape slab{};                              ///< of send_receive: the volume that the messages are parts of, or empty
 
   /// All of them.
   Tensors tensors() const;
@@ -76,7 +76,7 @@ struct Collective {
 /// Whether the calls of all ranks fit together.
 bool calls_agree(std::span<const Signature> of_ranks);
 /// "the ranks' calls differ: ranks 0, 2 call all_reduce (sum) of [3] f32; rank 1 calls ...", from the describe(rank) of
-/// each rank. Ranks with empty texts are left out.
+/// each rank.
 std::string describe_disagreement(const std::vector<std::string>& of_ranks);
 /// "rank 1" or "ranks 1, 3".
 std::string list_ranks(const std::vector<int>& ranks);
@@ -86,10 +86,10 @@ std::string list_ranks(const std::vector<int>& ranks);
 /// at most 2^31 - 1 elements; where a function writes to its argument, that must be writable in place. The order of
 /// additions follows from the number of ranks and of elements: all ranks have the same bits, and so have two runs.
 ///
-/// Ranks whose calls differ are found and named, with each rank's call. MPI exchanges the signatures of a call (16
-/// bytes a rank) while the collective runs: the Work throws CollectiveError instead of completing. NCCL's ranks send
-/// them to rank 0 from a thread that runs beside the program: within a second all processes end, after one line on
-/// stderr. Neither waits for the comparison before it starts a collective.
+/// If the ranks' calls differ, an error names the ranks and the call of each. MPI's ranks gather their calls (256 bytes
+/// each) while the collective runs, and its Work throws CollectiveError instead of completing. NCCL's ranks send their
+/// calls to rank 0 from a thread beside the program: within a second all processes end, after one line on stderr. No
+/// collective waits for the comparison before it starts.
 ///
 /// A rank that waits longer than the timeout throws CollectiveError, which names the ranks that did not come. After an
 /// error the group cannot be used any more. One thread at a time.

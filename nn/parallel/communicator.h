@@ -7,10 +7,11 @@ namespace voxgrad::parallel {
 
 /// Whether this build has NCCL.
 bool nccl_available();
-/// All processes that torchrun, or whoever sets RANK and the rest (environment.h), mpirun or srun started, each with
-/// the GPU of the number of its local rank; the process alone if none did. Throws Error if this build has no NCCL, if
-/// there is no such GPU, if the environment makes no sense, if ranks do not come within a minute, and if mpirun is to
-/// be understood without MPI in this build.
+/// All processes that torchrun, another launcher that sets RANK and the rest (environment.h), mpirun or srun started;
+/// the process alone if none did. Each rank uses the GPU of its local rank. Processes join by the token VOXGRAD_TOKEN;
+/// those that MPI started get a random one (docs/scaling.md has the trust model). Throws Error if this build has no
+/// NCCL, if there is no such GPU, if the environment is inconsistent, if ranks do not come within a minute, and if MPI
+/// started the processes but this build has no MPI.
 ///
 /// Its all_reduce, broadcast, all_gather and reduce_scatter of tensors on the GPU are queued in a stream of their own
 /// behind what was queued before, and the host goes on. A rank that is gone, an error within NCCL, and a rank that does

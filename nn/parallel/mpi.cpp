@@ -98,12 +98,17 @@ struct Operation {
   bool is_over = false;
 };
 
-/// The comparison of the ranks' calls of one collective: an all-gather of their signatures.
+/// A rank's call of a collective, in a form that MPI can gather.
+struct Call {
+  Signature signature;
+  std::array<char, 240> text{};  ///< the beginning of Collective::describe(rank), and a zero
+};
+
+/// The comparison of the ranks' calls of one collective: an all-gather.
 struct Comparison {
-  std::string name;
-  std::string call;  ///< of this rank
-  Signature own;
-  std::vector<Signature> all;
+  const char* name;
+  Call own;
+  std::vector<Call> all;
   MPI_Request request = MPI_REQUEST_NULL;
 };
 
@@ -125,12 +130,11 @@ class MpiCommunicator : public Communicator {
   MPI_Op reduction(ReduceOp op, DType dtype) const;
   void start_comparison(const Collective& collective);
   void compare_calls();
-  [[noreturn]] void report_difference(const Comparison& comparison);
   bool alarm_rings() const;
   [[noreturn]] void give_up(const char* op);
 
   MPI_Comm comm_ = MPI_COMM_NULL;
-  MPI_Comm signatures_ = MPI_COMM_NULL;                // for comparisons: in step whatever the ranks call on comm_
+  MPI_Comm calls_ = MPI_COMM_NULL;                     // for comparisons: in step whatever the ranks call on comm_
   MPI_Comm alarm_ = MPI_COMM_NULL;                     // on which ranks that give up find each other
   std::array<std::array<MPI_Op, 3>, 2> halves_ops_{};  // of bf16 and f16, by ReduceOp
   std::vector<std::shared_ptr<Operation>> operations_;
@@ -158,7 +162,7 @@ class MpiWork : public Work {
 
 MpiCommunicator::MpiCommunicator()
     : Communicator(rank_in(MPI_COMM_WORLD), size_of(MPI_COMM_WORLD), rank_on_machine(), Device::cpu()) {
-  for (MPI_Comm* comm : {&comm_, &signatures_, &alarm_}) check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, comm), "MPI_Comm_dup");
+  for (MPI_Comm* comm : {&comm_, &calls_, &alarm_}) check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, comm), "MPI_Comm_dup");
   using enum ReduceOp;
   const auto make = [](MPI_User_function* function) {
     MPI_Op op = MPI_OP_NULL;
@@ -173,7 +177,7 @@ MpiCommunicator::MpiCommunicator()
 MpiCommunicator::~MpiCommunicator() {
   for (auto& ops : halves_ops_)
     for (MPI_Op& op : ops) MPI_Op_free(&op);
-  for (MPI_Comm* comm : {&alarm_, &signatures_, &comm_}) MPI_Comm_free(comm);
+  for (MPI_Comm* comm : {&alarm_, &calls_, &comm_}) MPI_Comm_free(comm);
 }
 
 bool MpiCommunicator::advance(Operation& operation) {
@@ -216,58 +220,29 @@ void MpiCommunicator::start_comparison(const Collective& collective) {
     compared_ = started_;
     return;
   }
-  Comparison& c = comparisons_.emplace_back();
-  c.name = collective.name;
-  c.call = collective.describe(rank());
-  c.own = collective.signature(rank());
+  Comparison& c = comparisons_.emplace_back(Comparison{.name = collective.name, .own = {}, .all = {}});
+  c.own.signature = collective.signature(rank());
+  collective.describe(rank()).copy(c.own.text.data(), c.own.text.size() - 1);
   c.all.resize(static_cast<size_t>(size()));
-  check_mpi(
-      MPI_Iallgather(&c.own, sizeof c.own, MPI_BYTE, c.all.data(), sizeof c.own, MPI_BYTE, signatures_, &c.request),
-      collective.name);
+  check_mpi(MPI_Iallgather(&c.own, sizeof c.own, MPI_BYTE, c.all.data(), sizeof c.own, MPI_BYTE, calls_, &c.request),
+            collective.name);
 }
 
 /// Makes progress with the comparisons, the oldest one first: all ranks find the same difference.
 void MpiCommunicator::compare_calls() {
-  while (!comparisons_.empty()) {
+  for (; !comparisons_.empty(); comparisons_.pop_front(), ++compared_) {
     Comparison& oldest = comparisons_.front();
     int over = 0;
-    check_mpi(MPI_Test(&oldest.request, &over, MPI_STATUS_IGNORE), oldest.name.c_str());
+    check_mpi(MPI_Test(&oldest.request, &over, MPI_STATUS_IGNORE), oldest.name);
     if (!over) return;
-    if (!calls_agree(oldest.all)) report_difference(oldest);
-    comparisons_.pop_front();
-    ++compared_;
+    std::vector<Signature> signatures;
+    for (const Call& call : oldest.all) signatures.push_back(call.signature);
+    if (calls_agree(signatures)) continue;
+    std::vector<std::string> texts;
+    for (const Call& call : oldest.all) texts.emplace_back(call.text.data());
+    failure_ = concat(oldest.name, ": ", describe_disagreement(texts));
+    throw CollectiveError(0, failure_);
   }
-}
-
-/// Exchanges the calls of all ranks, each of which finds the same difference, and throws.
-void MpiCommunicator::report_difference(const Comparison& comparison) {
-  constexpr int kTag = 1;
-  failure_ = comparison.call;  // stays in memory until it is sent
-  for (int other = 0; other < size(); ++other) {
-    MPI_Request request;
-    if (other == rank()) continue;
-    MPI_Isend(failure_.data(), static_cast<int>(failure_.size()), MPI_CHAR, other, kTag, alarm_, &request);
-    MPI_Request_free(&request);
-  }
-  std::vector<std::string> calls(static_cast<size_t>(size()));
-  calls[static_cast<size_t>(rank())] = failure_;
-  // A rank that computes comes later: those that wait for it report what they know.
-  const Clock::time_point end = Clock::now() + std::chrono::seconds(10);
-  for (int missing = size() - 1; missing > 0 && Clock::now() < end;) {
-    int comes = 0, length = 0;
-    MPI_Status status;
-    MPI_Iprobe(MPI_ANY_SOURCE, kTag, alarm_, &comes, &status);
-    if (!comes) {
-      std::this_thread::yield();
-      continue;
-    }
-    MPI_Get_count(&status, MPI_CHAR, &length);
-    std::string& call = calls[static_cast<size_t>(status.MPI_SOURCE)];
-    call.resize(static_cast<size_t>(length));
-    MPI_Recv(call.data(), length, MPI_CHAR, status.MPI_SOURCE, kTag, alarm_, MPI_STATUS_IGNORE);
-    --missing;
-  }
-  throw CollectiveError(0, concat(comparison.name, ": ", describe_disagreement(calls)));
 }
 
 MPI_Op MpiCommunicator::reduction(ReduceOp op, DType dtype) const {
@@ -282,7 +257,7 @@ bool MpiCommunicator::alarm_rings() const {
   return rings != 0;
 }
 
-/// Ranks that wait tell each other so; those of which nothing is heard are the ones that are missing.
+/// Exchanges a signal with all ranks that wait. The ranks that send none are missing.
 void MpiCommunicator::give_up(const char* op) {
   std::vector<bool> waiting(static_cast<size_t>(size()), false);
   waiting[static_cast<size_t>(rank())] = true;

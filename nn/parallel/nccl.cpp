@@ -234,8 +234,8 @@ std::unique_ptr<Communicator> from_environment(const Environment& e) {
       meet(e.rank, e.world_size, listener ? &*listener : nullptr, {e.master_addr, port, e.token}));
 }
 
-/// By MPI, which the ranks trust, rank 0 tells the others where it waits, and a random token. On one machine it waits
-/// at a loopback address, otherwise at the address of its host name.
+/// Connects the ranks that MPI started. Rank 0 broadcasts its meeting point by MPI, with a random token. The host is
+/// 127.0.0.1 if all ranks are on one machine, otherwise rank 0's host name.
 std::unique_ptr<Communicator> from_mpi() {
   Communicator& world = mpi_world();
   cuda_runtime().require(world.local_rank());

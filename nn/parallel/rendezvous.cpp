@@ -27,12 +27,13 @@ namespace voxgrad::parallel {
 namespace {
 
 constexpr const char* kOp = "parallel::Rendezvous";
-constexpr double kHelloSeconds = 5;      // for a newcomer's hello
+constexpr double kHelloSeconds = 5;      // from a connection to its hello
 constexpr double kFarewellSeconds = 1;   // for the last frames, if a peer does not read
-constexpr double kGraceSeconds = 2;      // for rank 0's verdict, which comes at the end of its own time
-constexpr int64_t kLongestHello = 4096;  // bytes of its text: of a peer that has not shown the token yet
+constexpr double kGraceSeconds = 2;      // for rank 0's refusal to arrive, which it sends when its time has passed
 constexpr double kCallsSeconds = 0.5;    // for the others' latest calls to reach rank 0
-constexpr double kVerdictSeconds = 5;    // for rank 0 to end all processes after it was told of a late collective
+constexpr double kVerdictSeconds = 5;    // from a report of a late collective until rank 0 ends all processes
+constexpr int64_t kLongestHello = 4096;  // bytes of the text, from a peer that may have no token
+constexpr int kAcceptedAtOnce = 64;      // connections
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
@@ -58,9 +59,9 @@ struct Call {
 
 struct Peer {
   Connection connection{};
-  bool is_present = false;   // until it leaves in order
-  int64_t num_calls = 0;     // that it has told of; on rank 0, also for rank 0 itself
-  std::deque<Call> calls{};  // of these, the calls that have not been compared
+  bool is_present = false;   // from its hello to its bye
+  int64_t num_calls = 0;     // of collectives, as far as rank 0 has received them; rank 0 counts its own, too
+  std::deque<Call> calls{};  // those that have not been compared
 };
 
 }  // namespace
@@ -111,12 +112,13 @@ class Rendezvous::Impl {
   [[noreturn]] void end(const std::string& what);
   [[noreturn]] void end_without(size_t peer);
 
-  const int rank_, size_;
-  std::vector<Peer> peers_;  // rank 0: by rank, the first one unconnected; others: rank 0 alone
+  const int rank_;
+  const int size_;
+  std::vector<Peer> peers_;  // on rank 0: by rank, the first one unconnected; on others: rank 0
   std::function<Progress()> progress_;
-  std::optional<Deadline> error_deadline_;  // for a rank to be found that caused the error
-  std::optional<Frame> late_;               // the first collective that was late, here or on rank 0 anywhere
-  Deadline late_deadline_;                  // for the verdict on it
+  std::optional<Deadline> error_deadline_;  // until which a rank may be found that caused the error
+  std::optional<Frame> late_;               // the first report of a late collective
+  Deadline late_deadline_;                  // for rank 0's decision about it
   std::atomic<bool> stopping_ = false;
   std::thread watcher_;
 
@@ -179,13 +181,15 @@ void Rendezvous::Impl::gather(const Listener& listener, const std::string& messa
       if (hello || Clock::now() > newcomer.deadline) newcomer.connection.close();
     }
     std::erase_if(newcomers, [](const Newcomer& newcomer) { return !newcomer.connection.is_open(); });
+    // Few at a time, and the oldest go: a flood must not hold rank 0 up, or use up its file descriptors.
     for (const int handle : listener.handles())
-      for (int socket; (socket = ::accept4(handle, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK)) >= 0;) {
+      for (int i = 0; i < kAcceptedAtOnce; ++i) {
+        const int socket = ::accept4(handle, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        if (socket < 0) break;
         newcomers.push_back({Connection(socket), after(kHelloSeconds)});
         newcomers.back().connection.set_longest_text(kLongestHello);
-        // A flood of silent connections must not use up the files of this process.
-        if (std::ssize(newcomers) > size_ + 64) newcomers.pop_front();
       }
+    while (std::ssize(newcomers) > size_ + 4 * kAcceptedAtOnce) newcomers.pop_front();
   }
   tell_all({FrameKind::welcome, 0, message});
   flush(kFarewellSeconds);
@@ -251,14 +255,14 @@ void Rendezvous::Impl::tell_all(const Frame& frame) {
   for (Peer& peer : peers_) peer.connection.send(frame);
 }
 
-/// Waits until the peers have taken what was sent to them, but not longer.
+/// Waits until the peers have received all frames, but not longer than the time.
 void Rendezvous::Impl::flush(double seconds) {
   const auto is_sending = [](const Peer& peer) { return peer.connection.is_sending(); };
   for (const Deadline end = after(seconds); Clock::now() < end && std::ranges::any_of(peers_, is_sending);)
     poll_connections(connections(), {}, end, 10);
 }
 
-/// Handles the frames that arrive within the time, or at once.
+/// Waits up to `ms` for frames and handles them. Ends all processes if a peer is gone.
 void Rendezvous::Impl::receive(int ms) {
   poll_connections(connections(), {}, after(ms / 1000.0), ms);
   for (size_t i = 0; i < peers_.size(); ++i) {
@@ -297,7 +301,7 @@ void Rendezvous::Impl::add_call(const Signature& signature, const std::string& d
   fresh_calls_ += description + '\n';
 }
 
-/// Tells rank 0 of this rank's new calls.
+/// Sends this rank's new calls to rank 0.
 void Rendezvous::Impl::share_calls() {
   Frame calls{FrameKind::calls};
   {
@@ -312,7 +316,7 @@ void Rendezvous::Impl::share_calls() {
     peers_[0].connection.send(calls);
 }
 
-/// On rank 0: compares the calls that all ranks have made, and ends all processes if they differ.
+/// Compares the calls that all ranks have made, on rank 0, and ends all processes if they differ.
 void Rendezvous::Impl::compare_calls() {
   const auto has_call = [](const Peer& peer) { return !peer.calls.empty(); };
   while (rank_ == 0 && std::ranges::all_of(peers_, has_call)) {
@@ -327,7 +331,7 @@ void Rendezvous::Impl::compare_calls() {
   }
 }
 
-/// Rank 0 decides about a late collective, as soon as it has the latest calls of the others.
+/// Reports a late collective to rank 0, which names the missing ranks once it has the latest calls of the others.
 void Rendezvous::Impl::note_late(const Frame& frame) {
   if (late_) return;
   late_ = frame;

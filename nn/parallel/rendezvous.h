@@ -60,7 +60,7 @@ class Rendezvous {
   Rendezvous(const Listener& listener, int size, const std::string& message, double seconds);
   /// On the other ranks: throws Error if rank 0 does not answer within `seconds`, or refuses this rank.
   Rendezvous(int rank, int size, const std::string& host, int port, const std::string& token, double seconds);
-  /// Tells the others that this rank leaves in order. Takes up to a second if they do not read.
+  /// Leaves in order. Takes up to two seconds if the others do not answer.
   ~Rendezvous();
   Rendezvous(const Rendezvous&) = delete;
   Rendezvous& operator=(const Rendezvous&) = delete;

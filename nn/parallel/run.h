@@ -19,8 +19,8 @@ void set_environment();
 int run(const std::function<void(Communicator& world)>& f, Device device = Device::cpu());
 
 /// Calls f in `ranks` threads of this process, each with the GPU of its rank and a copy of this thread's default
-/// generator. set_float32_precision() is for all of them. Otherwise as run(): an exception ends the process.
-/// Throws Error if this build has no NCCL, or there are fewer GPUs.
+/// generator. set_float32_precision() is for all of them. The threads meet at 127.0.0.1, with a random token. Otherwise
+/// as run(): an exception ends the process. Throws Error if this build has no NCCL, or there are fewer GPUs.
 int launch(int ranks, const std::function<void(Communicator& world)>& f);
 
 }  // namespace voxgrad::parallel

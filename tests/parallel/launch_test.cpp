@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 #include <sstream>
+#include <string>
 
 #include "core/safetensors.h"
 #include "cuda/cuda.h"
@@ -126,7 +127,8 @@ TEST_F(Launch, AnExceptionOfOneRankEndsAll) {
     const Result result = run(4, concat("checkpoint=run every=1 fail=throw rank=", rank));
     expect_end(result, concat("rank ", rank, " of 4 on host "));
     expect_end(result, ": program: thrown on demand\n");
-    EXPECT_EQ(SafetensorsFile(folder_ / "run").metadata().at("step"), "3");  // a whole file
+    // A whole file: of step 2 if the exception ended rank 0 before it had written that of step 3.
+    EXPECT_GE(std::stoi(SafetensorsFile(folder_ / "run").metadata().at("step")), 2);
     fs::remove(folder_ / "run");
   }
 }
