@@ -29,13 +29,13 @@ std::vector<size_t> validation_fold(size_t count) {
 }
 
 std::optional<Slab> find_slab(const vg::Tensor& label, const std::vector<int64_t>& scored) {
-  constexpr double kEnough = 1.0 / 4, kMax = 1.0 / 3;
+  constexpr double kEnough = 1.0 / 8, kMax = 1.0 / 4;
   const vg::Shape shape = label.shape();
   Slab slab;
   for (int64_t axis = 1; axis < 3; ++axis)
     if (shape[axis] > shape[slab.axis]) slab.axis = axis;
   const int64_t length = shape[slab.axis];
-  slab.size = std::max<int64_t>(length / 24, 1);
+  slab.size = std::max<int64_t>(length / 48, 1);
 
   // Voxels of each class before each slice.
   std::vector<std::array<int64_t, 256>> before(static_cast<size_t>(length) + 1);

@@ -21,9 +21,9 @@ struct Slab {
   int64_t size = 0;
 };
 
-/// The slices of a label (D, H, W) u8 to validate on: a 24th of its longest axis, where they hold as much as possible
-/// of each class of `scored`, up to a quarter, but never more than a third, so that enough is left to train on. Returns
-/// nothing if there are no such slices.
+/// Chooses the slices of a label (D, H, W) u8 to validate on: a 48th of the longest axis, at the place with the most of
+/// each class of `scored`. More than an eighth of a class counts as an eighth, and more than a quarter is not allowed,
+/// so that enough is left to train on. Returns nothing if there are no such slices.
 std::optional<Slab> find_slab(const voxgrad::Tensor& label, const std::vector<int64_t>& scored);
 
 /// "slices 113 to 121 along y", in the axes of the file.

@@ -39,7 +39,7 @@ struct Task {
   /// Measured during training (--patience can end it by their Dice). A voxel that counts here is ignored in `training`
   /// or not part of it.
   std::vector<LazyCase> validation;
-  std::string validated_on;  ///< for reports: "slices 114 to 122 along y of left half"
+  std::string validated_on;  ///< for reports: "slices 117 to 120 along y of left half"
   /// Predicted after training. Test cases of nnU-Net's layout have no label.
   std::vector<LazyCase> predicted;
   std::string predicted_as;               ///< for reports: "test" or "validation"

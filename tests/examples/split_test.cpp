@@ -11,7 +11,7 @@ namespace segment {
 namespace {
 namespace vg = voxgrad;
 
-// Of sklearn.model_selection.KFold(min(count, 5), shuffle=True, random_state=12345), as nnU-Net uses it.
+// The expected folds come from sklearn.model_selection.KFold(min(count, 5), shuffle=True, random_state=12345).
 TEST(ValidationFold, IsNnUNetsFold0) {
   struct Fold {
     size_t count;
@@ -33,7 +33,7 @@ TEST(ValidationFold, IsNnUNetsFold0) {
   EXPECT_TRUE(validation_fold(0).empty());
 }
 
-TEST(FindSlab, TakesUpToAThirdOfEachClass) {
+TEST(FindSlab, TakesUpToAQuarterOfEachClass) {
   vg::Tensor label = vg::zeros({4, 48, 6}, {.dtype = vg::u8});
   label.narrow(1, 4, 20).fill_(1);
   label.narrow(1, 20, 10).fill_(2);  // which leaves 16 slices of class 1
@@ -41,9 +41,9 @@ TEST(FindSlab, TakesUpToAThirdOfEachClass) {
   const auto slab = find_slab(label, {1, 2});
   ASSERT_TRUE(slab.has_value());
   EXPECT_EQ(slab->axis, 1);
-  EXPECT_EQ(slab->size, 2);
-  EXPECT_EQ(slab->start, 20);  // 2 of 10 slices of class 2; 2 of 16 of class 1 are less
-  EXPECT_EQ(describe(*slab), "slices 20 to 21 along y");
+  EXPECT_EQ(slab->size, 1);
+  EXPECT_EQ(slab->start, 20);  // 1 of 10 slices of class 2; 1 of 16 of class 1 is less
+  EXPECT_EQ(describe(*slab), "slices 20 to 20 along y");
   EXPECT_EQ(find_slab(label, {1})->start, 4);
   EXPECT_FALSE(find_slab(label, {3}).has_value());  // all of class 3 lies in one slice
   EXPECT_FALSE(find_slab(label, {4}).has_value());  // absent
