@@ -283,8 +283,8 @@ decltype(auto) forward(M& module, Args&&... args) {
 /// parameters(), state_dict(), to() and all other functions that visit the members throw if a member is missing here
 /// that would then be neither trained nor saved nor moved: a Module that has tensors or depends_on_training(), a
 /// Parameter or a Buffer. They are found by their addresses, so the check does not notice plain Tensors, nor objects
-/// behind pointers and in vectors: hold a module that is left out on purpose by a std::unique_ptr. It also passes over
-/// classes that write members() by hand, and over a model whose own class lacks a VG_MODULE (but not its children).
+/// behind pointers and in vectors: hold a module that is left out on purpose by a std::unique_ptr. It also skips
+/// classes that define members() themselves, and the model itself if its class has no VG_MODULE.
 #define VG_MODULE(...)                                                                          \
   ::voxgrad::nn::Members members() override {                                                   \
     return ::voxgrad::nn::detail::list_members(*this, #__VA_ARGS__ __VA_OPT__(, ) __VA_ARGS__); \

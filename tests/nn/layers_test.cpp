@@ -1,4 +1,4 @@
-// Layers against PyTorch: keys, shapes, results; and the distributions that parameters start from.
+// Layers against PyTorch: keys, shapes, results.
 #include "nn/layers.h"
 
 #include <algorithm>
@@ -7,7 +7,6 @@
 #include <map>
 
 #include "core/autograd.h"
-#include "nn/init.h"
 #include "ops/create.h"
 #include "ops/shape.h"
 #include "tests/support.h"
@@ -366,158 +365,6 @@ TEST(Layers, RefuseUndefinedInputs) {
     if (name == "identity" || name.starts_with("group_norm") || name.starts_with("instance_norm")) continue;
     EXPECT_ERROR((*make_layer())(Tensor()), "input is undefined");
   }
-}
-
-// ---- initial distributions
-
-struct Moments {
-  double mean = 0, std = 0, largest = 0;
-};
-
-Moments moments(const Tensor& tensor) {
-  Moments m;
-  const std::vector<double> values = tensor.to_vector();
-  const auto count = static_cast<double>(values.size());
-  for (double v : values) m.mean += v / count, m.largest = std::max(m.largest, std::abs(v));
-  for (double v : values) m.std += (v - m.mean) * (v - m.mean) / count;
-  m.std = std::sqrt(m.std);
-  return m;
-}
-
-/// Within five standard errors of U(-bound, bound), and inside it.
-void expect_uniform(const Tensor& tensor, double bound) {
-  const Moments m = moments(tensor);
-  const auto count = static_cast<double>(tensor.numel());
-  const double std = bound / std::sqrt(3.0);
-  EXPECT_LE(m.largest, bound * (1 + 1e-6));
-  EXPECT_GT(m.largest, bound * (1 - 20 / count));
-  EXPECT_NEAR(m.mean, 0, 5 * std / std::sqrt(count));
-  EXPECT_NEAR(m.std, std, 5 * std * std::sqrt(0.2 / count));
-}
-
-void expect_normal(const Tensor& tensor, double mean, double std) {
-  const Moments m = moments(tensor);
-  const auto count = static_cast<double>(tensor.numel());
-  EXPECT_NEAR(m.mean, mean, 5 * std / std::sqrt(count));
-  EXPECT_NEAR(m.std, std, 5 * std / std::sqrt(2 * count));
-}
-
-TEST(Init, LayersStartAsInPyTorch) {
-  manual_seed(1);
-  const nn::ConvTranspose3d up{{.in_channels = 48, .out_channels = 64, .kernel_size = {3, 4, 2}, .groups = 2}};
-  expect_uniform(up.weight, 1 / std::sqrt(32.0 * 24));  // fan_in counts axis 1: out / groups
-  expect_uniform(up.bias, 1 / std::sqrt(32.0 * 24));
-  const nn::Conv3d conv{{.in_channels = 32, .out_channels = 300, .kernel_size = 3, .groups = 4}};
-  expect_uniform(conv.weight, 1 / std::sqrt(8.0 * 27));
-  expect_uniform(conv.bias, 1 / std::sqrt(8.0 * 27));
-  const nn::Linear linear(50, 400);
-  expect_uniform(linear.weight, 1 / std::sqrt(50.0));
-  expect_uniform(linear.bias, 1 / std::sqrt(50.0));
-  const nn::GroupNorm norm{8, 32};
-  EXPECT_EQ(norm.weight.to_vector(), std::vector<double>(32, 1.0));
-  EXPECT_EQ(norm.bias.to_vector(), std::vector<double>(32, 0.0));
-}
-
-TEST(Init, FollowsTheSeed) {
-  const auto weight = [](uint64_t seed) {
-    manual_seed(seed);
-    return nn::Linear(4, 4).weight.to_vector();
-  };
-  EXPECT_EQ(weight(5), weight(5));
-  EXPECT_NE(weight(5), weight(6));
-}
-
-TEST(Init, SkippedDrawsMoveTheGeneratorOnly) {
-  const Tensor w = zeros({4, 3, 5});
-  manual_seed(2);
-  nn::init::kaiming_normal_(w);
-  nn::init::uniform_(w);
-  const GeneratorState after = default_generator().state();
-  manual_seed(2);
-  nn::init::zeros_(w);
-  {
-    const nn::init::SkipInit skip;
-    nn::init::kaiming_normal_(w);
-    nn::init::uniform_(w);
-  }
-  EXPECT_EQ(default_generator().state(), after);
-  EXPECT_EQ(w.to_vector(), std::vector<double>(60, 0));
-  nn::init::uniform_(w, 1, 2);
-  EXPECT_GE(w.amin().item(), 1);
-}
-
-TEST(Init, Distributions) {
-  using namespace nn::init;
-  manual_seed(2);
-  const Tensor w = empty({40, 20, 3, 3, 3}, {.requires_grad = true});
-  const double in = 20 * 27, out = 40 * 27;
-  expect_uniform(kaiming_uniform_(w, {.nonlinearity = Nonlinearity::relu}), std::sqrt(6 / in));
-  expect_normal(kaiming_normal_(w, {.a = 0.5, .mode = Fan::out}), 0, std::sqrt(2 / 1.25 / out));
-  expect_uniform(xavier_uniform_(w, 2), 2 * std::sqrt(6 / (in + out)));
-  expect_normal(xavier_normal_(w), 0, std::sqrt(2 / (in + out)));
-  expect_normal(normal_(w, 3, 0.5), 3, 0.5);
-  expect_uniform(uniform_(w, -2, 2), 2);
-  EXPECT_EQ(constant_(w, 4).at({1, 2, 0, 1, 2}), 4);
-  EXPECT_EQ(zeros_(w).at({0, 0, 0, 0, 0}), 0);
-  EXPECT_EQ(ones_(w).at({0, 0, 0, 0, 0}), 1);
-  EXPECT_TRUE(w.requires_grad() && w.is_leaf());
-  const Tensor half = empty({1000}, {.dtype = bf16});
-  expect_normal(normal_(half).to(f32), 0, 1);
-}
-
-/// The normal distribution function.
-double distribution(double z) { return std::erfc(-z / std::sqrt(2.0)) / 2; }
-
-TEST(Init, TruncatedNormalHasItsDistribution) {
-  for (const Device device : devices()) {
-    struct Case {
-      double mean, std, low, high;
-    };
-    for (const Case& c :
-         {Case{0, 1, -2, 2}, Case{3, 0.5, 2.9, 5}, Case{0, 0.02, -2, 2}, Case{0, 1, 3, 4}, Case{-1, 2, -INFINITY, 0}}) {
-      manual_seed(7);
-      const Tensor w = nn::init::trunc_normal_(empty({100000}, {.device = device}), c.mean, c.std, c.low, c.high);
-      std::vector<double> values = w.to_vector();
-      std::sort(values.begin(), values.end());
-      EXPECT_GE(values.front(), static_cast<float>(c.low));
-      EXPECT_LE(values.back(), static_cast<float>(c.high));
-      const double low = distribution((c.low - c.mean) / c.std), high = distribution((c.high - c.mean) / c.std);
-      double largest = 0;  // the statistic of Kolmogorov and Smirnov
-      for (size_t i = 0; i < values.size(); ++i) {
-        const double share = (distribution((values[i] - c.mean) / c.std) - low) / (high - low);
-        largest = std::max(largest, std::abs(share - (static_cast<double>(i) + 0.5) / 100000));
-      }
-      EXPECT_LT(largest, 1.95 / std::sqrt(100000)) << c.mean << ' ' << c.std;
-    }
-  }
-  // Limits that leave nearly all: a number's probability is the uniform number that it was made of.
-  manual_seed(7);
-  const Tensor u = rand({1000}, {.dtype = f64}), z = empty({1000}, {.dtype = f64});
-  manual_seed(7);
-  nn::init::trunc_normal_(z, 0, 1, -6, 6);
-  for (int64_t i = 0; i < 1000; ++i) EXPECT_NEAR(distribution(z.at({i})), u.at({i}), 1e-8);
-}
-
-TEST(Init, Gains) {
-  using namespace nn::init;
-  EXPECT_EQ(calculate_gain(Nonlinearity::linear), 1);
-  EXPECT_EQ(calculate_gain(Nonlinearity::tanh), 5.0 / 3);
-  EXPECT_EQ(calculate_gain(Nonlinearity::relu), std::sqrt(2.0));
-  EXPECT_DOUBLE_EQ(calculate_gain(Nonlinearity::leaky_relu, 0.2), std::sqrt(2 / 1.04));
-  EXPECT_EQ(calculate_gain(Nonlinearity::selu), 0.75);
-}
-
-TEST(Init, RefusesWhatItCannotFill) {
-  using namespace nn::init;
-  EXPECT_ERROR(kaiming_uniform_(empty({3})), "calculate_fans: needs at least two axes");
-  EXPECT_ERROR(uniform_(empty({3}), 2, 1), "uniform_: no interval [2, 1)");
-  EXPECT_ERROR(normal_(empty({3}), 0, -1), "normal_: no normal distribution");
-  EXPECT_ERROR(uniform_(empty({3}, {.dtype = i64})), "uniform_: needs a floating tensor, got [3] i64 on cpu");
-  EXPECT_ERROR(trunc_normal_(empty({3}), 0, 0), "trunc_normal_: mean 0 and standard deviation 0 leave no probability");
-  EXPECT_ERROR(trunc_normal_(empty({3}), 0, 1, 2, -2), "leave no probability to [2, -2]");
-  EXPECT_ERROR(trunc_normal_(empty({3}), NAN), "trunc_normal_: mean nan");
-  EXPECT_ERROR(trunc_normal_(empty({3}), 0, 1, 50, 60), "leave no probability to [50, 60]");
-  EXPECT_ERROR(normal_({}), "normal_: needs a floating tensor, got undefined");
 }
 
 }  // namespace
