@@ -5,8 +5,8 @@
 // Chan, Golub and LeVeque's update ("Updating formulae and a pairwise algorithm for computing sample variances", 1979),
 // all in double and in a fixed order. Of halves, a thread first adds up to 32 deviations in float. The error is at most
 // 32 * 2^-24 of the sum of squares, little beside 2^-11 or 2^-8, to which a half is rounded, and does not grow with the
-// mean. Squares of bfloat16 deviations beyond 1e19 overflow in float, and those below 1e-19 underflow: a thread that
-// meets such sums reads its elements again and adds them in double.
+// mean. Squares of bfloat16 deviations beyond 1e19 overflow in float: a thread that meets such sums reads its elements
+// again and adds them in double. Squares of deviations below 1e-19 become 0; every useful eps is far larger.
 #include <cmath>
 
 #include "core/dtype.h"
@@ -36,10 +36,8 @@ struct Deviations {
     run.x += deviation;
     run.y += deviation * deviation;
   }
-  /// Whether squares left the range of float. Where all elements are equal, both sums are zero.
-  static __device__ bool is_lost(const double2& total) {
-    return !isfinite(total.y) || (total.y < 0x1p-100 && (total.x != 0 || total.y != 0));
-  }
+  /// Whether squares overflowed.
+  static __device__ bool is_lost(const double2& total) { return !isfinite(total.y); }
   __device__ void finish(int64_t n, int64_t c, Channel pivot, int count, double2& total) const {
     const double shift = static_cast<double>(pivot) - static_cast<double>(first(n, c, 0));
     const double all = static_cast<double>(count) * shift;

@@ -9,7 +9,7 @@
 // A formula has kInputs, kWrites and kSums; Channel, what a thread keeps for a (sample, channel), from
 // channel(n, c, l), where l is about the first position that the thread reads; operator()(channel, run, x), the result
 // for an element of each input, which may add to the sums of the run; and, where sums need it, finish(n, c, channel,
-// count, total). is_lost(total): sums of bfloat16 left the range of float, and the kernel makes them again in double;
+// count, total). is_lost(total): sums of bfloat16 overflowed in float, and the kernel makes them again in double;
 // optional. kHeavy: it has many constants for a channel, so that fewer blocks share a
 // multiprocessor's registers. kWalks, false: its elements come in vectors.
 //

@@ -115,7 +115,8 @@ class PixelRearrangement3d : public Layer {
     check(x.dim() == 5, kName, "input must be (N, C, D, H, W), got ", describe(x));
     return function(x, factor_);
   }
-  std::string extra_repr() const override { return concat("upscale_factor=", factor_); }
+  std::string class_name() const override { return kName; }
+  std::string extra_repr() const override { return concat(kFactor, '=', factor_); }
 
  private:
   static constexpr bool kShuffles = function == pixel_shuffle;

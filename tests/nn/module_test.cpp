@@ -182,10 +182,11 @@ TEST(Module, LayersPrintTheNamesAndOptionsOfPyTorch) {
             (Names{"ReLU()", "SiLU()", "GELU()", "SELU()", "Mish()", "Sigmoid()", "Tanh()", "Hardsigmoid()",
                    "Hardswish()", "Identity()"}));
   EXPECT_EQ(printed(ELU(), PReLU(), LeakyReLU(), Softplus(), Softmax(1), LogSoftmax(-1), Dropout(), Dropout3d(0.25),
-                    Flatten(), PixelShuffle3d(2)),
+                    Flatten(), PixelShuffle3d(2), PixelUnshuffle3d(2)),
             (Names{"ELU(alpha=1)", "PReLU(num_parameters=1)", "LeakyReLU(negative_slope=0.01)",
                    "Softplus(beta=1, threshold=20)", "Softmax(dim=1)", "LogSoftmax(dim=-1)", "Dropout(p=0.5)",
-                   "Dropout3d(p=0.25)", "Flatten(start_dim=1, end_dim=-1)", "PixelShuffle3d(upscale_factor=2)"}));
+                   "Dropout3d(p=0.25)", "Flatten(start_dim=1, end_dim=-1)", "PixelShuffle3d(upscale_factor=2)",
+                   "PixelUnshuffle3d(downscale_factor=2)"}));
   EXPECT_EQ(
       printed(MaxPool3d(2), AvgPool2d(3, 2, 1), AdaptiveAvgPool3d(1), AdaptiveMaxPool1d(2),
               Upsample({.scale_factor = 2, .mode = InterpolateMode::trilinear}), Upsample({.size = 4}),
