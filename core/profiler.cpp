@@ -1,5 +1,7 @@
 #include "core/profiler.h"
 
+#include <exception>
+#include <new>
 #include <algorithm>
 #include <chrono>
 #include <mutex>

@@ -1,5 +1,8 @@
 #include "core/storage.h"
 
+#include <new>
+#include <system_error>
+#include <utility>
 #include <array>
 #include <atomic>
 #include <bit>

@@ -1,5 +1,6 @@
 #include "core/tensor.h"
 
+#include <exception>
 #include <algorithm>
 #include <cstring>
 

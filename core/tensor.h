@@ -1,6 +1,7 @@
 // The tensor: a cheap handle to a shared body of storage, geometry and autograd data.
 #pragma once
 
+#include <utility>
 #include <functional>
 #include <limits>
 #include <memory>

@@ -11,6 +11,7 @@
 #include <voxgrad.h>
 
 #include <CLI/CLI.hpp>
+#include <exception>
 #include <algorithm>
 #include <array>
 #include <chrono>

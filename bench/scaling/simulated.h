@@ -1,6 +1,7 @@
 // Many ranks on one GPU: reductions that take the time they would take, beside the real step.
 #pragma once
 
+#include <cstdlib>
 #include <string>
 
 #include "cuda/cuda.h"

@@ -5,6 +5,7 @@
 #include <sys/file.h>
 #include <unistd.h>
 
+#include <utility>
 #include <cerrno>
 #include <system_error>
 

@@ -1,6 +1,7 @@
 // What programs share that train on a GPU or several: reports of steps, shares of batches, ranks.
 #pragma once
 
+#include <utility>
 #include <deque>
 #include <memory>
 #include <optional>

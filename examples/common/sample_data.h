@@ -1,6 +1,7 @@
 // Volumes that a distribution's package brings.
 #pragma once
 
+#include <system_error>
 #include <filesystem>
 #include <optional>
 #include <string>

@@ -1,5 +1,6 @@
 #include "examples/segment/train.h"
 
+#include <cstdlib>
 #include <algorithm>
 #include <cmath>
 #include <optional>

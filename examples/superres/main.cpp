@@ -5,6 +5,7 @@
 //   superres --phantom              trains on a synthetic head
 //   superres --resume               continues a stopped run
 #include <CLI/CLI.hpp>
+#include <map>
 #include <cstdio>
 
 #include "examples/common/options.h"
