@@ -13,6 +13,7 @@
 // linear in x, so that the gradient in x is the same row again.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 
 // clang-format off

@@ -4,6 +4,8 @@
 // is a choice: its gradient puts values back where the indices point, and the gradient of that picks them from there.
 #include "ops/pool.h"
 
+#include <algorithm>
+
 #include "core/autograd.h"
 #include "ops/checks.h"
 #include "ops/conv_geometry.h"

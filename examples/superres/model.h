@@ -3,6 +3,8 @@
 
 #include <voxgrad.h>
 
+#include <algorithm>
+
 namespace superres {
 
 /// Doubles the resolution of (N, 1, D, H, W). Layers of ConvTranspose3d, GroupNorm and ReLU at the low

@@ -1,4 +1,5 @@
 // softmax and log_softmax along one axis: the maximum is taken out first, and exponentials are summed in double.
+#include <cmath>
 #include <vector>
 
 #include "core/dtype.h"

@@ -1,4 +1,5 @@
 // A worker that gets no memory at all: its batch fails, not the program.
+#include <new>
 #include <optional>
 
 #include "nn/data/loader.h"

@@ -1,6 +1,7 @@
 // The moving average of a model: its values, swapping, state, and captured updates.
 #include "nn/optim/ema.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <memory>

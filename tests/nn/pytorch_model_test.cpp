@@ -1,5 +1,6 @@
 // Files that go between PyTorch and this library: a model saved there (pytorch_model.py) computes the same here, and a
 // file saved here is read by a reader that shares nothing with ours (read_safetensors.py).
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdio>

@@ -1,6 +1,7 @@
 // Modules that Sequential runs as one operation: results, gradients, hooks and memory are those of the chain.
 #include "nn/sequential.h"
 
+#include <algorithm>
 #include <map>
 
 #include "core/autograd.h"

@@ -9,6 +9,7 @@
 #include <cmath>
 #include <csignal>
 #include <limits>
+#include <system_error>
 
 #include "ops/create.h"
 #include "tests/core/file_support.h"

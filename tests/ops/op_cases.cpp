@@ -1,6 +1,7 @@
 #include "tests/ops/op_cases.h"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 #include <random>
 

@@ -1,4 +1,5 @@
 // One volume over several ranks, against the same on each rank alone; and batch norms over the samples of all ranks.
+#include <algorithm>
 #include <array>
 #include <cmath>
 
