@@ -20,13 +20,12 @@ thread_local const Node* running = nullptr;
 
 bool later(const std::shared_ptr<Node>& a, const std::shared_ptr<Node>& b) { return a->sequence > b->sequence; }
 
-/// The cause as far as the tensor and the thread show it, for a message.
+/// The possible causes, for a message: a tensor does not store how it was made.
 const char* why_no_graph(const Tensor& tensor) {
   if (!is_floating(tensor.dtype())) return "; only floating tensors have gradients";
   if (!grad_enabled()) return "; nothing is recorded on this thread, where a NoGradGuard lives";
-  return "; either it was computed where a NoGradGuard lived, or it comes from detach(), or nothing that it was "
-         "computed "
-         "from requires grad (frozen parameters?)";
+  return "; either none of its inputs requires grad (frozen parameters?), "
+         "or it was computed where a NoGradGuard lived, or it comes from detach()";
 }
 
 Edge root_of(const Tensor& tensor, const char* op) {

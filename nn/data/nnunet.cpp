@@ -21,7 +21,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kOp = "NnUNetFolder";
-constexpr int64_t kLargestText = 1 << 26;
+constexpr int64_t kLargestText = 1 << 24;
 
 /// The file's values by key; the members of objects in it by two keys; and of lists in these the first two items, by
 /// two keys and "".
