@@ -49,8 +49,8 @@ std::optional<Slab> find_slab(const vg::Tensor& label, const std::vector<int64_t
   double best = 0;
   std::optional<Slab> found;
   for (slab.start = 0; slab.start + slab.size <= length; ++slab.start) {
-    const auto &first = before[static_cast<size_t>(slab.start)],
-               &behind = before[static_cast<size_t>(slab.start + slab.size)];
+    const auto& first = before[static_cast<size_t>(slab.start)];
+    const auto& behind = before[static_cast<size_t>(slab.start + slab.size)];
     double held = 0;
     bool allowed = true;
     for (const int64_t c : scored) {
