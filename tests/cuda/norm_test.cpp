@@ -195,7 +195,7 @@ TEST_F(CudaNorm, GroupNormOfSlicedColumnsRepeatsToTheBit) {
       const auto [dy_whole, dy_part] = sliced(dy);
       const auto [y_whole, y_part] = sliced({});
       const auto [dx_whole, dx_part] = sliced({});
-      const auto guards = [&] { return y_whole.narrow(1, 0, more).contiguous().to_vector<double>(); };
+      const auto guards = [&, &whole = y_whole] { return whole.narrow(1, 0, more).contiguous().to_vector<double>(); };
       const auto before = guards();
       const Tensor mean = empty({2, 6}, {wide(dtype), Device::cuda()}), rstd = empty_like(mean);
       const Tensor dgamma = empty({shape[1]}, mean.options()), dbeta = empty_like(dgamma);

@@ -118,19 +118,24 @@ void add_norm_activations(std::vector<OpCase>& cases) {
       {"leaky_relu", ActivationKind::leaky_relu, [](double v) { return v > 0 ? v : 0.25 * v; }},
       {"gelu", ActivationKind::gelu, [](double v) { return v * 0.5 * (1 + std::erf(v * std::sqrt(0.5))); }},
       {"silu", ActivationKind::silu, [](double v) { return v / (1 + std::exp(-v)); }}};
-  const std::pair<const char*, NormKind> norms[] = {{"group_norm", NormKind::group},
-                                                    {"instance_norm", NormKind::instance},
-                                                    {"batch_norm", NormKind::batch},
-                                                    {"layer_norm", NormKind::layer}};
+  struct Norm {
+    const char* name;
+    NormKind kind;
+  };
+  const Norm norms[] = {{"group_norm", NormKind::group},
+                        {"instance_norm", NormKind::instance},
+                        {"batch_norm", NormKind::batch},
+                        {"layer_norm", NormKind::layer}};
   for (const Function& f : functions)
-    for (const auto& [norm_name, kind] : norms)
+    for (const Norm& norm : norms)
       for (const bool first : {false, true}) {
+        const NormKind kind = norm.kind;
         const bool layer = kind == NormKind::layer;
         const Shape parameters = layer ? Shape{3, 2} : Shape{4};
-        OpCase c{concat(first ? f.name : norm_name, '_', first ? norm_name : f.name),
+        OpCase c{concat(first ? f.name : norm.name, '_', first ? norm.name : f.name),
                  [=](const Tensors& t) {
-                   const NormArguments norm{kind, t[1], t[2], 0.1, 2, layer ? parameters : Shape{}};
-                   return norm_activation(t[0], {norm, {f.kind, 0.25}, first});
+                   const NormArguments arguments{kind, t[1], t[2], 0.1, 2, layer ? parameters : Shape{}};
+                   return norm_activation(t[0], {arguments, {f.kind, 0.25}, first});
                  },
                  {{{2, 4, 2, 3, 2}, Domain::away}, {parameters}, {parameters}}};
         c.reference = [=](const Arrays& a) {
