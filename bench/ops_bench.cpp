@@ -307,9 +307,9 @@ void add_operators(vg::Device device, const vg::Shape& shape, int calls, const F
   for (const auto& [kind, mode] : {std::pair{"upsample_nearest", vg::InterpolateMode::nearest},
                                    std::pair{"upsample_trilinear", vg::InterpolateMode::trilinear}})
     for (const bool backward : {false, true})  // an eighth of the samples, to eight times their voxels
-      add(std::string(kind) + (backward ? "/backward" : "") + form.name, device, [=, mode = mode] {
+      add(std::string(kind) + (backward ? "/backward" : "") + form.name, device, [=, chosen = mode] {
         const vg::Tensor x = form.random(eighth, device).requires_grad_();
-        const vg::InterpolateOptions options{.scale_factor = 2, .mode = mode};
+        const vg::InterpolateOptions options{.scale_factor = 2, .mode = chosen};
         const vg::Tensor y = vg::interpolate(x, options), dy = vg::ones_like(y);
         const auto work = [=] {
           if (backward) return static_cast<void>(vg::grad({y}, {x}, {dy}, true));

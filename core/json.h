@@ -1,5 +1,5 @@
-// JSON that is read value by value and written piece by piece. There is no document in memory: the destructor of an
-// nlohmann::json takes memory, so that a program without memory would end in it.
+// A reader of JSON that passes on value by value, and a writer of text. There is no document in memory: the destructor
+// of an nlohmann::json allocates, so running out of memory there would terminate the program.
 #pragma once
 
 #include <concepts>

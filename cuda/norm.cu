@@ -178,7 +178,7 @@ __global__ void __launch_bounds__(kBlock)
                  int64_t channels, double eps, double count, const double* counts, int64_t counts_stride, int64_t ranks,
                  double momentum) {
   for (int64_t rank = 0; rank < ranks; ++rank) count += counts[rank * counts_stride];
-  if (count == 0) return;
+  if (count <= 1) return;  // no unbiased variance
   const double unbiased = count / (count - 1);
   const auto move = [momentum](R& running, double value) {
     const double own = convert<double>(running);

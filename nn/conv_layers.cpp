@@ -83,6 +83,7 @@ Conv<N>::Conv(const Options& given) : options_(given) {
 template <int N>
 Tensor Conv<N>::prepared(const Tensor& x, ConvOptions<N>& options) const {
   const Tensor input = in_memory_format(x, N + 2);
+  if (options_.padding_mode == PadMode::zeros && !options_.padding.same) return input;
   std::vector<int64_t> amounts;
   bool even = true;  // as many in front as behind
   for (int axis = N - 1; axis >= 0; --axis) {

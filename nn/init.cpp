@@ -36,7 +36,7 @@ double xavier_std(const Tensor& tensor, double gain) {
 /// The half width of a uniform distribution of this standard deviation.
 double uniform_bound(double std) { return std::sqrt(3.0) * std; }
 
-/// What `rand` or `randn` draws, transformed.
+/// Fills the tensor with transform(numbers of `rand` or `randn`).
 template <class F>
 const Tensor& draw(const Tensor& tensor, decltype(rand)* from, Generator* generator, const F& transform) {
   Generator& source = generator ? *generator : default_generator();

@@ -66,13 +66,13 @@ struct Recorded {
   const Module* module;
   const Tensor* tensor;
 };
-/// All that exist, by address.
+/// The live objects by address.
 struct Addresses {
   std::mutex mutex;
   std::map<const void*, Recorded, std::less<>> objects;
 };
 Addresses& addresses() {
-  static auto* const all = new Addresses;  // never destroyed: static objects may be later
+  static auto* const all = new Addresses;  // never destroyed, because static modules may be destroyed after it
   return *all;
 }
 
@@ -80,6 +80,14 @@ NamedTensors all_tensors(const Module& module) {
   NamedTensors all = module.named_parameters(), buffers = module.named_buffers();
   all.insert(all.end(), buffers.begin(), buffers.end());
   return all;
+}
+
+/// Whether the part holds tensors or behaves differently in training.
+bool has_state(const Recorded& part) {
+  if (part.tensor) return part.tensor->defined();
+  const NamedModules below = part.module->named_modules();
+  return !all_tensors(*part.module).empty() ||
+         std::any_of(below.begin(), below.end(), [](const auto& entry) { return entry.second->depends_on_training(); });
 }
 
 void print(std::ostream& out, const Module& module, const std::string& indent) {
@@ -121,12 +129,15 @@ void detail::check_listed(const Module& module, const Bytes& object, std::initia
     const std::lock_guard lock(addresses().mutex);
     const auto& objects = addresses().objects;
     for (auto entry = objects.lower_bound(object.begin); entry != objects.end(); ++entry) {
-      const auto& [address, recorded] = *entry;
+      const void* const address = entry->first;
+      const Recorded& recorded = entry->second;
       if (!object.contains(address)) break;
-      const auto holds = [address = address](const Bytes& bytes) { return bytes.contains(address); };
+      const auto holds = [address](const Bytes& bytes) { return bytes.contains(address); };
       if (recorded.module != &module && std::none_of(listed.begin(), listed.end(), holds)) unlisted.push_back(recorded);
     }
   }
+  // Parts without a state, such as ReLU, need not be listed. They must not cost the walk over all members below.
+  std::erase_if(unlisted, [](const Recorded& part) { return !has_state(part); });
   if (unlisted.empty()) return;
   std::set<const void*> known{nullptr};  // modules and bodies of tensors that the members lead to
   for (const Member& member : members) {

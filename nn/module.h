@@ -133,10 +133,10 @@ class Module {
   bool is_training() const { return training_; }
   /// Whether forward() depends on is_training(), as that of Dropout does.
   virtual bool depends_on_training() const { return false; }
-  /// The class's name, without its namespaces, when it is printed: "Conv3d" for Conv<3>, "WeightNorm" for other
+  /// Returns the class name that is printed, without namespaces: "Conv3d" for Conv<3>, "WeightNorm" for other
   /// templates.
   virtual std::string class_name() const;
-  /// What a layer shows of its options when it is printed: "1, 8, kernel_size=[3, 3, 3]".
+  /// Returns the options of a layer that are printed: "1, 8, kernel_size=[3, 3, 3]".
   virtual std::string extra_repr() const { return {}; }
 
   /// Moves or converts all parameters, buffers and gradients in place: handles elsewhere, an optimizer's for
@@ -223,8 +223,8 @@ void check_listed(const Module& module, const Bytes& object, std::initializer_li
 template <class C>
 C* declaring_class(Members (C::*)());
 
-/// The same for a T that inherits members() from a class C: the objects of C are as they are, those that T adds are not
-/// listed.
+/// Checks a class T that inherits members() from C. Throws if T adds a Module, Parameter or Buffer, because the list of
+/// C cannot contain it.
 template <class T>
 void check_inherited_list(T& value) {
   if constexpr (requires { declaring_class(&T::members); }) {

@@ -165,14 +165,15 @@ Tensor binary(const Tensor& first, const Tensor& second, double a = 0, double b 
   const auto keep = [&](const Tensor& t, Reads operand) {
     return (dx && reads(G::reads_x, operand)) || (dy && reads(G::reads_y, operand)) ? Saved(t) : Saved();
   };
-  return record(name(op), out, {x, y},
-                [=, sx = x.shape(), sy = y.shape(), x = keep(x, Reads::x), y = keep(y, Reads::y)](const Tensor& g) {
-                  const auto summed = [](const Tensor& grad, const Shape& to) {
-                    return grad.defined() ? sum_to(grad, to) : grad;
-                  };
-                  return Tensors{dx ? summed(G::of_x(g, x(), y(), a, b), sx) : Tensor(),
-                                 dy ? summed(G::of_y(g, x(), y(), a, b), sy) : Tensor()};
-                });
+  return record(
+      name(op), out, {x, y},
+      [=, sx = x.shape(), sy = y.shape(), kept_x = keep(x, Reads::x), kept_y = keep(y, Reads::y)](const Tensor& g) {
+        const auto summed = [](const Tensor& grad, const Shape& to) {
+          return grad.defined() ? sum_to(grad, to) : grad;
+        };
+        return Tensors{dx ? summed(G::of_x(g, kept_x(), kept_y(), a, b), sx) : Tensor(),
+                       dy ? summed(G::of_y(g, kept_x(), kept_y(), a, b), sy) : Tensor()};
+      });
 }
 
 template <BinaryOp op>

@@ -78,7 +78,7 @@ class Loader : public nn::Stateful {
     Sample batch_;
   };
 
-  /// Starts an epoch. Throws if an epoch has no batch, where PyTorch's loop ends without a word: a program that counts
+  /// Starts an epoch. Throws if an epoch has no batch, where PyTorch's loop ends silently: a program that counts
   /// steps would loop forever.
   Iterator begin() { return Iterator(*this); }
   Iterator end() { return {}; }

@@ -23,8 +23,8 @@ namespace fs = std::filesystem;
 constexpr const char* kOp = "NnUNetFolder";
 constexpr int64_t kLargestText = 1 << 24;
 
-/// The file's values by key; the members of objects in it by two keys; and of lists in these the first two items, by
-/// two keys and "".
+/// Values of dataset.json by path: top-level keys, members of top-level objects, and the first two items of lists in
+/// these (path: two keys and "").
 using Values = std::multimap<JsonPath, JsonValue>;
 
 Values read_values(InputFile& file) {
@@ -95,15 +95,20 @@ std::set<std::string> list(const fs::path& folder, const std::string& ending) {
   // Not a directory_iterator: it calls std::terminate if memory runs out in it.
   const auto close = [](DIR* directory) { closedir(directory); };
   const std::unique_ptr<DIR, decltype(close)> directory(opendir(folder.c_str()), close);
-  check(directory || errno == ENOENT, kOp, "cannot read '", folder.string(),
-        "': ", std::generic_category().message(errno));
-  while (const dirent* entry = directory ? readdir(directory.get()) : nullptr) {
+  int error = errno;
+  for (;;) {
+    errno = 0;
+    const dirent* entry = directory ? readdir(directory.get()) : nullptr;
+    if (directory) error = errno;
+    if (!entry) break;
     const std::string name = entry->d_name;
     if (name.starts_with('.')) continue;
     check(name.ends_with(ending), kOp, "'", (folder / name).string(), "' does not end with ", ending,
           ", the file_ending of dataset.json");
     names.insert(name.substr(0, name.size() - ending.size()));
   }
+  check(error == (directory ? 0 : ENOENT), kOp, "cannot read '", folder.string(),
+        "': ", std::generic_category().message(error));
   return names;
 }
 

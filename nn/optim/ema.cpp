@@ -93,7 +93,8 @@ ExponentialMovingAverage::Swapped::Swapped(const ExponentialMovingAverage& avera
   swaps.push_back(this);
 }
 
-/// A younger swap of a tensor saved what this one had written, and gets this one's saved values instead.
+/// If a later swap of the same tensor is alive, its saved values are those that this swap wrote. They are replaced by
+/// the values that this swap saved.
 ExponentialMovingAverage::Swapped::~Swapped() {
   NoGradGuard no_grad;
   const std::lock_guard lock(swaps_mutex);
@@ -132,7 +133,7 @@ void ExponentialMovingAverage::read_state(const TensorMap& dict, bool keep) {
     const Tensor& tensor = entry->second;
     check(tensor.defined() && tensor.shape() == value.shape() && tensor.dtype() == value.dtype(), kOp, "values.", name,
           " is ", describe(tensor), ", expected ", describe(value));
-    const auto same = [&value = value](const Tensor& average) { return average.is_same(value); };
+    const auto same = [&expected = value](const Tensor& average) { return average.is_same(expected); };
     nn::check_values(kOp, "values." + name, tensor, std::any_of(averages_.begin(), averages_.end(), same));
   }
   if (!keep) return;

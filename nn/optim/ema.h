@@ -37,8 +37,8 @@ class ExponentialMovingAverage : public nn::Stateful {
   /// model.load_state_dict(values()): for the model or one like it.
   void apply_to(nn::Module& model) const { model.load_state_dict(values_); }
 
-  /// While it lives, the model has the averages; afterwards it has its own values again. Several may live, of several
-  /// averages too, and end in any order.
+  /// While it lives, the model has the averages; afterwards it has its own values again. Swaps of one or several
+  /// averages may be alive at once and be destroyed in any order.
   class [[nodiscard]] Swapped {
    public:
     Swapped(const Swapped&) = delete;

@@ -53,9 +53,9 @@ using Constants = std::array<double, 2>;
 /// y = op(x...; a, b) over a row of type T.
 template <auto op, class T>
 void compute_row(const void* constants, int64_t count, void* out, const void* const* in) {
-  const auto [a, b] = *static_cast<const Constants*>(constants);
+  const Constants& given = *static_cast<const Constants*>(constants);
   auto* const y = static_cast<result_t<op, T>*>(out);
-  const auto compute = [&, a = convert<T>(a), b = convert<T>(b)](const auto*... x) {
+  const auto compute = [&, a = convert<T>(given[0]), b = convert<T>(given[1])](const auto*... x) {
     if constexpr (has_block_form<op, T>) {
       map_blocks<T>(block_form<op, T>(a, b), count, y, x...);
     } else {

@@ -163,7 +163,7 @@ void forward(const View& y, const View& mean, const View& rstd, const View& x, c
       });
     const double scale = 1 / std::sqrt(total.squares / std::max(total.count, 1.0) + eps);
     statistics[static_cast<size_t>(group.number)] = {total.mean, scale};
-    statistics.back() = {total.count, 0};
+    if (group.number == 0) statistics.back() = {total.count, 0};
   });
   if (over_ranks)
     join_ranks((*over_ranks)(double_matrix(x, statistics.data(), mean.numel() + 1, 2)), statistics.data());
@@ -267,7 +267,7 @@ void backward(const GroupNormGradients& out, const View& dy, const View& x, cons
       const double weight = entry(gamma, c, 1) / count;
       total.join({weight * own.g, weight * own.g_centred, own.centred / count});
     });
-    means.back().g = static_cast<double>(group.lines() * slabs.length);
+    if (group.number == 0) means.back().g = static_cast<double>(group.lines() * slabs.length);
   });
   if (over_ranks) average_ranks((*over_ranks)(double_matrix(x, means.data(), mean.numel() + 1, 3)), means.data());
 
@@ -339,9 +339,10 @@ void track_statistics(const View* running_mean, const View* running_var, const V
                       double count, const View* counts, double momentum) {
   if (counts) {
     count = 0;
-    for (int64_t rank = 0; rank < counts->size[0]; ++rank) count += counts->as<const double>()[rank * counts->stride[0]];
+    for (int64_t rank = 0; rank < counts->size[0]; ++rank)
+      count += counts->as<const double>()[rank * counts->stride[0]];
   }
-  if (count == 0) return;
+  if (count <= 1) return;  // no unbiased variance
   const double unbiased = count / (count - 1);
   const auto move = [&](const View* running, int64_t c, double value) {
     const double own = entry(running, c, 0);

@@ -154,7 +154,7 @@ TEST(CpuKernels, ComparisonsAndWhere) {
     Array<bool> out({4, 9}, Layout::stepped);
     cpu.binary(op, out.view, x.view, y.view, 0, 0);
     expect_close<bool>(
-        out, [&, f = f](const Dims& i) { return f(x(i), y(i)); }, 0);
+        out, [&, &compare = f](const Dims& i) { return compare(x(i), y(i)); }, 0);
     Array<int32_t> chosen({4, 9});
     cpu.where(chosen.view, out.view, x.view, y.view);
     expect_close<int32_t>(

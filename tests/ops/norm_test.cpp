@@ -209,7 +209,9 @@ TEST(BatchNorm, IsInstanceNormOverAllSamples) {
         for (const bool last : {false, true}) {
           const auto format = last ? MemoryFormat::channels_last : MemoryFormat::contiguous;
           const auto variable = [&](const Tensor& values) { return values.to(device, dtype).contiguous(format); };
-          const auto joined = [&, c = c](const Tensor& t) { return t.to(f64).permute({1, 0, 2}).reshape({1, c, -1}); };
+          const auto joined = [&, rows = c](const Tensor& t) {
+            return t.to(f64).permute({1, 0, 2}).reshape({1, rows, -1});
+          };
           const Tensor x = variable(randn({n, c, l}) * 2.0 + 30.0).requires_grad_(), dy = variable(randn({n, c, l}));
           const Tensor weight = randn({c}).to(device, dtype).requires_grad_();
           const Tensor bias = randn({c}).to(device, dtype).requires_grad_();

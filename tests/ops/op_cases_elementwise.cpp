@@ -12,8 +12,6 @@
 namespace voxgrad::optest {
 namespace {
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
-
 /// Shapes that every function of one tensor must take.
 const std::vector<std::vector<Shape>> kUnaryEdges{{Shape{}}, {{0}}, {{1}}, {{2, 0, 3}}, {{1, 1, 1}}};
 const std::vector<std::vector<Shape>> kBinaryEdges{{Shape{}, Shape{}}, {{0}, {1}},        {{2, 0}, {2, 1}},
