@@ -27,29 +27,21 @@ void check_tensor(const Communicator& group, const char* op, const Tensor& tenso
         describe(tensor));
 }
 
-/// FNV-1a, which gives the same value on all machines.
+/// Returns the FNV-1a hash, which is the same on all machines.
 uint64_t hash(std::string_view bytes) {
   uint64_t value = 0xcbf29ce484222325;
   for (const char byte : bytes) value = (value ^ static_cast<unsigned char>(byte)) * 0x100000001b3;
   return value;
 }
 
-/// "[2, 3]". Streams would take microseconds, of every call.
+/// Returns "[2, 3]". A stream would add microseconds to every call.
 std::string to_text(const Shape& shape) {
   std::string text = "[";
   for (int64_t axis = 0; axis < shape.size(); ++axis) text += (axis > 0 ? ", " : "") + std::to_string(shape[axis]);
   return text + ']';
 }
 
-/// Calls f(sender, receiver, bytes) for the messages of `rank`.
-template <class F>
-void for_each_message(const Collective& collective, int rank, const F& f) {
-  const auto bytes = [](const Tensor& tensor) { return tensor.numel() * item_size(tensor.dtype()); };
-  for (const auto& [tensor, peer] : collective.sends) f(rank, peer, bytes(tensor));
-  for (const auto& [tensor, peer] : collective.receives) f(peer, rank, bytes(tensor));
-}
-
-/// (ranks, shape...).
+/// Returns (ranks, shape...).
 Shape stacked(int ranks, const Shape& shape) {
   Shape all{ranks};
   for (const int64_t length : shape) all.push_back(length);
@@ -67,30 +59,24 @@ Tensors Collective::tensors() const {
   return all;
 }
 
-std::string Collective::describe() const {
+Call Collective::call(int rank) const {
   constexpr std::array ops{" (sum)", " (max)", " (min)"};
-  std::string text = name;
+  Call result{.description = name};
+  std::string& text = result.description;
   if (kind == Kind::all_reduce || kind == Kind::reduce_scatter) text += ops[static_cast<size_t>(op)];
   if (kind == Kind::broadcast) text += " from rank " + std::to_string(root);
-  if (kind != Kind::send_receive) return text + " of " + to_text(in.shape()) + ' ' + voxgrad::name(in.dtype());
-  return slab.empty() ? text : text + " of planes of " + to_text(slab);
-}
-
-std::string Collective::describe(int rank) const {
-  std::string text = describe();
-  for_each_message(*this, rank, [&](int from, int to, int64_t bytes) {
-    text += from == rank ? concat(", ", bytes, " bytes to rank ", to) : concat(", ", bytes, " bytes from rank ", from);
-  });
-  return text;
-}
-
-Signature Collective::signature(int rank) const {
-  Signature result{.call = hash(describe())};
-  for_each_message(*this, rank, [&](int from, int to, int64_t bytes) {
-    const std::array<int64_t, 3> message{from, to, bytes};
+  if (kind != Kind::send_receive) text += " of " + to_text(in.shape()) + ' ' + voxgrad::name(in.dtype());
+  if (!slab.empty()) text += " of planes of " + to_text(slab);
+  result.signature.call = hash(text);
+  const auto add = [&](int from, int to, const Tensor& tensor) {
+    const std::array<int64_t, 3> message{from, to, tensor.numel() * item_size(tensor.dtype())};
     const uint64_t value = hash({reinterpret_cast<const char*>(message.data()), sizeof message});
-    result.messages += from == rank ? value : -value;
-  });
+    result.signature.messages += from == rank ? value : -value;
+    text += ", " + std::to_string(message[2]) + " bytes ";
+    text += from == rank ? "to rank " + std::to_string(to) : "from rank " + std::to_string(from);
+  };
+  for (const auto& [tensor, peer] : sends) add(rank, peer, tensor);
+  for (const auto& [tensor, peer] : receives) add(peer, rank, tensor);
   return result;
 }
 

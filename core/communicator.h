@@ -13,27 +13,28 @@
 
 namespace voxgrad::parallel {
 
-/// How the elements of several ranks become one. Halves are added in f32, and rounded at each addition.
+/// The operation that combines the elements of all ranks. Sums of halves are computed in f32 and rounded after each
+/// addition.
 enum class ReduceOp { sum, max, min };
 
-/// What several ranks found out together: each of them throws it, with the same message.
+/// An error that several ranks detect together. Each of them throws it with the same message.
 class CollectiveError : public Error {
  public:
   CollectiveError(int reporter, const std::string& what) : Error(what), reporter_(reporter) {}
-  /// The first of these ranks, which should tell the user.
+  /// The lowest of these ranks, which should print the message.
   int reporter() const { return reporter_; }
 
  private:
   int reporter_;
 };
 
-/// A tensor on its way to, or from, another rank.
+/// A tensor that is sent to another rank or received from it.
 struct Message {
   Tensor tensor;
   int peer;
 };
 
-/// A collective under way. It completes even if its Work is dropped, and its tensors live until then.
+/// A running collective. It completes even if its Work is destroyed, and keeps its tensors alive until then.
 class Work {
  public:
   virtual ~Work() = default;
@@ -44,55 +45,60 @@ class Work {
   virtual void wait() = 0;
 };
 
-/// Hashes of a rank's call of a collective, by which the ranks find out whether their calls fit together.
+/// Hashes of a rank's call of a collective. Comparing them shows whether the calls of all ranks match.
 struct Signature {
-  uint64_t call = 0;  ///< of Collective::describe(): the same on all ranks
+  uint64_t call = 0;  ///< hash of the arguments that must be the same on all ranks
   /// The sum, modulo 2^64, of the hashes of all messages (sender, receiver, bytes). A sender adds the hash, a receiver
   /// subtracts it, so the sum over all ranks is 0.
   uint64_t messages = 0;
 };
 
-/// A collective as an engine takes it: of tensors on device(), contiguous, with what Communicator's functions promise
-/// checked.
+/// A rank's call of a collective.
+struct Call {
+  Signature signature{};
+  std::string description{};  ///< "all_reduce (max) of [2, 3] f32", and the messages of the rank
+};
+
+/// The arguments of a collective, which Communicator's functions have checked: contiguous tensors on device().
 struct Collective {
   enum class Kind : uint8_t { all_reduce, broadcast, all_gather, reduce_scatter, send_receive };
   Kind kind;
   const char* name;    ///< for messages
-  Tensor in{}, out{};  ///< all_reduce, broadcast: the same
+  Tensor in{}, out{};  ///< the same tensor for all_reduce and broadcast; undefined for send_receive
   ReduceOp op = ReduceOp::sum;
   int root = 0;
-  std::vector<Message> sends{}, receives{};  ///< instead of in and out; also channels_last
-  Shape slab{};                              ///< of send_receive: the volume that the messages are parts of, or empty
+  std::vector<Message> sends{}, receives{};  ///< for send_receive only; also channels_last
+  Shape slab{};                              ///< for send_receive: the volume that contains the messages, or empty
 
-  /// All of them.
+  /// Returns all tensors of the collective.
   Tensors tensors() const;
-  /// The arguments that must be the same on all ranks: "all_reduce (max) of [2, 3] f32".
-  std::string describe() const;
-  /// describe() and the messages of `rank`.
-  std::string describe(int rank) const;
-  Signature signature(int rank) const;
+  /// Returns the call that `rank` makes.
+  Call call(int rank) const;
 };
 
-/// Whether the calls of all ranks fit together.
+/// Returns whether the calls of all ranks match.
 bool calls_agree(std::span<const Signature> of_ranks);
-/// "the ranks' calls differ: ranks 0, 2 call all_reduce (sum) of [3] f32; rank 1 calls ...", from the describe(rank) of
-/// each rank.
+/// Returns "the ranks' calls differ: ranks 0, 2 call all_reduce (sum) of [3] f32; rank 1 calls ...", given the
+/// description of each rank's call.
 std::string describe_disagreement(const std::vector<std::string>& of_ranks);
-/// "rank 1" or "ranks 1, 3".
+/// Returns "rank 1" or "ranks 1, 3".
 std::string list_ranks(const std::vector<int>& ranks);
 
-/// A group of ranks. All ranks call the same functions in the same order, with tensors of the same shape and dtype, the
-/// same operation and the same root. Tensors are f32, f64, bf16, f16 or i64 (broadcast and all_gather: any dtype), of
-/// at most 2^31 - 1 elements; where a function writes to its argument, that must be writable in place. The order of
-/// additions follows from the number of ranks and of elements: all ranks have the same bits, and so have two runs.
+/// A group of ranks. All ranks must call the same functions in the same order, with tensors of the same shape and
+/// dtype, the same operation and the same root. Tensors have at most 2^31 - 1 elements and are f32, f64, bf16, f16 or
+/// i64 (broadcast and all_gather: any dtype). If a function writes to its argument, the argument must be writable in
+/// place. The order of additions depends only on the number of ranks and of elements, so all ranks and all runs obtain
+/// the same bits.
 ///
 /// If the ranks' calls differ, an error names the ranks and the call of each. MPI's ranks gather their calls (256 bytes
-/// each) while the collective runs, and its Work throws CollectiveError instead of completing. NCCL's ranks send their
-/// calls to rank 0 from a thread beside the program: within a second all processes end, after one line on stderr. No
-/// collective waits for the comparison before it starts.
+/// each) while the collective runs, and its Work throws CollectiveError instead of completing. Under MPI a completed
+/// Work therefore implies that all ranks made the call, even for broadcast and send_receive, which in MPI itself
+/// complete on some ranks before others call them. NCCL's ranks send their calls to rank 0 from a background thread. If
+/// the calls differ, all processes end within a second, after one line on stderr. No collective waits for the
+/// comparison before it starts.
 ///
-/// A rank that waits longer than the timeout throws CollectiveError, which names the ranks that did not come. After an
-/// error the group cannot be used any more. One thread at a time.
+/// A rank that waits longer than the timeout throws CollectiveError, which names the missing ranks. After an error the
+/// group cannot be used any more. Only one thread may use a group at a time.
 class Communicator {
  public:
   Communicator(const Communicator&) = delete;
@@ -101,35 +107,36 @@ class Communicator {
 
   int rank() const { return rank_; }
   int size() const { return size_; }
-  /// The number among the ranks of this machine, from 0.
+  /// The index of this rank among the ranks of its machine, from 0.
   int local_rank() const { return local_rank_; }
-  /// Where this rank's tensors are to lie. A GPU's group takes those of the CPU, too, by way of the GPU.
+  /// The device of this rank's tensors. A group of GPUs also accepts CPU tensors and copies them to the GPU and back.
   Device device() const { return device_; }
-  /// How long a rank waits for others: 600 seconds if nothing else was set. Throws unless `seconds` is positive.
+  /// Sets how long a rank waits for the others, 600 seconds by default. Throws unless `seconds` is positive.
   void set_timeout(double seconds);
 
-  /// Starts an all_reduce of a contiguous tensor, which nobody may read or write until it is over.
+  /// Starts an all_reduce of a contiguous tensor, which must not be read or written until it has completed.
   std::unique_ptr<Work> all_reduce_async(const Tensor& tensor, ReduceOp op = ReduceOp::sum);
-  /// Replaces each element by the sum, or what `op` says, over the ranks.
+  /// Replaces each element by its sum, maximum or minimum over the ranks.
   void all_reduce(const Tensor& tensor, ReduceOp op = ReduceOp::sum);
   /// Replaces the elements by those of rank `root`.
   void broadcast(const Tensor& tensor, int root = 0);
-  /// Starts what torch.distributed calls batch_isend_irecv: elements go in the order of memory, and each message that a
-  /// rank sends is one that its peer receives in the same call, with as many bytes. Tensors of any dtype on device(),
-  /// dense in either memory format; nobody may write to them, or read those that are received, until it is over.
-  /// `slab`, if given, is a shape that must be the same on all ranks: of the volume whose parts the messages are.
+  /// Starts sends and receives, as torch.distributed.batch_isend_irecv does. Elements are sent in memory order. The
+  /// peer must receive each message in the same call, with the same number of bytes. Tensors must be on device() and
+  /// dense in either memory format; all dtypes are allowed. Until the Work has completed, sent tensors must not be
+  /// written, and received tensors must not be read or written. `slab`, if given, is the shape of the volume that
+  /// contains the messages. It must be the same on all ranks.
   std::unique_ptr<Work> send_receive_async(const std::vector<Message>& sends, const std::vector<Message>& receives,
                                            const Shape& slab = {});
-  /// (size(), shape of `tensor`...): the tensors of all ranks.
+  /// Returns the tensors of all ranks, stacked: (size(), shape of `tensor`...).
   Tensor all_gather(const Tensor& tensor);
-  /// Of tensors (size(), shape...), the sum over the ranks of row rank().
+  /// Reduces tensors of shape (size(), shape...) over the ranks and returns row rank() of the result.
   Tensor reduce_scatter(const Tensor& tensor, ReduceOp op = ReduceOp::sum);
-  /// Returns once all ranks have come here.
+  /// Returns once all ranks have called barrier().
   void barrier();
   /// Ends the processes of all ranks, with this exit code.
   virtual void abort(int code) = 0;
 
-  /// The engine, which the functions above call.
+  /// Starts a collective whose arguments have been checked. The functions above call it.
   virtual std::unique_ptr<Work> start(const Collective& collective) = 0;
 
  protected:
@@ -144,9 +151,9 @@ class Communicator {
   std::atomic<double> timeout_ = 600;
 };
 
-/// The ranks that share the volumes of this thread's operators, slab by slab (ops/spatial.h); null if there are none.
+/// Returns the ranks that share the volumes of this thread's operators (ops/spatial.h), or null.
 Communicator* spatial_group();
-/// Sets spatial_group() while it lives; null stands for none. `group` must live as long.
+/// Sets spatial_group() during its lifetime, which `group` must outlive. May be null.
 class [[nodiscard]] SpatialGroupGuard {
  public:
   [[nodiscard]] explicit SpatialGroupGuard(Communicator* group);

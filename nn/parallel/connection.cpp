@@ -20,12 +20,13 @@ namespace voxgrad::parallel {
 namespace {
 
 using Head = std::array<int64_t, 3>;          // kind, number, bytes of the text
-constexpr int64_t kMaxOutput = 2 * kMaxText;  // bytes that wait for a peer which does not read
-constexpr double kMaxAttempt = 5;             // seconds for one address of several
+constexpr int64_t kMaxOutput = 2 * kMaxText;  // bytes in the buffer of a peer that does not read
+constexpr double kMaxAttempt = 5;             // seconds per address, except for the last address of a host
 
-int milliseconds_to(Deadline deadline, int most) {
+/// Returns the time to the deadline, at most a minute.
+int milliseconds_to(Deadline deadline) {
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now()).count();
-  return static_cast<int>(std::clamp<int64_t>(left, 0, most));
+  return static_cast<int>(std::clamp<int64_t>(left, 0, 60'000));
 }
 
 bool would_block() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
@@ -40,12 +41,12 @@ Deadline after(double seconds) {
 Connection::Connection(int handle) : handle_(handle) {
   const int on = 1;
   ::setsockopt(handle, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-  ::setsockopt(handle, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);  // notices a machine that is gone
+  ::setsockopt(handle, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);  // detects a machine that is gone
 }
 
 Connection& Connection::operator=(Connection&& other) noexcept {
   std::swap(handle_, other.handle_);
-  std::swap(longest_text_, other.longest_text_);
+  std::swap(max_text_, other.max_text_);
   std::swap(input_, other.input_);
   std::swap(output_, other.output_);
   return *this;
@@ -71,6 +72,8 @@ void Connection::flush() {
       output_.erase(0, static_cast<size_t>(sent));
     else if (would_block())
       return;
+    else if (errno == EPIPE || errno == ECONNRESET)
+      output_.clear();  // transfer() still receives the last frames of the peer before it closes
     else
       close();
   }
@@ -79,8 +82,8 @@ void Connection::flush() {
 void Connection::transfer() {
   flush();
   std::array<char, 4096> bytes;
-  // A frame at a time: what else arrives waits in the socket until next() has made room.
-  while (is_open() && std::ssize(input_) <= longest_text_ + std::ssize(Head{}) * 8) {
+  // Buffers about one frame. Later bytes stay in the socket until next() has removed that frame.
+  while (is_open() && std::ssize(input_) <= max_text_ + std::ssize(Head{}) * 8) {
     const ssize_t got = ::recv(handle_, bytes.data(), bytes.size(), MSG_DONTWAIT);
     if (got > 0)
       input_.append(bytes.data(), static_cast<size_t>(got));
@@ -97,7 +100,7 @@ std::optional<Frame> Connection::next() {
   std::memcpy(head.data(), input_.data(), sizeof head);
   const auto [kind, number, bytes] = head;
   if (kind < static_cast<int64_t>(FrameKind::hello) || kind > static_cast<int64_t>(FrameKind::bye) || bytes < 0 ||
-      bytes > longest_text_) {
+      bytes > max_text_) {
     input_.clear();
     close();
     return std::nullopt;
@@ -109,16 +112,14 @@ std::optional<Frame> Connection::next() {
   return frame;
 }
 
-void poll_connections(const std::vector<Connection*>& connections, const std::vector<int>& handles, Deadline deadline,
-                      int ms) {
-  std::vector<pollfd> wanted;
-  for (const int handle : handles) wanted.push_back({handle, POLLIN, 0});
-  for (const Connection* c : connections)
-    if (c && c->is_open())
-      wanted.push_back({c->handle(), static_cast<short>(c->is_sending() ? POLLIN | POLLOUT : POLLIN), 0});
-  ::poll(wanted.data(), wanted.size(), milliseconds_to(deadline, ms));
-  for (Connection* c : connections)
-    if (c && c->is_open()) c->transfer();
+void poll_connections(const std::vector<Connection*>& connections, const std::vector<int>& handles, Deadline deadline) {
+  std::vector<pollfd> polled;
+  for (const Connection* c : connections)  // poll() skips closed connections, whose handle is negative
+    polled.push_back({c->handle(), static_cast<short>(c->is_sending() ? POLLIN | POLLOUT : POLLIN), 0});
+  for (const int handle : handles) polled.push_back({handle, POLLIN, 0});
+  ::poll(polled.data(), polled.size(), milliseconds_to(std::min(deadline, after(0.1))));
+  for (size_t i = 0; i < connections.size(); ++i)
+    if (polled[i].revents != 0) connections[i]->transfer();
 }
 
 Connection connect_to(const std::string& host, int port, Deadline deadline, std::string& reason) {
@@ -141,7 +142,7 @@ Connection connect_to(const std::string& host, int port, Deadline deadline, std:
       socklen_t bytes = sizeof error;
       const Deadline attempt = a->ai_next ? std::min(deadline, after(kMaxAttempt)) : deadline;
       int ready = 0;
-      while ((ready = ::poll(&wanted, 1, milliseconds_to(attempt, 60'000))) < 0 && errno == EINTR) {
+      while ((ready = ::poll(&wanted, 1, milliseconds_to(attempt))) < 0 && errno == EINTR) {
       }
       if (ready > 0) ::getsockopt(handle, SOL_SOCKET, SO_ERROR, &error, &bytes);
     }

@@ -1,4 +1,4 @@
-// The sockets on which rank 0 waits for the others: on no more interfaces than the address that was asked for needs.
+// The sockets on which rank 0 listens. They use only the interfaces that MASTER_ADDR requires.
 #include <arpa/inet.h>
 #include <netdb.h>
 #include <netinet/in.h>
@@ -19,12 +19,12 @@ namespace {
 
 constexpr const char* kOp = "parallel::Rendezvous";
 
-bool is_loopback(const std::string& address) { return address.starts_with("127.") || address == "::1"; }
-
-/// Whether the host is written as an address, which is the same on all machines.
-bool is_numeric(const std::string& host) {
+/// Returns whether the host is a numeric address or a standard name of the loopback interface. Unlike other names, it
+/// has the same meaning on all machines.
+bool is_unambiguous(const std::string& host) {
   in6_addr address;
-  return ::inet_pton(AF_INET, host.c_str(), &address) == 1 || ::inet_pton(AF_INET6, host.c_str(), &address) == 1;
+  return host.starts_with("localhost") || host.starts_with("ip6-l") ||
+         ::inet_pton(AF_INET, host.c_str(), &address) == 1 || ::inet_pton(AF_INET6, host.c_str(), &address) == 1;
 }
 
 in_port_t& port_in(sockaddr* address) {
@@ -39,7 +39,7 @@ int port_of(int handle) {
   return ntohs(port_in(reinterpret_cast<sockaddr*>(&address)));
 }
 
-/// A listening, non-blocking socket; -1, with errno, if the address cannot be used.
+/// Returns a listening, non-blocking socket, or -1 with errno set if the address cannot be used.
 int listening_socket(const addrinfo& a) {
   const int on = 1, handle = ::socket(a.ai_family, a.ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK, a.ai_protocol);
   if (handle < 0) return -1;
@@ -56,8 +56,7 @@ int listening_socket(const addrinfo& a) {
 
 Listener::Listener(const std::string& host, int port, std::string token) : port_(port), token_(std::move(token)) {
   std::string reason = listen_on(host.c_str());
-  const bool is_local_name = host != "localhost" && !is_numeric(host) && std::ranges::all_of(addresses_, is_loopback);
-  if ((handles_.empty() || is_local_name) && !token_.empty()) {
+  if ((handles_.empty() || (is_loopback_only() && !is_unambiguous(host))) && !token_.empty()) {
     close();
     port_ = port;
     reason = listen_on(nullptr);
@@ -74,33 +73,39 @@ void Listener::close() {
   addresses_.clear();
 }
 
-/// Listens on those addresses of a host, or null for all interfaces, that are this machine's. Returns why one was not
-/// used.
+/// Listens on the addresses of a host that belong to this machine, or on all interfaces if `host` is null. Returns the
+/// last reason why an address was not used.
 std::string Listener::listen_on(const char* host) {
   addrinfo hints{}, *found = nullptr;
   hints.ai_family = AF_UNSPEC;
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = AI_PASSIVE;
-  const int asked_port = port_;
+  const int requested_port = port_;
   if (const int code = ::getaddrinfo(host, std::to_string(port_).c_str(), &hints, &found)) return ::gai_strerror(code);
   const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> addresses(found, ::freeaddrinfo);
   std::string reason;
   for (const addrinfo* a = found; a; a = a->ai_next) {
+    char name[NI_MAXHOST] = "?";
+    ::getnameinfo(a->ai_addr, a->ai_addrlen, name, sizeof name, nullptr, 0, NI_NUMERICHOST);
+    // The resolver returns an address twice if /etc/hosts does.
+    if (std::ranges::find(addresses_, name) != addresses_.end()) continue;
     port_in(a->ai_addr) = htons(static_cast<uint16_t>(port_));  // the same on all addresses
     const int handle = listening_socket(*a);
     if (handle < 0) {
       reason = std::strerror(errno);
-      if (errno != EADDRINUSE || asked_port == 0) continue;
+      if (errno != EADDRINUSE || requested_port == 0) continue;
       close();
       fail(kOp, "rank 0 cannot listen on port ", port_, ": ", reason, "; set MASTER_PORT to one that is free");
     }
-    char name[INET6_ADDRSTRLEN] = "?";
-    ::getnameinfo(a->ai_addr, a->ai_addrlen, name, sizeof name, nullptr, 0, NI_NUMERICHOST);
     handles_.push_back(handle);
     addresses_.push_back(name);
     port_ = port_of(handle);
   }
   return reason;
+}
+
+bool Listener::is_loopback_only() const {
+  return std::ranges::all_of(addresses_, [](const auto& a) { return a.starts_with("127.") || a == "::1"; });
 }
 
 std::string Listener::describe() const {

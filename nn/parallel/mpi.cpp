@@ -1,5 +1,5 @@
-// The communicator of CPU tensors, on MPI's nonblocking collectives: waiting is a loop of MPI_Test, which a timeout
-// ends.
+// The communicator for CPU tensors. It uses MPI's nonblocking collectives and waits in a loop of MPI_Test, so that a
+// timeout can end the wait.
 #include <mpi.h>
 
 #include <algorithm>
@@ -28,7 +28,7 @@ void check_mpi(int code, const char* call) {
   fail(call, text);
 }
 
-/// What MPI has no type for: halves travel as whole numbers of 16 bits.
+/// Reduces bf16 and f16, for which MPI has no type. They are sent as 16-bit integers.
 template <class Half, ReduceOp op>
 void reduce_halves(void* in, void* result, int* count, MPI_Datatype*) {
   const auto* a = static_cast<const Half*>(in);
@@ -39,7 +39,7 @@ void reduce_halves(void* in, void* result, int* count, MPI_Datatype*) {
   }
 }
 
-/// MPI's type for elements that are only moved.
+/// Returns MPI's type for elements that are copied and not reduced.
 MPI_Datatype moved_type(DType dtype) {
   switch (item_size(dtype)) {
     case 1:
@@ -89,26 +89,26 @@ int rank_on_machine() {
   return rank;
 }
 
-/// A collective under way. Its Work and, until it has completed, the communicator own it.
+/// A running collective. Its Work owns it, and so does the communicator until it has completed.
 struct Operation {
   const char* name;
-  int64_t number;  ///< of the collective, from 1
+  int64_t number;  ///< index of the collective, from 1
   Tensors tensors;
   std::vector<MPI_Request> requests;
   bool is_over = false;
 };
 
-/// A rank's call of a collective, in a form that MPI can gather.
-struct Call {
+/// A call in a form that MPI can gather.
+struct FixedCall {
   Signature signature;
-  std::array<char, 240> text{};  ///< the beginning of Collective::describe(rank), and a zero
+  std::array<char, 240> text{};  ///< the beginning of the description, and a zero
 };
 
-/// The comparison of the ranks' calls of one collective: an all-gather.
+/// An all-gather that compares the ranks' calls of one collective.
 struct Comparison {
   const char* name;
-  Call own;
-  std::vector<Call> all;
+  FixedCall own;
+  std::vector<FixedCall> all;
   MPI_Request request = MPI_REQUEST_NULL;
 };
 
@@ -123,10 +123,11 @@ class MpiCommunicator : public Communicator {
   /// Makes progress without blocking. Returns true once the operation has completed and all ranks called the same.
   bool advance(Operation& operation);
   void wait(Operation& operation);
-  /// Waits for the operations whose Work was dropped.
+  /// Waits for all operations, including those whose Work was destroyed.
   void finish();
 
  private:
+  void check_group(int code, const char* op);
   MPI_Op reduction(ReduceOp op, DType dtype) const;
   void start_comparison(const Collective& collective);
   void compare_calls();
@@ -134,14 +135,14 @@ class MpiCommunicator : public Communicator {
   [[noreturn]] void give_up(const char* op);
 
   MPI_Comm comm_ = MPI_COMM_NULL;
-  MPI_Comm calls_ = MPI_COMM_NULL;                     // for comparisons: in step whatever the ranks call on comm_
-  MPI_Comm alarm_ = MPI_COMM_NULL;                     // on which ranks that give up find each other
-  std::array<std::array<MPI_Op, 3>, 2> halves_ops_{};  // of bf16 and f16, by ReduceOp
+  MPI_Comm calls_ = MPI_COMM_NULL;                     // for comparisons, which match even if calls on comm_ differ
+  MPI_Comm alarm_ = MPI_COMM_NULL;                     // for signals between ranks whose wait timed out
+  std::array<std::array<MPI_Op, 3>, 2> halves_ops_{};  // for bf16 and f16, by ReduceOp
   std::vector<std::shared_ptr<Operation>> operations_;
-  std::deque<Comparison> comparisons_;  // under way, in the order of the collectives
-  int64_t started_ = 0;                 // collectives
-  int64_t compared_ = 0;                // collectives of which all ranks' calls are known to agree
-  std::string failure_;                 // what ended the use of this group
+  std::deque<Comparison> comparisons_;  // running, in the order of the collectives
+  int64_t started_ = 0;                 // number of collectives started
+  int64_t compared_ = 0;                // number of collectives whose calls agree on all ranks
+  std::string failure_;                 // the first error, after which the group cannot be used
 };
 
 class MpiWork : public Work {
@@ -149,7 +150,7 @@ class MpiWork : public Work {
   MpiWork(MpiCommunicator& group, std::shared_ptr<Operation> operation)
       : group_(group), operation_(std::move(operation)) {}
 
-  // A Work may outlive its group, which completes its operations first.
+  // A Work may outlive its group, which completes all operations before it is destroyed.
   bool test() override { return operation_->is_over || group_.advance(*operation_); }
   void wait() override {
     if (!operation_->is_over) group_.wait(*operation_);
@@ -180,16 +181,26 @@ MpiCommunicator::~MpiCommunicator() {
   for (MPI_Comm* comm : {&alarm_, &calls_, &comm_}) MPI_Comm_free(comm);
 }
 
+/// Throws on an error of MPI, after which the group cannot be used.
+void MpiCommunicator::check_group(int code, const char* op) {
+  try {
+    check_mpi(code, op);
+  } catch (const Error& error) {
+    failure_ = error.what();
+    throw;
+  }
+}
+
 bool MpiCommunicator::advance(Operation& operation) {
   compare_calls();
   int over = 0;
   const int code =
       MPI_Testall(static_cast<int>(operation.requests.size()), operation.requests.data(), &over, MPI_STATUSES_IGNORE);
-  // Calls that differ may be an error of MPI, too ("message truncated"): the comparison explains it.
+  // Calls that differ may also cause an error of MPI ("message truncated"). The comparison explains it.
   if (code != MPI_SUCCESS)
     for (const auto end = Clock::now() + std::chrono::seconds(1); compared_ < operation.number && Clock::now() < end;)
       compare_calls();
-  check_mpi(code, operation.name);
+  check_group(code, operation.name);
   operation.is_over = over && operation.number <= compared_;
   if (operation.is_over) operation.tensors.clear();
   return operation.is_over;
@@ -221,25 +232,26 @@ void MpiCommunicator::start_comparison(const Collective& collective) {
     return;
   }
   Comparison& c = comparisons_.emplace_back(Comparison{.name = collective.name, .own = {}, .all = {}});
-  c.own.signature = collective.signature(rank());
-  collective.describe(rank()).copy(c.own.text.data(), c.own.text.size() - 1);
+  const Call call = collective.call(rank());
+  c.own.signature = call.signature;
+  call.description.copy(c.own.text.data(), c.own.text.size() - 1);
   c.all.resize(static_cast<size_t>(size()));
-  check_mpi(MPI_Iallgather(&c.own, sizeof c.own, MPI_BYTE, c.all.data(), sizeof c.own, MPI_BYTE, calls_, &c.request),
-            collective.name);
+  check_group(MPI_Iallgather(&c.own, sizeof c.own, MPI_BYTE, c.all.data(), sizeof c.own, MPI_BYTE, calls_, &c.request),
+              collective.name);
 }
 
-/// Makes progress with the comparisons, the oldest one first: all ranks find the same difference.
+/// Makes progress with the comparisons, in order, so that all ranks detect the same difference.
 void MpiCommunicator::compare_calls() {
   for (; !comparisons_.empty(); comparisons_.pop_front(), ++compared_) {
     Comparison& oldest = comparisons_.front();
     int over = 0;
-    check_mpi(MPI_Test(&oldest.request, &over, MPI_STATUS_IGNORE), oldest.name);
+    check_group(MPI_Test(&oldest.request, &over, MPI_STATUS_IGNORE), oldest.name);
     if (!over) return;
     std::vector<Signature> signatures;
-    for (const Call& call : oldest.all) signatures.push_back(call.signature);
+    for (const FixedCall& call : oldest.all) signatures.push_back(call.signature);
     if (calls_agree(signatures)) continue;
     std::vector<std::string> texts;
-    for (const Call& call : oldest.all) texts.emplace_back(call.text.data());
+    for (const FixedCall& call : oldest.all) texts.emplace_back(call.text.data());
     failure_ = concat(oldest.name, ": ", describe_disagreement(texts));
     throw CollectiveError(0, failure_);
   }
@@ -257,7 +269,7 @@ bool MpiCommunicator::alarm_rings() const {
   return rings != 0;
 }
 
-/// Exchanges a signal with all ranks that wait. The ranks that send none are missing.
+/// Exchanges a signal with all ranks that wait. Ranks that send no signal are missing.
 void MpiCommunicator::give_up(const char* op) {
   std::vector<bool> waiting(static_cast<size_t>(size()), false);
   waiting[static_cast<size_t>(rank())] = true;
@@ -291,7 +303,9 @@ void MpiCommunicator::give_up(const char* op) {
 std::unique_ptr<Work> MpiCommunicator::start(const Collective& c) {
   using enum Collective::Kind;
   check(failure_.empty(), c.name, "the group failed before: ", failure_);
-  std::erase_if(operations_, [&](const auto& own) { return own->is_over || (own.use_count() == 1 && advance(*own)); });
+  for (const auto& own : operations_)
+    if (own.use_count() == 1 && !own->is_over) advance(*own);
+  std::erase_if(operations_, [](const auto& own) { return own->is_over; });
   start_comparison(c);
   const auto& operation = operations_.emplace_back(std::make_shared<Operation>(
       Operation{.name = c.name,
@@ -302,9 +316,10 @@ std::unique_ptr<Work> MpiCommunicator::start(const Collective& c) {
   MPI_Request* request = operation->requests.data();
   if (c.kind == send_receive) {
     for (const auto& [t, peer] : c.receives)
-      check_mpi(MPI_Irecv(t.mutable_raw_data(), count_of(t), moved_type(t.dtype()), peer, 0, comm_, request++), c.name);
+      check_group(MPI_Irecv(t.mutable_raw_data(), count_of(t), moved_type(t.dtype()), peer, 0, comm_, request++),
+                  c.name);
     for (const auto& [t, peer] : c.sends)
-      check_mpi(MPI_Isend(t.raw_data(), count_of(t), moved_type(t.dtype()), peer, 0, comm_, request++), c.name);
+      check_group(MPI_Isend(t.raw_data(), count_of(t), moved_type(t.dtype()), peer, 0, comm_, request++), c.name);
     return work;
   }
   const void* const in = c.in.raw_data();
@@ -324,14 +339,15 @@ std::unique_ptr<Work> MpiCommunicator::start(const Collective& c) {
         return MPI_Ireduce_scatter_block(in, out, count_of(c.out), reduced, op, comm_, request);
     }
   };
-  check_mpi(call(), c.name);
+  check_group(call(), c.name);
   return work;
 }
 
-MpiCommunicator* world = nullptr;  // lives until mpi_finalize(): MPI must not be called at exit
+MpiCommunicator* world = nullptr;  // deleted by mpi_finalize(), because MPI must not be called at exit
 bool started_here = false;
 
-/// Programs that are started past MPI are a group each: two would train two models, and overwrite each other's files.
+/// Throws if the launcher and MPI disagree about the number of ranks. Otherwise each process would be a group of its
+/// own, and the processes would train separate models and overwrite each other's files.
 void check_launch(int rank, int size) {
   constexpr const char* kOp = "parallel::mpi_world";
   if (const auto given = environment()) {
@@ -354,7 +370,7 @@ bool mpi_available() { return true; }
 
 Communicator& mpi_world() {
   if (world) return *world;
-  environment();  // what is wrong with it needs no MPI
+  environment();  // throws if it is inconsistent, before MPI starts
   int initialized = 0;
   MPI_Initialized(&initialized);
   if (!initialized) {
@@ -362,7 +378,8 @@ Communicator& mpi_world() {
     check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &threads), "MPI_Init_thread");
     started_here = true;
   }
-  MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);  // to be thrown; its copies have the same
+  MPI_Comm_set_errhandler(MPI_COMM_WORLD,
+                          MPI_ERRORS_RETURN);  // voxgrad throws; copies of the communicator inherit the handler
   check_launch(rank_in(MPI_COMM_WORLD), size_of(MPI_COMM_WORLD));
   world = new MpiCommunicator;
   return *world;

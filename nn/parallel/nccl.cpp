@@ -59,7 +59,7 @@ size_t bytes_of(const Tensor& t) { return static_cast<size_t>(t.numel() * item_s
 
 class NcclCommunicator : public Communicator {
  public:
-  /// `rendezvous`, whose message is NCCL's id, is empty for one rank alone.
+  /// The message of `rendezvous` is NCCL's id. `rendezvous` is null for a single rank.
   NcclCommunicator(int rank, int size, int local_rank, int device, std::unique_ptr<Rendezvous> rendezvous);
   ~NcclCommunicator() override;
 
@@ -154,9 +154,9 @@ Progress NcclCommunicator::progress() {
 }
 
 std::unique_ptr<Work> NcclCommunicator::start(const Collective& collective) {
-  // Ahead of NCCL, which may not return where the ranks' calls differ.
+  // Recorded before NCCL is called, which may not return if the ranks' calls differ.
   ++calls_;
-  if (rendezvous_) rendezvous_->add_call(collective.signature(rank()), collective.describe(rank()));
+  if (rendezvous_) rendezvous_->add_call(collective.call(rank()));
   const DeviceGuard guard(device().index);
   const Tensors tensors = collective.tensors();
   Event ready(device().index, /*enable_timing=*/false);
@@ -210,15 +210,16 @@ std::string new_id() {
   return std::string(id.internal, sizeof id.internal);
 }
 
-/// Where and with which token the ranks meet.
+/// The address and the token of the rendezvous.
 struct MeetingPoint {
   std::string host;
   int port = 0;
   std::string token;
 };
 
-/// Rank 0 waits at the listener for the others.
-std::unique_ptr<Rendezvous> meet(int rank, int size, const Listener* listener, const MeetingPoint& at) {
+/// Connects the ranks. Rank 0 waits at the listener for the others. Returns null for one rank, which needs no listener.
+std::unique_ptr<Rendezvous> meet(int rank, int size, const std::optional<Listener>& listener, const MeetingPoint& at) {
+  if (size == 1) return nullptr;
   if (rank == 0) return std::make_unique<Rendezvous>(*listener, size, new_id(), kRendezvousSeconds);
   return std::make_unique<Rendezvous>(rank, size, at.host, at.port, at.token, kRendezvousSeconds);
 }
@@ -229,10 +230,9 @@ std::unique_ptr<Communicator> from_environment(const Environment& e) {
   const char* agent = std::getenv("TORCHELASTIC_USE_AGENT_STORE");
   const int port = e.master_port + (agent && agent == std::string("True") ? 1 : 0);
   std::optional<Listener> listener;
-  if (e.rank == 0) listener.emplace(e.master_addr, port, e.token);
-  return std::make_unique<NcclCommunicator>(
-      e.rank, e.world_size, e.local_rank, e.local_rank,
-      meet(e.rank, e.world_size, listener ? &*listener : nullptr, {e.master_addr, port, e.token}));
+  if (e.rank == 0 && e.world_size > 1) listener.emplace(e.master_addr, port, e.token);
+  return std::make_unique<NcclCommunicator>(e.rank, e.world_size, e.local_rank, e.local_rank,
+                                            meet(e.rank, e.world_size, listener, {e.master_addr, port, e.token}));
 }
 
 /// Connects the ranks that MPI started. Rank 0 broadcasts its meeting point by MPI, with a random token. The host is
@@ -255,7 +255,7 @@ std::unique_ptr<Communicator> from_mpi() {
   MeetingPoint at;
   words >> at.port >> at.token >> at.host;
   return std::make_unique<NcclCommunicator>(world.rank(), world.size(), world.local_rank(), world.local_rank(),
-                                            meet(world.rank(), world.size(), listener ? &*listener : nullptr, at));
+                                            meet(world.rank(), world.size(), listener, at));
 }
 
 bool started_by_mpi() {
@@ -300,16 +300,16 @@ int launch(int ranks, const std::function<void(Communicator& world)>& f) {
   set_environment();
   check(ranks > 0 && ranks <= cuda::device_count(), kOp, "there are ", cuda::device_count(), " GPUs for ", ranks,
         " ranks");
-  const MeetingPoint any_port{.host = "127.0.0.1", .token = random_token()};
-  const Listener listener(any_port.host, any_port.port, any_port.token);
-  const MeetingPoint at{any_port.host, listener.port(), any_port.token};
+  MeetingPoint at{.host = "127.0.0.1", .token = random_token()};
+  std::optional<Listener> listener;
+  if (ranks > 1) at.port = listener.emplace(at.host, 0, at.token).port();
   std::vector<std::thread> threads;
   for (int rank = 0; rank < ranks; ++rank)
     threads.emplace_back([&, rank, generator = default_generator()]() mutable {
       const GeneratorGuard guard(generator);
       std::unique_ptr<Communicator> group;
       try {
-        group = std::make_unique<NcclCommunicator>(rank, ranks, rank, rank, meet(rank, ranks, &listener, at));
+        group = std::make_unique<NcclCommunicator>(rank, ranks, rank, rank, meet(rank, ranks, listener, at));
       } catch (const std::exception& error) {
         print_failure(rank, ranks, error.what());
         std::_Exit(1);

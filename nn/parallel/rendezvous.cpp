@@ -1,4 +1,4 @@
-// Connections with rank 0: the greeting (gather, join), and a thread that watches them (look).
+// Connections with rank 0: setup (gather, join) and the thread that monitors them (look).
 #include "nn/parallel/rendezvous.h"
 
 #include <sys/random.h>
@@ -27,17 +27,18 @@ namespace voxgrad::parallel {
 namespace {
 
 constexpr const char* kOp = "parallel::Rendezvous";
-constexpr double kHelloSeconds = 5;      // from a connection to its hello
-constexpr double kFarewellSeconds = 1;   // for the last frames, if a peer does not read
-constexpr double kGraceSeconds = 2;      // for rank 0's refusal to arrive, which it sends when its time has passed
-constexpr double kCallsSeconds = 0.5;    // for the others' latest calls to reach rank 0
-constexpr double kVerdictSeconds = 5;    // from a report of a late collective until rank 0 ends all processes
-constexpr int64_t kLongestHello = 4096;  // bytes of the text, from a peer that may have no token
-constexpr int kAcceptedAtOnce = 64;      // connections
+constexpr double kHelloSeconds = 5;     // from a connection to its hello
+constexpr double kFarewellSeconds = 1;  // for the last frames, if a peer does not read
+constexpr double kGraceSeconds = 2;     // after the time limit, for the refusal that rank 0 sends at the limit
+constexpr double kSilentSeconds = 2;   // without a frame, after which a rank counts as missing; ranks send every second
+constexpr double kCallsSeconds = 2.5;  // for the latest calls to reach rank 0, or a frozen rank to be silent
+constexpr double kVerdictSeconds = 5;  // from a report of a late collective until rank 0 ends all processes
+constexpr int64_t kMaxHello = 4096;    // bytes of the text; the peer may not have the token
+constexpr int kMaxAccepted = 64;       // connections per round
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-/// Takes the same time for all tokens of one length.
+/// Compares in a time that depends only on the lengths.
 bool is_same_token(std::string_view given, std::string_view token) {
   volatile unsigned char difference = given.size() != token.size();
   for (size_t i = 0; i < given.size(); ++i)
@@ -45,23 +46,18 @@ bool is_same_token(std::string_view given, std::string_view token) {
   return difference == 0;
 }
 
-/// A connection that has not said hello yet.
+/// A connection that has not sent its hello.
 struct Newcomer {
   Connection connection;
   Deadline deadline;
 };
 
-/// A rank's call of a collective.
-struct Call {
-  Signature signature;
-  std::string description;
-};
-
 struct Peer {
   Connection connection{};
   bool is_present = false;   // from its hello to its bye
-  int64_t num_calls = 0;     // of collectives, as far as rank 0 has received them; rank 0 counts its own, too
-  std::deque<Call> calls{};  // those that have not been compared
+  Deadline last_heard{};     // when its last frame arrived
+  int64_t num_calls = 0;     // number of its calls that rank 0 has received
+  std::deque<Call> calls{};  // calls that have not been compared
 };
 
 }  // namespace
@@ -73,7 +69,7 @@ std::string host_name() {
 
 std::string random_token() {
   std::array<unsigned char, 16> bytes;
-  check(::getentropy(bytes.data(), bytes.size()) == 0, kOp, "there are no random numbers: ", std::strerror(errno));
+  check(::getentropy(bytes.data(), bytes.size()) == 0, kOp, "getentropy failed: ", std::strerror(errno));
   std::string token;
   for (const unsigned char byte : bytes) token += {"0123456789abcdef"[byte >> 4], "0123456789abcdef"[byte & 15]};
   return token;
@@ -92,7 +88,7 @@ class Rendezvous::Impl {
   void gather(const Listener& listener, const std::string& message, double seconds);
   std::string join(const std::string& host, int port, const std::string& token, double seconds);
   void watch(std::function<Progress()> progress);
-  void add_call(const Signature& signature, const std::string& description);
+  void add_call(const Call& call);
   void end_others();
 
  private:
@@ -103,7 +99,7 @@ class Rendezvous::Impl {
   void flush(double seconds);
   void stop_watching();
   void look();
-  void receive(int ms);
+  void receive(Deadline deadline);
   void handle(Peer& peer, const Frame& frame);
   void share_calls();
   void compare_calls();
@@ -114,20 +110,21 @@ class Rendezvous::Impl {
 
   const int rank_;
   const int size_;
-  std::vector<Peer> peers_;  // on rank 0: by rank, the first one unconnected; on others: rank 0
+  std::vector<Peer> peers_;  // rank 0: all ranks, where the connection of rank 0 itself stays closed; others: rank 0
   std::function<Progress()> progress_;
-  std::optional<Deadline> error_deadline_;  // until which a rank may be found that caused the error
+  std::optional<Deadline> error_deadline_;  // when an error of this rank ends all processes
   std::optional<Frame> late_;               // the first report of a late collective
-  Deadline late_deadline_;                  // for rank 0's decision about it
+  Deadline late_deadline_;                  // when the late collective ends all processes
+  Deadline next_calls_{};                   // when to send a frame of calls even without new calls
   std::atomic<bool> stopping_ = false;
   std::thread watcher_;
 
   std::mutex mutex_;         // guards the members below
-  std::string fresh_calls_;  // not shared yet: the signature, the description and a line end of each
+  std::string fresh_calls_;  // calls not sent yet: signature, description and line end of each
   int64_t num_calls_ = 0;
 };
 
-/// Takes the connection over, or refuses it and returns the reason.
+/// Takes ownership of the connection, or refuses it and returns the reason.
 std::string Rendezvous::Impl::admit(Connection& connection, const Frame& hello, const std::string& token) {
   if (hello.kind != FrameKind::hello) return {};  // a stranger
   const size_t cut = std::min(hello.text.rfind('\n'), hello.text.size());
@@ -143,7 +140,7 @@ std::string Rendezvous::Impl::admit(Connection& connection, const Frame& hello, 
   else if (peers_[static_cast<size_t>(rank)].connection.is_open())
     why = concat("two processes are rank ", rank, ", the second one on host ", host);
   if (why.empty()) {
-    connection.set_longest_text(kMaxText);
+    connection.set_max_text(kMaxText);
     peers_[static_cast<size_t>(rank)] = {.connection = std::move(connection), .is_present = true};
   } else {
     connection.send({FrameKind::refused, 0, why});
@@ -164,9 +161,12 @@ void Rendezvous::Impl::gather(const Listener& listener, const std::string& messa
   std::string refused;  // the last reason
   while (!missing().empty()) {
     if (Clock::now() >= end) {
-      const std::string why =
-          concat(list_ranks(missing()), " of ", size_, " did not come to rank 0 on host ", escape(host_name()), ", ",
-                 listener.describe(), ", within ", seconds, " s", refused.empty() ? "" : "; refused: ", refused);
+      const std::string why = concat(
+          list_ranks(missing()), " of ", size_, " did not come to rank 0 on host ", escape(host_name()), ", ",
+          listener.describe(), ", within ", seconds, " s", refused.empty() ? "" : "; refused: ", refused,
+          listener.is_loopback_only() && listener.token().empty()
+              ? "; for ranks on other machines, set MASTER_ADDR to an address of rank 0's network, or VOXGRAD_TOKEN"
+              : "");
       tell_all({FrameKind::refused, 0, why});
       flush(kFarewellSeconds);
       fail(kOp, why);
@@ -181,15 +181,16 @@ void Rendezvous::Impl::gather(const Listener& listener, const std::string& messa
       if (hello || Clock::now() > newcomer.deadline) newcomer.connection.close();
     }
     std::erase_if(newcomers, [](const Newcomer& newcomer) { return !newcomer.connection.is_open(); });
-    // Few at a time, and the oldest go: a flood must not hold rank 0 up, or use up its file descriptors.
+    // Limits the connections per round and drops the oldest, so that a flood cannot delay rank 0 or exhaust its file
+    // descriptors.
     for (const int handle : listener.handles())
-      for (int i = 0; i < kAcceptedAtOnce; ++i) {
+      for (int i = 0; i < kMaxAccepted; ++i) {
         const int socket = ::accept4(handle, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
         if (socket < 0) break;
         newcomers.push_back({Connection(socket), after(kHelloSeconds)});
-        newcomers.back().connection.set_longest_text(kLongestHello);
+        newcomers.back().connection.set_max_text(kMaxHello);
       }
-    while (std::ssize(newcomers) > size_ + 4 * kAcceptedAtOnce) newcomers.pop_front();
+    while (std::ssize(newcomers) > size_ + 4 * kMaxAccepted) newcomers.pop_front();
   }
   tell_all({FrameKind::welcome, 0, message});
   flush(kFarewellSeconds);
@@ -197,26 +198,23 @@ void Rendezvous::Impl::gather(const Listener& listener, const std::string& messa
 
 std::string Rendezvous::Impl::join(const std::string& host, int port, const std::string& token, double seconds) {
   const Deadline end = after(seconds), verdict = after(seconds + kGraceSeconds);
-  const std::string place = concat(host, ", port ", port);
   Connection& rank0 = peers_[0].connection;
   std::string reason;
-  while (!(rank0 = connect_to(host, port, end, reason)).is_open()) {
-    check(Clock::now() < end, kOp, "rank ", rank_, " cannot reach rank 0 at ", place, ", within ", seconds,
-          " s: ", reason);
+  while (Clock::now() < end) {
+    rank0 = connect_to(host, port, end, reason);
+    if (rank0.is_open()) reason = "the process there does not admit it";
+    rank0.send({FrameKind::hello, int64_t{rank_} << 32 | size_, token + '\n' + host_name()});
+    while (rank0.is_open() && Clock::now() < verdict) {
+      poll_connections({&rank0}, {}, verdict);
+      if (const auto answer = rank0.next()) {
+        check(answer->kind == FrameKind::welcome, kOp, escape(answer->text));
+        peers_[0].is_present = true;
+        return answer->text;
+      }
+    }
     std::this_thread::sleep_for(milliseconds(50));
   }
-  peers_[0].is_present = true;
-  rank0.send({FrameKind::hello, int64_t{rank_} << 32 | size_, token + '\n' + host_name()});
-  while (true) {
-    if (const auto answer = rank0.next()) {
-      check(answer->kind == FrameKind::welcome, kOp, escape(answer->text));
-      return answer->text;
-    }
-    check(rank0.is_open(), kOp, "the process at ", place, ", is not rank 0, or it ended");
-    check(Clock::now() < verdict, kOp, "rank 0 at ", place, ", did not admit rank ", rank_, " within ",
-          seconds + kGraceSeconds, " s");
-    poll_connections({&rank0}, {}, verdict);
-  }
+  fail(kOp, "rank ", rank_, " cannot reach rank 0 at ", host, ", port ", port, ", within ", seconds, " s: ", reason);
 }
 
 void Rendezvous::Impl::watch(std::function<Progress()> progress) {
@@ -231,16 +229,16 @@ void Rendezvous::Impl::stop_watching() {
   if (watcher_.joinable()) watcher_.join();
 }
 
-/// One round of the watching thread, 0.1 seconds.
+/// One round of the monitoring thread. Receives for 0.1 seconds, so that frames do not cause more rounds.
 void Rendezvous::Impl::look() {
-  receive(100);
+  for (const Deadline end = after(0.1); Clock::now() < end && !stopping_;) receive(end);
   share_calls();
   compare_calls();
   const Progress own = progress_();
   if (!own.late.empty()) note_late({FrameKind::late, own.late_call, own.late});
   if (late_ && Clock::now() > late_deadline_) end_late();
   if (own.error.empty()) return;
-  // Another rank may be found that caused the error.
+  // Waits in case another rank that caused the error is found.
   if (!error_deadline_) error_deadline_ = after(2);
   if (Clock::now() > *error_deadline_) end(own.error);
 }
@@ -255,16 +253,16 @@ void Rendezvous::Impl::tell_all(const Frame& frame) {
   for (Peer& peer : peers_) peer.connection.send(frame);
 }
 
-/// Waits until the peers have received all frames, but not longer than the time.
+/// Waits until all frames have been sent, at most for the given time.
 void Rendezvous::Impl::flush(double seconds) {
   const auto is_sending = [](const Peer& peer) { return peer.connection.is_sending(); };
   for (const Deadline end = after(seconds); Clock::now() < end && std::ranges::any_of(peers_, is_sending);)
-    poll_connections(connections(), {}, end, 10);
+    poll_connections(connections(), {}, end);
 }
 
-/// Waits up to `ms` for frames and handles them. Ends all processes if a peer is gone.
-void Rendezvous::Impl::receive(int ms) {
-  poll_connections(connections(), {}, after(ms / 1000.0), ms);
+/// Waits for frames and handles them. Ends all processes if a peer is gone.
+void Rendezvous::Impl::receive(Deadline deadline) {
+  poll_connections(connections(), {}, deadline);
   for (size_t i = 0; i < peers_.size(); ++i) {
     while (const auto frame = peers_[i].connection.next()) handle(peers_[i], *frame);
     if (peers_[i].is_present && !peers_[i].connection.is_open()) end_without(i);
@@ -272,6 +270,7 @@ void Rendezvous::Impl::receive(int ms) {
 }
 
 void Rendezvous::Impl::handle(Peer& peer, const Frame& frame) {
+  peer.last_heard = Clock::now();
   switch (frame.kind) {
     case FrameKind::bye:
       peer.is_present = false;
@@ -294,14 +293,15 @@ void Rendezvous::Impl::handle(Peer& peer, const Frame& frame) {
   }
 }
 
-void Rendezvous::Impl::add_call(const Signature& signature, const std::string& description) {
+void Rendezvous::Impl::add_call(const Call& call) {
   const std::lock_guard lock(mutex_);
   ++num_calls_;
-  fresh_calls_.append(reinterpret_cast<const char*>(&signature), sizeof signature);
-  fresh_calls_ += description + '\n';
+  fresh_calls_.append(reinterpret_cast<const char*>(&call.signature), sizeof call.signature);
+  fresh_calls_ += call.description;
+  fresh_calls_ += '\n';
 }
 
-/// Sends this rank's new calls to rank 0.
+/// Sends this rank's new calls to rank 0, and without new calls an empty frame once a second.
 void Rendezvous::Impl::share_calls() {
   Frame calls{FrameKind::calls};
   {
@@ -309,25 +309,26 @@ void Rendezvous::Impl::share_calls() {
     calls.number = num_calls_;
     calls.text.swap(fresh_calls_);
   }
-  if (calls.text.empty()) return;
+  if (calls.text.empty() && Clock::now() < next_calls_) return;
+  next_calls_ = after(1);
   if (rank_ == 0)
     handle(peers_[0], calls);
   else
     peers_[0].connection.send(calls);
 }
 
-/// Compares the calls that all ranks have made, on rank 0, and ends all processes if they differ.
+/// On rank 0, compares the calls that all ranks have made, and ends all processes if they differ.
 void Rendezvous::Impl::compare_calls() {
   const auto has_call = [](const Peer& peer) { return !peer.calls.empty(); };
   while (rank_ == 0 && std::ranges::all_of(peers_, has_call)) {
     std::vector<Signature> signatures;
-    std::vector<std::string> descriptions;
-    for (Peer& peer : peers_) {
-      signatures.push_back(peer.calls.front().signature);
-      descriptions.push_back(escape(peer.calls.front().description));
-      peer.calls.pop_front();
+    for (const Peer& peer : peers_) signatures.push_back(peer.calls.front().signature);
+    if (!calls_agree(signatures)) {
+      std::vector<std::string> descriptions;
+      for (const Peer& peer : peers_) descriptions.push_back(escape(peer.calls.front().description));
+      end(describe_disagreement(descriptions));
     }
-    if (!calls_agree(signatures)) end(describe_disagreement(descriptions));
+    for (Peer& peer : peers_) peer.calls.pop_front();
   }
 }
 
@@ -339,16 +340,20 @@ void Rendezvous::Impl::note_late(const Frame& frame) {
   if (rank_ != 0) peers_[0].connection.send(frame);
 }
 
-/// Names the ranks that have not made the call for which others wait, and ends all processes.
+/// Names the ranks that have not made the late call or that are silent, and ends all processes.
 void Rendezvous::Impl::end_late() {
   std::vector<int> missing;
-  for (size_t rank = 0; rank < peers_.size(); ++rank)
-    if (rank_ != 0 || peers_[rank].num_calls < late_->number) missing.push_back(static_cast<int>(rank));
+  const Deadline oldest = after(-kSilentSeconds);
+  for (size_t rank = 0; rank < peers_.size(); ++rank) {
+    const Peer& peer = peers_[rank];
+    if (rank_ != 0 || peer.num_calls < late_->number || (peer.is_present && peer.last_heard < oldest))
+      missing.push_back(static_cast<int>(rank));
+  }
   end(missing.empty() ? concat("all ranks came to ", late_->text, ", but it did not end")
                       : concat(list_ranks(missing), " did not come to ", late_->text));
 }
 
-/// Ends this process and, by way of rank 0, all others.
+/// Ends this process and, through rank 0, all others.
 void Rendezvous::Impl::end(const std::string& what) {
   if (!what.empty()) print_failure(rank_, size_, what);
   tell_all({FrameKind::end});
@@ -356,7 +361,7 @@ void Rendezvous::Impl::end(const std::string& what) {
   std::_Exit(1);
 }
 
-/// Ends all processes, because one is gone. If it is rank 0, rank 1 prints the cause.
+/// Ends all processes because a peer is gone. If the peer is rank 0, rank 1 prints the cause.
 void Rendezvous::Impl::end_without(size_t peer) {
   if (rank_ == 0) end(concat("rank ", peer, ": its process ended"));
   end(rank_ == 1 ? "rank 0: its process ended" : "");
@@ -368,7 +373,7 @@ void Rendezvous::Impl::end_others() {
   flush(kFarewellSeconds);
 }
 
-/// Leaves in order. Rank 0 first compares the last calls of the others, which come with their farewells.
+/// Leaves the group. Rank 0 first compares the last calls of the others, which arrive before their bye frames.
 Rendezvous::Impl::~Impl() {
   stop_watching();
   share_calls();
@@ -400,9 +405,7 @@ Rendezvous::~Rendezvous() = default;
 
 void Rendezvous::watch(std::function<Progress()> progress) { impl_->watch(std::move(progress)); }
 
-void Rendezvous::add_call(const Signature& signature, const std::string& description) {
-  impl_->add_call(signature, description);
-}
+void Rendezvous::add_call(const Call& call) { impl_->add_call(call); }
 
 void Rendezvous::end_others() { impl_->end_others(); }
 

@@ -1,9 +1,9 @@
-// The rendezvous: how processes find each other before NCCL connects their GPUs, notice when one of them is gone, and
-// compare their calls of collectives.
+// The rendezvous connects processes before NCCL connects their GPUs. Afterwards it detects processes that are gone and
+// compares the ranks' calls of collectives.
 //
-// Rank 0 listens, the others connect. Every connection starts with a hello that has the token of the job; a connection
-// without it is dropped, and learns nothing. The token, and all else, travels in plain text: docs/scaling.md has the
-// trust model.
+// Rank 0 listens, and the other ranks connect. Every connection starts with a hello that contains the token of the job.
+// Rank 0 refuses a hello with another token: the peer receives the reason and nothing else. Everything is sent in plain
+// text, including the token. docs/scaling.md describes the trust model.
 #pragma once
 
 #include <cstdint>
@@ -16,12 +16,12 @@
 
 namespace voxgrad::parallel {
 
-/// The port on which rank 0 waits for the others.
+/// The sockets on which rank 0 waits for the other ranks.
 class Listener {
  public:
-  /// Listens on the addresses of this machine among those that `host` stands for. Where there are none, or a name
-  /// stands for loopback addresses here (Debian's 127.0.1.1), but may not elsewhere, it listens on all interfaces if
-  /// there is a token. Port 0 takes any that is free. Throws Error if no address can be used, with the reason.
+  /// Listens on the addresses of `host` that belong to this machine. If there are none, or if a host name resolves to
+  /// loopback addresses only (Debian's 127.0.1.1), other machines may need another address: with a token, the listener
+  /// then uses all interfaces. Port 0 selects a free port. Throws Error with the reason if no address can be used.
   Listener(const std::string& host, int port, std::string token);
   ~Listener();
   Listener(const Listener&) = delete;
@@ -30,7 +30,9 @@ class Listener {
   int port() const { return port_; }
   const std::string& token() const { return token_; }
   const std::vector<int>& handles() const { return handles_; }
-  /// "127.0.1.1, port 29500", for messages.
+  /// Returns whether no other machine can connect.
+  bool is_loopback_only() const;
+  /// Returns "127.0.1.1, port 29500", for messages.
   std::string describe() const;
 
  private:
@@ -45,34 +47,36 @@ class Listener {
 
 /// The state of a rank's collectives.
 struct Progress {
-  std::string late{};     ///< "all_reduce within 600 s": a collective that did not end in time; empty if there is none
-  int64_t late_call = 0;  ///< its number among this rank's calls, from 1
-  std::string error{};    ///< of a collective; empty if there is none
+  std::string late{};     ///< "all_reduce within 600 s": a collective that exceeded the timeout; empty if there is none
+  int64_t late_call = 0;  ///< index of the late collective among this rank's calls, from 1
+  std::string error{};    ///< error message of a collective; empty if there is none
 };
 
-/// A TCP connection of each rank with rank 0. Collectives do not use it. No function blocks for longer than its time
-/// limit, whatever the peers send or fail to read.
+/// TCP connections between rank 0 and each other rank, which collectives do not use. No function blocks for longer than
+/// its time limit, regardless of what the peers send and whether they read.
 class Rendezvous {
  public:
-  /// On rank 0: waits until all others have come, and sends them `message`. Peers without the token, with another
-  /// number of ranks, or with a rank that is taken are refused, without an effect on the others. Throws Error, on all
-  /// ranks that came, if after `seconds` some are missing: the message names them, and the peers that were refused.
+  /// Rank 0: waits until all others have joined and sends them `message`. Refuses peers without the token, with another
+  /// number of ranks, or with a rank that has already joined; this does not affect the other peers. If ranks are
+  /// missing after `seconds`, throws Error on all ranks that joined. The message names the missing ranks and the last
+  /// refusal.
   Rendezvous(const Listener& listener, int size, const std::string& message, double seconds);
-  /// On the other ranks: throws Error if rank 0 does not answer within `seconds`, or refuses this rank.
+  /// Other ranks: joins rank 0. If the connection is closed before an answer, connects again. Throws Error if rank 0
+  /// refuses this rank or does not answer within `seconds`.
   Rendezvous(int rank, int size, const std::string& host, int port, const std::string& token, double seconds);
-  /// Leaves in order. Takes up to two seconds if the others do not answer.
+  /// Leaves the group. Takes up to two seconds if the others do not answer.
   ~Rendezvous();
   Rendezvous(const Rendezvous&) = delete;
   Rendezvous& operator=(const Rendezvous&) = delete;
 
-  /// Rank 0's.
+  /// The message of rank 0.
   const std::string& message() const { return message_; }
-  /// Starts a thread that calls `progress` every 0.1 seconds. It ends the processes of all ranks, after one line on
-  /// stderr that names the rank and the cause, when a process is gone that did not leave in order, when a collective is
-  /// late or has failed, and when the ranks' calls differ.
+  /// Starts a thread that calls `progress` every 0.1 seconds. If a process ends without leaving the group, if a
+  /// collective is late or fails, or if the ranks' calls differ, the thread prints one line on stderr that names the
+  /// rank and the cause, and ends the processes of all ranks.
   void watch(std::function<Progress()> progress);
-  /// Adds a call of a collective to those that rank 0 compares and counts. `description` is one line. Thread-safe.
-  void add_call(const Signature& signature, const std::string& description);
+  /// Records a call of a collective, which rank 0 compares and counts. The description must be one line. Thread-safe.
+  void add_call(const Call& call);
   /// Ends the processes of all other ranks. Prints nothing.
   void end_others();
 
@@ -82,11 +86,11 @@ class Rendezvous {
   std::string message_;
 };
 
-/// 128 random bits as hexadecimal digits: the token of ranks that need none from outside.
+/// Returns 128 random bits as hexadecimal digits, for a token.
 std::string random_token();
-/// Prints "rank 1 of 4 on host node7: <what>" and a line end on stderr, in one piece.
+/// Prints the line "rank 1 of 4 on host node7: <what>" on stderr with one write.
 void print_failure(int rank, int size, const std::string& what);
-/// The name of this machine.
+/// Returns the name of this machine.
 std::string host_name();
 
 }  // namespace voxgrad::parallel

@@ -221,6 +221,38 @@ TEST(Rendezvous, AnAddressThatDoesNotAnswerEndsInTime) {
   EXPECT_LT(Clock::now() - start, std::chrono::seconds(3));
 }
 
+/// The process at rank 0's address closes the first connection, as a flooded rank 0 may do.
+TEST(Rendezvous, ARankWhoseConnectionIsClosedConnectsAgain) {
+  auto listener = std::make_unique<Listener>("127.0.0.1", 0, "secret");
+  const int port = listener->port();
+  std::thread rank1(
+      [&] { EXPECT_EQ(error_of([&] { const Rendezvous met(1, 2, "127.0.0.1", port, "secret", 10); }), ""); });
+  wait_ms(200);
+  listener = nullptr;  // resets the connection
+  listener = std::make_unique<Listener>("127.0.0.1", port, "secret");
+  EXPECT_EQ(error_of([&] { const Rendezvous met(*listener, 2, "id", 10); }), "");
+  rank1.join();
+}
+
+TEST(Rendezvous, TheLastFramesOfAPeerThatIsGoneAreReceived) {
+  std::array<int, 2> sockets;
+  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM, 0, sockets.data()), 0);
+  Connection connection(sockets[0]);
+  Connection(sockets[1]).send({FrameKind::bye});
+  connection.send({FrameKind::calls});
+  poll_connections({&connection}, {}, after(1));
+  const auto frame = connection.next();
+  ASSERT_TRUE(frame.has_value());
+  EXPECT_EQ(frame->kind, FrameKind::bye);
+  EXPECT_FALSE(connection.is_open());
+}
+
+TEST(Rendezvous, LoopbackAddressesAreExplained) {
+  const Listener listener("127.0.0.1", 0, "");
+  const std::string error = error_of([&] { const Rendezvous met(listener, 2, "id", 0.1); });
+  EXPECT_NE(error.find("set MASTER_ADDR to an address"), std::string::npos) << error;
+}
+
 TEST(Rendezvous, ListensWhereItIsAskedTo) {
   const Listener loopback("127.0.0.1", 0, "");
   EXPECT_EQ(loopback.describe(), concat("127.0.0.1, port ", loopback.port()));
@@ -312,19 +344,21 @@ TEST(Rendezvous, ARankThatIsLateIsNamed) {
     for (const bool stopped : {false, true}) {
       if (stopped && late == 0) continue;
       const Ended ended = run_three([&](int rank, Rendezvous& met) {
-        for (int call = 0; call < (rank == late ? 4 : 5); ++call) met.add_call({}, "all_reduce");
+        // A frozen rank has made all its calls.
+        for (int call = 0; call < (rank == late && !stopped ? 4 : 5); ++call) met.add_call({{}, "all_reduce"});
         met.watch([&, rank] {
           return rank == late ? Progress{} : Progress{.late = "all_reduce within 1 s", .late_call = 5};
         });
-        if (rank == late && stopped) {  // until the others are over
+        if (rank == late && stopped) {  // until the others have ended
+          wait_ms(300);
           if (::fork() == 0) {
-            wait_ms(4000);
+            wait_ms(5000);
             ::kill(::getppid(), SIGKILL);
             ::_exit(0);
           }
           ::kill(::getpid(), SIGSTOP);
         }
-        wait_ms(4000);
+        wait_ms(5000);
       });
       EXPECT_EQ(count(ended.output, concat("rank ", late, " did not come to all_reduce within 1 s\n")), 1)
           << ended.output;
@@ -345,10 +379,10 @@ TEST(Rendezvous, AnErrorOfACollectiveEndsAll) {
 TEST(Rendezvous, CallsThatDifferEndAll) {
   const Ended ended = run_three([&](int rank, Rendezvous& met) {
     met.watch([] { return Progress{}; });
-    for (int call = 0; call < 5000; ++call) met.add_call({.call = 1}, "all_reduce (sum) of [3] f32");
+    for (int call = 0; call < 5000; ++call) met.add_call({{.call = 1}, "all_reduce (sum) of [3] f32"});
     wait_ms(rank * 150);
-    met.add_call({.call = rank == 1 ? 3U : 2U},
-                 rank == 1 ? "all_reduce (max) of [3] f32" : "all_reduce (sum) of [3] f32");
+    met.add_call(
+        {{.call = rank == 1 ? 3U : 2U}, rank == 1 ? "all_reduce (max) of [3] f32" : "all_reduce (sum) of [3] f32"});
     wait_ms(10000);
   });
   EXPECT_EQ(ended.codes, (std::vector<int>{1, 1, 1}));
@@ -367,7 +401,7 @@ TEST(Rendezvous, TheLastCallsAreCompared) {
     const Ended ended = run_three([&](int rank, Rendezvous& met) {
       met.watch([] { return Progress{}; });
       wait_ms(50);
-      met.add_call({.call = 1, .messages = differ && rank == 2}, "send_receive");
+      met.add_call({{.call = 1, .messages = differ && rank == 2}, "send_receive"});
     });
     EXPECT_EQ(ended.codes[0], differ) << ended.output;
     EXPECT_EQ(count(ended.output, "the ranks' calls differ"), differ) << ended.output;
