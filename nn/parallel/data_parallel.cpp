@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -18,7 +19,7 @@ namespace {
 constexpr const char* kOp = "DataParallel";
 using parallel::Communicator;
 
-/// What has to be the same on all ranks, a line each.
+/// Describes the options and tensors that must be the same on all ranks, one line each.
 std::vector<std::string> describe_lines(const Module& module, const DataParallelOptions& options) {
   std::vector<std::string> lines{
       concat("options reduce_dtype ", options.reduce_dtype, ", bucket_cap_mb ", options.bucket_cap_mb)};
@@ -30,7 +31,7 @@ std::vector<std::string> describe_lines(const Module& module, const DataParallel
   return lines;
 }
 
-/// The lines of rank `root`, on all ranks.
+/// Returns the lines of rank `root` on all ranks.
 std::vector<std::string> broadcast_lines(Communicator& group, const std::vector<std::string>& lines, int root) {
   std::string text;
   for (const std::string& line : lines) text += line + '\n';
@@ -39,17 +40,14 @@ std::vector<std::string> broadcast_lines(Communicator& group, const std::vector<
   const Tensor bytes = zeros({size.item<int64_t>()}, {.dtype = u8});
   if (group.rank() == root) std::copy(text.begin(), text.end(), bytes.mutable_data<uint8_t>());
   group.broadcast(bytes, root);
-  std::vector<std::string> result(1);
-  for (int64_t i = 0; i < bytes.numel(); ++i)
-    if (const char c = static_cast<char>(bytes.data<uint8_t>()[i]); c == '\n')
-      result.emplace_back();
-    else
-      result.back() += c;
-  result.back() = "no more tensors";
+  std::istringstream all(std::string(reinterpret_cast<const char*>(bytes.data<uint8_t>()), size.item<int64_t>()));
+  std::vector<std::string> result;
+  for (std::string line; std::getline(all, line);) result.push_back(line);
+  result.push_back("no more tensors");
   return result;
 }
 
-/// Throws on all ranks unless all have rank 0's lines.
+/// Throws on all ranks unless the lines of all ranks are the same.
 void check_same(Communicator& group, const std::vector<std::string>& own) {
   const std::vector<std::string> first = broadcast_lines(group, own, 0);
   const auto place = std::mismatch(own.begin(), own.end(), first.begin(), first.end() - 1);
@@ -79,20 +77,20 @@ class DataParallel::Reducer {
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
 
-  const std::shared_ptr<int> no_sync_guards = std::make_shared<int>(0);  // how many live
+  const std::shared_ptr<int> no_sync_guards = std::make_shared<int>(0);  // number of NoSync objects alive
 
  private:
-  /// A parameter, and its gradient's place in its bucket.
+  /// A parameter and the location of its gradient in a bucket.
   struct Slot {
     Tensor param;
     size_t bucket = 0;
-    Tensor values{};       // of the parameter's shape and strides
-    bool arrived = false;  // its gradient, or the certainty that there will be none
+    Tensor values{};       // the part of the bucket, with the shape and strides of the parameter
+    bool arrived = false;  // the gradient has been computed, or this pass does not compute it
   };
   /// Gradients of one dtype and device.
   struct Bucket {
     Tensor memory{};
-    Tensor wire{};  // what travels: memory itself, or a copy in another dtype
+    Tensor wire{};  // the reduced tensor: memory itself, or a copy in another dtype
     std::vector<size_t> slots{};
     size_t missing = 0;
     std::unique_ptr<parallel::Work> work{};
@@ -114,13 +112,14 @@ class DataParallel::Reducer {
   std::vector<Slot> slots_;
   std::vector<Bucket> buckets_;
   std::vector<HookHandle> hooks_;
-  size_t next_ = 0;          // bucket to be started: all ranks start them in the same order
-  std::weak_ptr<int> pass_;  // lives while a backward pass does, also one that throws
-  // By slot, not 0: this pass leads there on this rank, or it has a gradient; on a rank, in the last pass that was not
-  // captured.
-  std::vector<double> here_, anywhere_;
+  size_t next_ = 0;          // next bucket to start; all ranks start buckets in the same order
+  std::weak_ptr<int> pass_;  // expires when the backward pass ends, even if it throws
+  // By slot. Nonzero if, on this rank, the running pass reaches the parameter or the parameter has a gradient.
+  std::vector<double> here_;
+  // By slot. Nonzero if here_ was nonzero on any rank in the last pass that was not captured.
+  std::vector<double> anywhere_;
   std::optional<cuda::Stream> flags_stream_;  // on a GPU
-  Tensor flags_;                              // here_ on its way to become anywhere_
+  Tensor flags_;                              // the reduction of here_, which becomes anywhere_
   std::unique_ptr<parallel::Work> flags_work_;
 };
 
@@ -194,7 +193,7 @@ void DataParallel::Reducer::begin() {
   send_flags();
 }
 
-/// Ahead of what the pass has queued on a GPU, so that nobody has to wait for that.
+/// Starts the reduction of here_ on a stream of its own, so that it does not wait for queued kernels of the pass.
 void DataParallel::Reducer::send_flags() {
   if (Capture::current()) return;
   std::optional<cuda::StreamGuard> guard;
@@ -211,7 +210,7 @@ void DataParallel::Reducer::arrived(size_t slot) {
   mark(slots_[slot]);
   start_full_buckets();
   for (const Bucket& bucket : buckets_)
-    if (bucket.work) bucket.work->test();  // MPI moves only while it is called
+    if (bucket.work) bucket.work->test();  // MPI makes progress only during calls
 }
 
 void DataParallel::Reducer::mark(Slot& slot) {
@@ -223,7 +222,7 @@ void DataParallel::Reducer::start_full_buckets() {
   for (; next_ < buckets_.size() && buckets_[next_].missing == 0; ++next_) start(buckets_[next_]);
 }
 
-/// Each gradient's part of the mean; a parameter without one counts as zero.
+/// Starts the reduction of a bucket. Each gradient is divided by the number of ranks; a missing gradient counts as zero.
 void DataParallel::Reducer::start(Bucket& bucket) {
   Tensors places, grads;
   for (const size_t i : bucket.slots) {
@@ -235,7 +234,7 @@ void DataParallel::Reducer::start(Bucket& bucket) {
     places.push_back(slots_[i].values);
     grads.push_back(grad);
   }
-  // In the wider of the two dtypes.
+  // Divides in the wider of the two dtypes.
   const double part = 1.0 / group_.size();
   const bool widens = item_size(bucket.wire.dtype()) > item_size(bucket.memory.dtype());
   scaled_copies(places, grads, widens ? 1 : part);
@@ -244,7 +243,7 @@ void DataParallel::Reducer::start(Bucket& bucket) {
   bucket.work = group_.all_reduce_async(bucket.wire);
 }
 
-/// By slot, not 0: a rank has a gradient. Only a rank that lacks some waits for the others to know.
+/// Returns anywhere_ for this pass. Only a rank that lacks a gradient waits for the result on the host.
 std::vector<double> DataParallel::Reducer::used() {
   std::vector<double> result = here_;
   if (Capture::current()) {
