@@ -14,8 +14,6 @@
 #include <memory>
 #include <utility>
 
-#include "core/error.h"
-
 namespace voxgrad::parallel {
 namespace {
 

@@ -222,7 +222,8 @@ void DataParallel::Reducer::start_full_buckets() {
   for (; next_ < buckets_.size() && buckets_[next_].missing == 0; ++next_) start(buckets_[next_]);
 }
 
-/// Starts the reduction of a bucket. Each gradient is divided by the number of ranks; a missing gradient counts as zero.
+/// Starts the reduction of a bucket. Each gradient is divided by the number of ranks; a missing gradient counts as
+/// zero.
 void DataParallel::Reducer::start(Bucket& bucket) {
   Tensors places, grads;
   for (const size_t i : bucket.slots) {

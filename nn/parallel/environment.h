@@ -1,4 +1,4 @@
-// The place of a process among those that one launcher started.
+// The rank of a process among the processes of a launcher.
 #pragma once
 
 #include <optional>
@@ -16,8 +16,8 @@ struct Environment {
   std::string token;  ///< the secret that all processes share; empty if VOXGRAD_TOKEN is not set
 };
 
-/// nullopt if none of RANK, WORLD_SIZE and LOCAL_RANK is set: mpirun and srun pass the ranks in ways of their own.
-/// Throws, and names the variable, if one of the five is missing or has a value that cannot be.
+/// Returns nullopt if none of RANK, WORLD_SIZE and LOCAL_RANK is set, as under mpirun and srun. Throws and names the
+/// variable if one of the five is missing or invalid.
 std::optional<Environment> environment();
 
 }  // namespace voxgrad::parallel

@@ -20,11 +20,13 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-void check_mpi(int code, const char* call) {
+/// Throws on an error of MPI, and stores its message in `failure`.
+void check_mpi(int code, const char* call, std::string* failure = nullptr) {
   if (code == MPI_SUCCESS) return;
   char text[MPI_MAX_ERROR_STRING] = "";
   int length = 0;
   MPI_Error_string(code, text, &length);
+  if (failure) *failure = text;
   fail(call, text);
 }
 
@@ -127,7 +129,6 @@ class MpiCommunicator : public Communicator {
   void finish();
 
  private:
-  void check_group(int code, const char* op);
   MPI_Op reduction(ReduceOp op, DType dtype) const;
   void start_comparison(const Collective& collective);
   void compare_calls();
@@ -181,16 +182,6 @@ MpiCommunicator::~MpiCommunicator() {
   for (MPI_Comm* comm : {&alarm_, &calls_, &comm_}) MPI_Comm_free(comm);
 }
 
-/// Throws on an error of MPI, after which the group cannot be used.
-void MpiCommunicator::check_group(int code, const char* op) {
-  try {
-    check_mpi(code, op);
-  } catch (const Error& error) {
-    failure_ = error.what();
-    throw;
-  }
-}
-
 bool MpiCommunicator::advance(Operation& operation) {
   compare_calls();
   int over = 0;
@@ -200,7 +191,7 @@ bool MpiCommunicator::advance(Operation& operation) {
   if (code != MPI_SUCCESS)
     for (const auto end = Clock::now() + std::chrono::seconds(1); compared_ < operation.number && Clock::now() < end;)
       compare_calls();
-  check_group(code, operation.name);
+  check_mpi(code, operation.name, &failure_);
   operation.is_over = over && operation.number <= compared_;
   if (operation.is_over) operation.tensors.clear();
   return operation.is_over;
@@ -236,8 +227,8 @@ void MpiCommunicator::start_comparison(const Collective& collective) {
   c.own.signature = call.signature;
   call.description.copy(c.own.text.data(), c.own.text.size() - 1);
   c.all.resize(static_cast<size_t>(size()));
-  check_group(MPI_Iallgather(&c.own, sizeof c.own, MPI_BYTE, c.all.data(), sizeof c.own, MPI_BYTE, calls_, &c.request),
-              collective.name);
+  check_mpi(MPI_Iallgather(&c.own, sizeof c.own, MPI_BYTE, c.all.data(), sizeof c.own, MPI_BYTE, calls_, &c.request),
+            collective.name, &failure_);
 }
 
 /// Makes progress with the comparisons, in order, so that all ranks detect the same difference.
@@ -245,7 +236,7 @@ void MpiCommunicator::compare_calls() {
   for (; !comparisons_.empty(); comparisons_.pop_front(), ++compared_) {
     Comparison& oldest = comparisons_.front();
     int over = 0;
-    check_group(MPI_Test(&oldest.request, &over, MPI_STATUS_IGNORE), oldest.name);
+    check_mpi(MPI_Test(&oldest.request, &over, MPI_STATUS_IGNORE), oldest.name, &failure_);
     if (!over) return;
     std::vector<Signature> signatures;
     for (const FixedCall& call : oldest.all) signatures.push_back(call.signature);
@@ -316,10 +307,11 @@ std::unique_ptr<Work> MpiCommunicator::start(const Collective& c) {
   MPI_Request* request = operation->requests.data();
   if (c.kind == send_receive) {
     for (const auto& [t, peer] : c.receives)
-      check_group(MPI_Irecv(t.mutable_raw_data(), count_of(t), moved_type(t.dtype()), peer, 0, comm_, request++),
-                  c.name);
+      check_mpi(MPI_Irecv(t.mutable_raw_data(), count_of(t), moved_type(t.dtype()), peer, 0, comm_, request++), c.name,
+                &failure_);
     for (const auto& [t, peer] : c.sends)
-      check_group(MPI_Isend(t.raw_data(), count_of(t), moved_type(t.dtype()), peer, 0, comm_, request++), c.name);
+      check_mpi(MPI_Isend(t.raw_data(), count_of(t), moved_type(t.dtype()), peer, 0, comm_, request++), c.name,
+                &failure_);
     return work;
   }
   const void* const in = c.in.raw_data();
@@ -339,7 +331,7 @@ std::unique_ptr<Work> MpiCommunicator::start(const Collective& c) {
         return MPI_Ireduce_scatter_block(in, out, count_of(c.out), reduced, op, comm_, request);
     }
   };
-  check_group(call(), c.name);
+  check_mpi(call(), c.name, &failure_);
   return work;
 }
 

@@ -1,4 +1,4 @@
-// The communicator of GPUs. Collectives are queued in a stream of their own, so that they overlap what is computed.
+// The communicator for GPUs. It queues collectives on a separate stream, so that they overlap with computation.
 #include <cuda_runtime.h>
 #include <nccl.h>
 
@@ -21,7 +21,6 @@
 #include "cuda/launch.h"
 #include "nn/parallel/communicator.h"
 #include "nn/parallel/environment.h"
-#include "nn/parallel/guarded.h"
 #include "nn/parallel/rendezvous.h"
 #include "nn/parallel/run.h"
 #include "ops/create.h"
@@ -73,7 +72,7 @@ class NcclCommunicator : public Communicator {
   class NcclWork;
   struct Pending {
     const char* op;
-    int64_t number;  // of the call
+    int64_t number;  // index of the call, from 1
     std::shared_ptr<Event> over;
     Clock::time_point begun;
   };
@@ -83,16 +82,16 @@ class NcclCommunicator : public Communicator {
   ncclComm_t comm_ = nullptr;
   std::optional<cuda::Stream> stream_;
   int64_t calls_ = 0;
-  std::mutex mutex_;  // guards pending_, which the watching thread reads
+  std::mutex mutex_;  // guards pending_, which the monitoring thread reads
   std::deque<Pending> pending_;
   std::unique_ptr<Rendezvous> rendezvous_;
 };
 
-/// What is queued behind wait() comes after the collective; the host does not wait.
+/// wait() makes the current stream wait for the collective. The host does not wait.
 class NcclCommunicator::NcclWork : public Work {
  public:
   NcclWork(std::shared_ptr<Event> over, Tensors tensors) : over_(std::move(over)), tensors_(std::move(tensors)) {}
-  ~NcclWork() override {  // before the tensors' memory goes back to the current stream
+  ~NcclWork() override {  // waits before the memory of the tensors returns to the current stream
     try {
       wait();
     } catch (const Error&) {  // the device is lost
@@ -101,7 +100,7 @@ class NcclCommunicator::NcclWork : public Work {
   NcclWork(const NcclWork&) = delete;
   NcclWork& operator=(const NcclWork&) = delete;
 
-  bool test() override { return false; }  // it goes on by itself
+  bool test() override { return false; }  // NCCL makes progress without calls
   void wait() override {
     if (const auto over = std::exchange(over_, nullptr)) over->wait();
   }
@@ -135,12 +134,12 @@ NcclCommunicator::~NcclCommunicator() {
   ncclCommDestroy(comm_);
 }
 
-/// Called by the watching thread.
+/// Called by the monitoring thread.
 Progress NcclCommunicator::progress() {
   const std::lock_guard lock(mutex_);
   try {
     while (!pending_.empty() && pending_.front().over->query()) pending_.pop_front();
-  } catch (const Error&) {  // the device is lost, as the thread that uses it will say
+  } catch (const Error&) {  // the device is lost; the thread that uses it reports the error
   }
   Progress result;
   if (!pending_.empty() && Clock::now() - pending_.front().begun > std::chrono::duration<double>(timeout())) {
@@ -162,7 +161,7 @@ std::unique_ptr<Work> NcclCommunicator::start(const Collective& collective) {
   Event ready(device().index, /*enable_timing=*/false);
   const auto over = std::make_shared<Event>(device().index, /*enable_timing=*/false);
   ready.record();
-  {  // in the profiler's trace the collectives' stream is a track beside that of what they overlap
+  {  // the profiler's trace has a separate track for the stream of collectives
     const cuda::StreamGuard stream(*stream_);
     ready.wait();
     const profiler::Scope scope(profiler::Kind::op, collective.name, nullptr, device());
@@ -271,9 +270,9 @@ std::unique_ptr<Communicator> world;
 bool nccl_available() { return true; }
 
 void set_environment() {
-  // Sums in the switches' own order are not said to be the same in two runs.
+  // NCCL does not guarantee that sums in NVLink switches have the same order in two runs.
   ::setenv("NCCL_NVLS_ENABLE", "0", 0);
-  // Of eight hardware queues those that wait for an event slow the others' launches down: docs/scaling.md.
+  // With eight hardware queues, a queue that waits for an event delays launches on the others: docs/scaling.md.
   ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "4", 0);
 }
 

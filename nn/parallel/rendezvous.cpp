@@ -36,7 +36,6 @@ constexpr double kVerdictSeconds = 5;  // from a report of a late collective unt
 constexpr int64_t kMaxHello = 4096;    // bytes of the text; the peer may not have the token
 constexpr int kMaxAccepted = 64;       // connections per round
 using Clock = std::chrono::steady_clock;
-using std::chrono::milliseconds;
 
 /// Compares in a time that depends only on the lengths.
 bool is_same_token(std::string_view given, std::string_view token) {
@@ -212,7 +211,7 @@ std::string Rendezvous::Impl::join(const std::string& host, int port, const std:
         return answer->text;
       }
     }
-    std::this_thread::sleep_for(milliseconds(50));
+    std::this_thread::sleep_until(after(0.05));
   }
   fail(kOp, "rank ", rank_, " cannot reach rank 0 at ", host, ", port ", port, ", within ", seconds, " s: ", reason);
 }
@@ -377,10 +376,9 @@ void Rendezvous::Impl::end_others() {
 Rendezvous::Impl::~Impl() {
   stop_watching();
   share_calls();
-  const bool has_calls = num_calls_ > 0;
   if (rank_ != 0) tell_all({FrameKind::bye});
   const auto is_present = [](const Peer& peer) { return peer.connection.is_open(); };
-  const Deadline end = after(has_calls ? kFarewellSeconds : 0);
+  const Deadline end = after(num_calls_ > 0 ? kFarewellSeconds : 0);
   while (Clock::now() < end && std::ranges::any_of(peers_, is_present)) {
     poll_connections(connections(), {}, end);
     for (Peer& peer : peers_)

@@ -92,5 +92,7 @@ std::string random_token();
 void print_failure(int rank, int size, const std::string& what);
 /// Returns the name of this machine.
 std::string host_name();
+/// Calls f(world). An exception ends all processes, after one line on stderr.
+void run_guarded(Communicator& world, const std::function<void(Communicator& world)>& f);
 
 }  // namespace voxgrad::parallel

@@ -6,7 +6,6 @@
 #include <exception>
 #include <thread>
 
-#include "nn/parallel/guarded.h"
 #include "nn/parallel/rendezvous.h"
 
 namespace voxgrad::parallel {
@@ -26,7 +25,7 @@ void run_guarded(Communicator& world, const std::function<void(Communicator& wor
   try {
     f(world);
   } catch (const CollectiveError& error) {
-    // Meanwhile the reporter ends this rank, too.
+    // Waits for the reporter, which prints the message and ends this rank.
     if (world.rank() != error.reporter()) std::this_thread::sleep_for(std::chrono::seconds(5));
     end_all(world, error.what());
   } catch (const std::exception& error) {
