@@ -105,7 +105,7 @@ using ConstantPad3d = Pad<"ConstantPad3d", 3, PadMode::constant>;
 using ZeroPad3d = Pad<"ZeroPad3d", 3, PadMode::constant>;
 
 /// pixel_shuffle of (N, C r^3, D, H, W), or pixel_unshuffle of (N, C, rD, rH, rW), for the factor r.
-template <Tensor (*function)(const Tensor&, int64_t)>
+template <bool shuffles>
 class PixelRearrangement3d : public Layer {
  public:
   explicit PixelRearrangement3d(int64_t factor) : factor_(factor) {
@@ -113,19 +113,18 @@ class PixelRearrangement3d : public Layer {
   }
   Tensor forward(const Tensor& x) const override {
     check(x.dim() == 5, kName, "input must be (N, C, D, H, W), got ", describe(x));
-    return function(x, factor_);
+    return shuffles ? pixel_shuffle(x, factor_) : pixel_unshuffle(x, factor_);
   }
   std::string class_name() const override { return kName; }
   std::string extra_repr() const override { return concat(kFactor, '=', factor_); }
 
  private:
-  static constexpr bool kShuffles = function == pixel_shuffle;
-  static constexpr const char* kName = kShuffles ? "PixelShuffle3d" : "PixelUnshuffle3d";
-  static constexpr const char* kFactor = kShuffles ? "upscale_factor" : "downscale_factor";
+  static constexpr const char* kName = shuffles ? "PixelShuffle3d" : "PixelUnshuffle3d";
+  static constexpr const char* kFactor = shuffles ? "upscale_factor" : "downscale_factor";
   int64_t factor_;
 };
 
-using PixelShuffle3d = PixelRearrangement3d<pixel_shuffle>;
-using PixelUnshuffle3d = PixelRearrangement3d<pixel_unshuffle>;
+using PixelShuffle3d = PixelRearrangement3d<true>;
+using PixelUnshuffle3d = PixelRearrangement3d<false>;
 
 }  // namespace voxgrad::nn
