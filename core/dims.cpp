@@ -46,23 +46,25 @@ Strides channels_last_strides(const Shape& shape) {
 }
 
 bool may_overlap(const Shape& shape, const Strides& strides) {
-  Dims order;
-  for (int64_t i = 0; i < shape.size(); ++i) {
-    if (shape[i] == 0) return false;
-    if (shape[i] > 1) order.push_back(i);
-  }
   const auto step = [&](int64_t axis) {  // its magnitude, also of INT64_MIN
     const auto bits = static_cast<uint64_t>(strides[axis]);
     return strides[axis] < 0 ? 0 - bits : bits;
   };
-  std::sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return step(a) < step(b); });
+  Dims order;  // the axes by their steps; GCC 14 warns of std::sort on so short an array
+  for (int64_t i = 0; i < shape.size(); ++i) {
+    if (shape[i] == 0) return false;
+    if (shape[i] == 1) continue;
+    int64_t place = order.size();
+    while (place > 0 && step(i) < step(order[place - 1])) --place;
+    order.insert(place, i);
+  }
   uint64_t reach = 0;  // of the axes so far
   for (int64_t axis : order) {
     if (step(axis) <= reach) return true;
     uint64_t extent = 0;
     if (__builtin_mul_overflow(static_cast<uint64_t>(shape[axis] - 1), step(axis), &extent) ||
         __builtin_add_overflow(reach, extent, &reach))
-      return true;  // farther than any memory: nobody knows
+      return true;  // farther than any memory
   }
   return false;
 }

@@ -1,10 +1,10 @@
 #include "core/profiler.h"
 
-#include <exception>
-#include <new>
 #include <algorithm>
 #include <chrono>
+#include <exception>
 #include <mutex>
+#include <new>
 #include <set>
 #include <utility>
 

@@ -1,8 +1,5 @@
 #include "core/storage.h"
 
-#include <new>
-#include <system_error>
-#include <utility>
 #include <array>
 #include <atomic>
 #include <bit>
@@ -11,6 +8,9 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <new>
+#include <system_error>
+#include <utility>
 
 #include "core/error.h"
 #include "core/memory_snapshot.h"

@@ -1,8 +1,8 @@
 #include "core/tensor.h"
 
-#include <exception>
 #include <algorithm>
 #include <cstring>
+#include <exception>
 
 #include "core/autograd.h"
 #include "core/capture.h"

@@ -1,13 +1,13 @@
 // The tensor: a cheap handle to a shared body of storage, geometry and autograd data.
 #pragma once
 
-#include <utility>
 #include <functional>
 #include <limits>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "device.h"

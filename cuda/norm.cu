@@ -57,8 +57,8 @@ __device__ Moments join(const Moments& a, const Moments& b) {
   return {count, a.mean + delta * share, a.squares + b.squares + delta * delta * a.count * share};
 }
 
-/// Joins the channels of each group. `exact` receives (mean, rstd) of each group in double, for Normalize, then the number
-/// of elements in a group.
+/// Joins the channels of each group. `exact` receives (mean, rstd) of each group in double, for Normalize, then the
+/// number of elements in a group.
 template <class T, class Before>
 __global__ void __launch_bounds__(kBlock)
     statistics_kernel(const __grid_constant__ Groups shape, const BlockLayout layout,
@@ -92,8 +92,9 @@ __global__ void __launch_bounds__(kBlock)
   }
 }
 
-/// Sets (mean, rstd) of each group from those of all ranks, `all` (ranks, groups + 1), whose last rows have the elements of
-/// each rank in a group: the variances, which are rstd^-2 with eps included, are joined about the common mean.
+/// Sets (mean, rstd) of each group from those of all ranks, `all` (ranks, groups + 1), whose last rows have the
+/// elements of each rank in a group: the variances, which are rstd^-2 with eps included, are joined about the common
+/// mean.
 template <class Wide>
 __global__ void __launch_bounds__(kBlock) join_ranks_kernel(const __grid_constant__ Groups shape, const double2* all,
                                                             int64_t ranks, Matrix mean, Matrix rstd, double2* exact) {

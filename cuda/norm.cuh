@@ -110,8 +110,8 @@ struct Groups {
   }
 };
 
-/// The share that each rank has in the elements of a group, from the statistics of all ranks, (ranks, groups + 1), whose
-/// last rows begin with the elements of each rank.
+/// The share that each rank has in the elements of a group, from the statistics of all ranks, (ranks, groups + 1),
+/// whose last rows begin with the elements of each rank.
 struct RankShares {
   const double2* all;
   int64_t groups;

@@ -54,8 +54,8 @@ struct GradientSums {
   }
 };
 
-/// group_means[sample, group] = means over the group of (h, h * n), n = (x - mean) * rstd, h = gamma * g. The last entry
-/// receives the number of elements in a group.
+/// group_means[sample, group] = means over the group of (h, h * n), n = (x - mean) * rstd, h = gamma * g. The last
+/// entry receives the number of elements in a group.
 template <class T>
 __global__ void __launch_bounds__(kBlock)
     group_means_kernel(const __grid_constant__ Groups shape, const BlockLayout layout, const double2* total,

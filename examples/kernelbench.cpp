@@ -11,11 +11,11 @@
 #include <voxgrad.h>
 
 #include <CLI/CLI.hpp>
-#include <exception>
 #include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstdio>
+#include <exception>
 #include <iostream>
 #include <memory>
 #include <optional>

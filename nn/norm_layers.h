@@ -107,9 +107,9 @@ using BatchNorm1d = BatchNorm<1>;
 using BatchNorm2d = BatchNorm<2>;
 using BatchNorm3d = BatchNorm<3>;
 
-/// Converts the BatchNorm layers of `module` to PyTorch's SyncBatchNorm: in training they normalize by the statistics of
-/// the elements of all ranks of `group`. Ranks may hold different numbers of samples and voxels, also none. `group` must
-/// outlive the layers. Second derivatives are not supported.
+/// Converts the BatchNorm layers of `module` to PyTorch's SyncBatchNorm: in training they normalize by the statistics
+/// of the elements of all ranks of `group`. Ranks may hold different numbers of samples and voxels, also none. `group`
+/// must outlive the layers. Second derivatives are not supported.
 void convert_sync_batchnorm(Module& module, parallel::Communicator& group);
 
 struct LayerNormOptions {

@@ -63,10 +63,11 @@ struct GroupNormGradients {
   const View *dgamma = nullptr, *dbeta = nullptr, *sums = nullptr;
 };
 
-/// Gathers the statistics of a normalization whose groups lie on several ranks. A normalization kernel calls it after the
-/// reduction over this rank's elements with an f64 (groups + 1, k): a row of statistics for each group, then a row that
-/// begins with the number of elements that this rank has in a group, by which kernels weight the rank. Returns the rows of
-/// all ranks, a contiguous (ranks, groups + 1, k) that lives until the kernel returns. Queues its work as kernels do.
+/// Gathers the statistics of a normalization whose groups lie on several ranks. A normalization kernel calls it after
+/// the reduction over this rank's elements with an f64 (groups + 1, k): a row of statistics for each group, then a row
+/// that begins with the number of elements that this rank has in a group, by which kernels weight the rank. Returns the
+/// rows of all ranks, a contiguous (ranks, groups + 1, k) that lives until the kernel returns. Queues its work as
+/// kernels do.
 using OverRanks = std::function<View(const View& of_groups)>;
 
 /// What class_sums takes for the probability p of a class, and which voxels it passes over.
@@ -204,9 +205,9 @@ struct Kernels {
   void (*group_norm_backward)(const GroupNormGradients& out, const View& dy, const View& x, const View& mean,
                               const View& rstd, const View* gamma, const View* beta, const NormActivations& activations,
                               const OverRanks* over_ranks);
-  /// running += momentum * (value - running), where running_mean (C) takes mean (1, C), and running_var (C) the variance
-  /// rstd^-2 - eps times n / (n - 1). Either may be null. n is `count` or, unless counts is null, the sum of counts
-  /// (ranks), f64, the elements that each rank has in a channel; if that sum is 0, nothing changes.
+  /// running += momentum * (value - running), where running_mean (C) takes mean (1, C), and running_var (C) the
+  /// variance rstd^-2 - eps times n / (n - 1). Either may be null. n is `count` or, unless counts is null, the sum of
+  /// counts (ranks), f64, the elements that each rank has in a channel; if that sum is 0, nothing changes.
   void (*track_statistics)(const View* running_mean, const View* running_var, const View& mean, const View& rstd,
                            double eps, double count, const View* counts, double momentum);
   /// y = x where x > 0, else weight (C) * x; views (N, C, L) as above.

@@ -5,9 +5,9 @@
 #include <sys/file.h>
 #include <unistd.h>
 
-#include <utility>
 #include <cerrno>
 #include <system_error>
+#include <utility>
 
 #include "core/atomic_file.h"
 #include "core/error.h"

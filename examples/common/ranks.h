@@ -1,10 +1,10 @@
 // What programs share that train on a GPU or several: reports of steps, shares of batches, ranks.
 #pragma once
 
-#include <utility>
 #include <deque>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include <voxgrad.h>

@@ -1,10 +1,10 @@
 // Volumes that a distribution's package brings.
 #pragma once
 
-#include <system_error>
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <system_error>
 
 namespace examples {
 

@@ -1,8 +1,8 @@
 #include "examples/segment/train.h"
 
-#include <cstdlib>
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <optional>
 
 #include "examples/common/checkpoint.h"

@@ -5,8 +5,8 @@
 //   superres --phantom              trains on a synthetic head
 //   superres --resume               continues a stopped run
 #include <CLI/CLI.hpp>
-#include <map>
 #include <cstdio>
+#include <map>
 
 #include "examples/common/options.h"
 #include "examples/common/output.h"
