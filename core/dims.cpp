@@ -1,7 +1,5 @@
 #include "core/dims.h"
 
-#include <algorithm>
-
 namespace voxgrad {
 
 int64_t numel(const Shape& shape, const char* op) {
