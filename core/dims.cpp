@@ -48,13 +48,10 @@ bool may_overlap(const Shape& shape, const Strides& strides) {
     const auto bits = static_cast<uint64_t>(strides[axis]);
     return strides[axis] < 0 ? 0 - bits : bits;
   };
-  Dims order;  // the axes by their steps; GCC 14 warns of std::sort on so short an array
+  Dims order;
   for (int64_t i = 0; i < shape.size(); ++i) {
     if (shape[i] == 0) return false;
-    if (shape[i] == 1) continue;
-    int64_t place = order.size();
-    while (place > 0 && step(i) < step(order[place - 1])) --place;
-    order.insert(place, i);
+    if (shape[i] > 1) insert_sorted(order, i, step);
   }
   uint64_t reach = 0;  // of the axes so far
   for (int64_t axis : order) {

@@ -77,6 +77,14 @@ class Dims {
   int64_t rank_ = 0;
 };
 
+/// Inserts an axis behind those with at most its key. (GCC 14 takes std::sort to reach beyond so short an array.)
+template <class Key>
+void insert_sorted(Dims& order, int64_t axis, const Key& key) {
+  int64_t place = order.size();
+  while (place > 0 && key(axis) < key(order[place - 1])) --place;
+  order.insert(place, axis);
+}
+
 using Shape = Dims;
 using Strides = Dims;
 

@@ -63,8 +63,7 @@ bool is_in_order_of_channels_last(const Shape& shape, const Strides& strides) {
 bool is_dense(const Shape& shape, const Strides& strides) {
   Dims order;
   for (int64_t i = 0; i < shape.size(); ++i)
-    if (shape[i] != 1) order.push_back(i);
-  std::sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return strides[a] < strides[b]; });
+    if (shape[i] != 1) insert_sorted(order, i, [&](int64_t axis) { return strides[axis]; });
   int64_t expected = 1;
   for (int64_t axis : order) {
     if (strides[axis] != expected) return false;
