@@ -193,7 +193,7 @@ void DataParallel::Reducer::begin() {
   send_flags();
 }
 
-/// Starts the reduction of here_ on a stream of its own, so that it does not wait for queued kernels of the pass.
+/// Starts the reduction of here_ on a separate stream, so that it does not wait for queued kernels of the pass.
 void DataParallel::Reducer::send_flags() {
   if (Capture::current()) return;
   std::optional<cuda::StreamGuard> guard;
