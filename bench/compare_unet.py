@@ -143,7 +143,7 @@ class Ours:
         torch.cuda.synchronize()
         i64 = ctypes.c_int64
         self.call("make", i64(options.stages), i64(options.channels), i64(MOST_CHANNELS), i64(options.classes),
-                  int(options.deep), int(options.checkpoint), high, low, int(layout == "channels_last"), names, pointers,
+                  int(options.deep), int(options.recompute), high, low, int(layout == "channels_last"), names, pointers,
                   i64(len(state)), ctypes.c_void_p(x.data_ptr()), ctypes.c_void_p(target.data_ptr()), i64(x.shape[0]),
                   i64(x.shape[-1]))
 
@@ -315,7 +315,7 @@ def parse():
     parser.add_argument("--classes", type=int, default=3)
     parser.add_argument("--size", type=int, default=128)
     parser.add_argument("--batch", type=int, default=2)
-    parser.add_argument("--checkpoint", action="store_true", help="voxgrad computes each stage again in the backward pass")
+    parser.add_argument("--recompute", action="store_true", help="voxgrad computes each stage again in the backward pass")
     parser.add_argument("--profile", action="store_true", help="list the kernels of a step")
     parser.add_argument("--no-reference", action="store_true",
                         help="without PyTorch's losses in float32, for sizes at which that needs too long")

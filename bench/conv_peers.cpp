@@ -14,7 +14,7 @@
 #include "nn/layers.h"
 #include "nn/norm_layers.h"
 #include "nn/sequential.h"
-#include "ops/kernels.h"
+#include "ops/detail/kernels.h"
 
 namespace {
 

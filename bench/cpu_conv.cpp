@@ -16,10 +16,10 @@
 #include <string>
 
 #include "core/autograd.h"
-#include "core/parallel.h"
+#include "core/thread_pool.h"
 #include "ops/conv.h"
 #include "ops/create.h"
-#include "ops/kernels.h"
+#include "ops/detail/kernels.h"
 
 // The library's kernels use Eigen without its threads. Here it runs as a user would run it, under a name of its own,
 // so that the linker does not take one for the other.

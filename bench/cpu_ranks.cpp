@@ -9,9 +9,9 @@
 #include <cstdlib>
 
 #include "core/random.h"
+#include "nn/distributed/data_parallel.h"
+#include "nn/distributed/run.h"
 #include "nn/optim/optimizers.h"
-#include "nn/parallel/data_parallel.h"
-#include "nn/parallel/run.h"
 #include "nn/unet.h"
 #include "ops/create.h"
 #include "ops/elementwise.h"
@@ -24,7 +24,7 @@ using namespace voxgrad;
 constexpr int64_t kBatch = 2, kSize = 48;  // of all ranks
 constexpr int kRounds = 9, kSteps = 4;
 
-void train(parallel::Communicator& world) {
+void train(distributed::Communicator& world) {
   check(kBatch % world.size() == 0, "cpu_ranks", "a batch of ", kBatch, " cannot be shared out to ", world.size());
   manual_seed(0);
   nn::UNet model({.num_classes = 3, .stages = {{16}, {32, 3, 2}, {64, 3, 2}}});
@@ -54,4 +54,4 @@ void train(parallel::Communicator& world) {
 
 }  // namespace
 
-int main() { return parallel::run(train); }
+int main() { return distributed::run(train); }

@@ -25,7 +25,7 @@
 
 #include <voxgrad.h>
 
-#include "ops/kernels.h"
+#include "ops/detail/kernels.h"
 
 namespace {
 namespace vg = voxgrad;

@@ -8,7 +8,7 @@
 
 #include <voxgrad.h>
 
-#include "ops/kernels.h"
+#include "ops/detail/kernels.h"
 
 namespace {
 namespace vg = voxgrad;

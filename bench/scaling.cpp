@@ -16,7 +16,7 @@
 #include "bench/scaling/simulated.h"
 #include "cuda/cuda.h"
 #include "examples/common/options.h"
-#include "nn/parallel/run.h"
+#include "nn/distributed/run.h"
 #include "ops/create.h"
 
 namespace {
@@ -101,7 +101,7 @@ int parse(int argc, char** argv, Options& options) {
   return -1;
 }
 
-void measure(const Options& options, vg::parallel::Communicator& world, ordered_json about) {
+void measure(const Options& options, vg::distributed::Communicator& world, ordered_json about) {
   about["gpu"] = gpu_name(world.device().index);
   about["ranks"] = world.size();
   about["batch"] = options.batch;
@@ -111,10 +111,10 @@ void measure(const Options& options, vg::parallel::Communicator& world, ordered_
 }
 
 int run(const Options& options) {
-  const auto real = [&](vg::parallel::Communicator& world) { measure(options, world, {}); };
-  if (options.launcher) return vg::parallel::run(real, vg::Device::cuda());
-  if (options.simulate.empty()) return vg::parallel::launch(options.gpus, real);
-  vg::parallel::set_environment();
+  const auto real = [&](vg::distributed::Communicator& world) { measure(options, world, {}); };
+  if (options.launcher) return vg::distributed::run(real, vg::Device::cuda());
+  if (options.simulate.empty()) return vg::distributed::launch(options.gpus, real);
+  vg::distributed::set_environment();
   vg::check(vg::cuda::is_available(), "scaling", "there is no GPU");
   for (const int ranks : options.simulate) {
     SimulatedCommunicator world(vg::Device::cuda(), {.ranks = ranks,

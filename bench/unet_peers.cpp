@@ -37,13 +37,13 @@ extern "C" {
 /// A model with the values of `parameters`, by their names, whose memory may go afterwards; x (batch, 1, size, size,
 /// size) f32 and target (batch, size, size, size) i64 must stay. low: 0 none, 2 bf16, 3 f16. deep: deep supervision.
 const char* voxgrad_unet_make(int64_t stages, int64_t channels, int64_t most_channels, int64_t classes, int deep,
-                              int checkpoint, int high, int low, int channels_last, const char** names,
+                              int recompute, int high, int low, int channels_last, const char** names,
                               void** parameters, int64_t count, void* x, void* target, int64_t batch, int64_t size) {
   return run_caught([&] {
     training.reset();
     memory::empty_cache(kDevice);
     set_float32_precision(high ? Float32Precision::high : Float32Precision::highest);
-    nn::UNet model(unet_options(stages, channels, most_channels, classes, checkpoint != 0));
+    nn::UNet model(unet_options(stages, channels, most_channels, classes, recompute != 0));
     model.to(kDevice);
     const NoGradGuard no_grad;
     const TensorMap own = model.state_dict();

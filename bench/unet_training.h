@@ -17,8 +17,8 @@ namespace voxgrad {
 
 /// Channels double from stage to stage, up to `most_channels`.
 inline nn::UNetOptions unet_options(int64_t stages, int64_t channels, int64_t most_channels, int64_t classes,
-                                    bool checkpoint = false) {
-  nn::UNetOptions options{.num_classes = classes, .checkpoint = checkpoint};
+                                    bool recompute = false) {
+  nn::UNetOptions options{.num_classes = classes, .recompute = recompute};
   for (int64_t i = 0; i < stages; ++i)
     options.stages.push_back({.features = std::min(channels << i, most_channels), .stride = i ? 2 : 1});
   return options;

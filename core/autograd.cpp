@@ -108,7 +108,7 @@ void check_version(const Tensor& tensor, uint64_t saved) {
 
 namespace {
 
-/// A call of a checkpointed function. While it runs, what operations save is numbered: the first time to be found
+/// A call of a recomputed function. While it runs, what operations save is numbered: the first time to be found
 /// again, the second time to be kept.
 class CheckpointedCall : public std::enable_shared_from_this<CheckpointedCall> {
  public:
@@ -132,7 +132,7 @@ class CheckpointedCall : public std::enable_shared_from_this<CheckpointedCall> {
   std::vector<Saved> inputs_;
   GeneratorState random_;
   std::optional<DType> autocast_;
-  parallel::Communicator* spatial_group_;
+  distributed::Communicator* spatial_group_;
   std::vector<std::weak_ptr<Saved::Recomputed>> saved_;
   std::vector<std::pair<std::shared_ptr<Saved::Recomputed>, Saved>> found_;  // by the second call
   size_t next_ = 0;
@@ -160,7 +160,7 @@ CheckpointedCall::CheckpointedCall(std::function<Tensors(const Tensors&)> functi
       inputs_(inputs.begin(), inputs.end()),
       random_(default_generator().state()),
       autocast_(autocast::dtype()),
-      spatial_group_(parallel::spatial_group()) {}
+      spatial_group_(distributed::spatial_group()) {}
 
 Tensors CheckpointedCall::run(const Tensors& inputs) {
   const Restore current(current_, this);
@@ -170,12 +170,12 @@ Tensors CheckpointedCall::run(const Tensors& inputs) {
 }
 
 void CheckpointedCall::again() {
-  check(!running_, "checkpoint", "a gradient of what a checkpointed function computes cannot be taken within it");
+  check(!running_, "recompute", "a gradient of what a recomputed function computes cannot be taken within it");
   Tensors inputs;
   for (const Saved& input : inputs_) inputs.push_back(input());
   const GradModeGuard mode(true);
   const autocast guard(autocast_.value_or(f32), autocast_.has_value());
-  const parallel::SpatialGroupGuard spatial(spatial_group_);
+  const distributed::SpatialGroupGuard spatial(spatial_group_);
   const Restore recomputing(recomputing_, true);
   const GeneratorState now = default_generator().state();
   default_generator().set_state(random_);
@@ -187,7 +187,7 @@ void CheckpointedCall::again() {
     throw;
   }
   default_generator().set_state(now);
-  check(next_ == saved_.size(), "checkpoint", "the function's operations saved ", saved_.size(),
+  check(next_ == saved_.size(), "recompute", "the function's operations saved ", saved_.size(),
         " tensors when it was first called, and now ", next_);
   for (auto& [entry, tensor] : found_) entry->found = std::move(tensor);
   found_.clear();
@@ -205,7 +205,7 @@ void CheckpointedCall::find(size_t number, const Tensor& tensor) {
   const Saved::Recomputed& first = *entry;
   check(tensor.shape() == first.shape && tensor.strides() == first.strides && tensor.dtype() == first.options.dtype &&
             tensor.device() == first.options.device,
-        "checkpoint", "the function's operations saved a tensor ", first.shape, ' ', first.options.dtype, " on ",
+        "recompute", "the function's operations saved a tensor ", first.shape, ' ', first.options.dtype, " on ",
         first.options.device, " with strides ", first.strides, " when it was first called, and now ", describe(tensor),
         " with strides ", tensor.strides());
   Tensor kept = tensor.detach();
@@ -258,8 +258,8 @@ const Tensor& Saved::operator()() const {
 
 bool autograd::recomputing() { return CheckpointedCall::recomputing(); }
 
-Tensors autograd::checkpoint(std::function<Tensors(const Tensors&)> function, const Tensors& inputs) {
-  check(static_cast<bool>(function), "checkpoint", "the function is empty");
+Tensors autograd::recompute(std::function<Tensors(const Tensors&)> function, const Tensors& inputs) {
+  check(static_cast<bool>(function), "recompute", "the function is empty");
   if (!grad_enabled()) return function(inputs);
   return std::make_shared<CheckpointedCall>(std::move(function), inputs)->first(inputs);
 }

@@ -116,7 +116,7 @@ bool needs_grad(const Tensors& inputs);
 /// there, too), and no two of its elements share memory.
 void check_in_place(const char* op, const Tensor& target, const Tensor& source = {});
 
-/// A tensor kept for the backward pass, or, within autograd::checkpoint, computed again for it. Reading it throws if it
+/// A tensor kept for the backward pass, or, within autograd::recompute, computed again for it. Reading it throws if it
 /// was written to since.
 class Saved {
  public:
@@ -167,7 +167,7 @@ void once_differentiable(const char* op);
 /// order; but none may be taken within `function`.
 /// Chen et al., "Training deep nets with sublinear memory cost", arXiv:1604.06174. The backward pass throws Error if an
 /// input was written to since, or if the second call saves other tensors by number, shape, strides or dtype.
-Tensors checkpoint(std::function<Tensors(const Tensors& inputs)> function, const Tensors& inputs);
+Tensors recompute(std::function<Tensors(const Tensors& inputs)> function, const Tensors& inputs);
 /// Whether this is the second call, on this thread: state that the first call changed is to stay.
 bool recomputing();
 

@@ -8,7 +8,7 @@
 
 #include "core/autograd.h"
 
-namespace voxgrad::parallel {
+namespace voxgrad::distributed {
 namespace {
 
 using Kind = Collective::Kind;
@@ -21,7 +21,7 @@ void check_tensor(const Communicator& group, const char* op, const Tensor& tenso
   const DType dtype = tensor.dtype();
   check(device == group.device() || device.is_cpu(), op, "this rank's tensors lie on ", group.device(), ", got ",
         describe(tensor),
-        group.device().is_cpu() ? "; NCCL takes those of GPUs: parallel::run(f, Device::cuda())" : "");
+        group.device().is_cpu() ? "; NCCL takes those of GPUs: distributed::run(f, Device::cuda())" : "");
   check(!reduced || is_floating(dtype) || dtype == i64, op, "ranks reduce f32, f64, bf16, f16 and i64, not ", dtype);
   check(tensor.numel() <= std::numeric_limits<int>::max(), op, "a tensor has at most 2^31 - 1 elements here, got ",
         describe(tensor));
@@ -184,4 +184,4 @@ void Communicator::barrier() {
 Communicator* spatial_group() { return newest_group ? newest_group->value() : nullptr; }
 SpatialGroupGuard::SpatialGroupGuard(Communicator* group) : group_(newest_group, group) {}
 
-}  // namespace voxgrad::parallel
+}  // namespace voxgrad::distributed

@@ -11,7 +11,7 @@
 #include "scoped_value.h"
 #include "tensor.h"
 
-namespace voxgrad::parallel {
+namespace voxgrad::distributed {
 
 /// The operation that combines the elements of all ranks. Sums of halves are computed in f32 and rounded after each
 /// addition.
@@ -162,4 +162,4 @@ class [[nodiscard]] SpatialGroupGuard {
   ScopedValue<Communicator*> group_;
 };
 
-}  // namespace voxgrad::parallel
+}  // namespace voxgrad::distributed

@@ -51,7 +51,7 @@ void empty_cache(Device device = Device::cpu());
 /// Waits until all work queued on `device` has finished.
 void synchronize(Device device);
 
-/// What the core needs of a kind of device; one table for each, filled in core/storage.cpp and
+/// The functions of one kind of device. Each kind fills one table: the CPU in core/cpu_runtime.cpp, GPUs in
 /// cuda/runtime.cpp (cuda/absent.cpp in a build without CUDA).
 struct Runtime {
   int (*device_count)();

@@ -121,8 +121,8 @@ void Engine::capture(std::vector<Edge> wanted, const std::vector<Edge>& roots) {
 
 void Engine::run(const std::vector<Edge>& roots, const Tensors& gradients) {
   GradModeGuard mode(create_);
-  const autocast off(f32, false);                    // gradients have the dtypes that the forward pass chose
-  const parallel::SpatialGroupGuard apart(nullptr);  // and use the group that it used
+  const autocast off(f32, false);                       // gradients have the dtypes that the forward pass chose
+  const distributed::SpatialGroupGuard apart(nullptr);  // and use the group that it used
   const Run this_run(roots);
   for (size_t i = 0; i < roots.size(); ++i) send(roots[i], gradients[i], "the root");
   while (!ready_.empty()) {

@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "core/error.h"
-#include "core/json.h"
+#include "core/io/detail/json.h"
 
 namespace voxgrad::memory {
 namespace {

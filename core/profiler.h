@@ -134,7 +134,7 @@ struct Row {
 /// - FLOP are known of convolutions (useful ones: 2 for each tap that meets a voxel) and matrix products; floors, where
 ///   the device's rates are known (on GPUs an H200's, see explain_conv3d), are the larger of arithmetic's and memory's.
 /// - In a build with CUDA, all spans are NVTX ranges too.
-/// - The second call of a checkpointed function counts as backward.
+/// - The second call of a recomputed function counts as backward.
 class [[nodiscard]] Session {
  public:
   [[nodiscard]] Session();

@@ -4,9 +4,9 @@
 #include <map>
 #include <tuple>
 
-#include "core/atomic_file.h"
 #include "core/error.h"
-#include "core/json.h"
+#include "core/io/atomic_file.h"
+#include "core/io/detail/json.h"
 #include "core/profiler.h"
 
 namespace voxgrad::profiler {

@@ -2,8 +2,8 @@
 
 #include <utility>
 
+#include "core/detail/philox.h"
 #include "core/error.h"
-#include "core/philox.h"
 
 namespace voxgrad {
 

@@ -4,7 +4,7 @@
 #include "core/device.h"
 #include "core/error.h"
 #include "cuda/cuda.h"
-#include "cuda/kernels.h"
+#include "cuda/detail/kernels.h"
 
 namespace voxgrad {
 namespace {
@@ -68,6 +68,9 @@ thread_local ScopedValue<void*>* no_streams = nullptr;  // stays empty: the guar
 bool has_wgmma(int) { return false; }
 bool is_available() { return false; }
 int device_count() { return 0; }
+
+DeviceGuard::DeviceGuard(int device) { refuse(device); }
+DeviceGuard::~DeviceGuard() = default;
 
 // The constructors throw, so that the members are never reached.
 Stream::Stream(int device) { refuse(device); }

@@ -1,4 +1,4 @@
-#include "cuda/allocator.h"
+#include "cuda/detail/allocator.h"
 
 #include <algorithm>
 #include <array>
@@ -8,8 +8,8 @@
 
 #include "core/error.h"
 #include "core/memory_snapshot.h"
-#include "cuda/graph.h"
-#include "cuda/launch.h"
+#include "cuda/detail/graph.h"
+#include "cuda/detail/launch.h"
 
 namespace voxgrad::cuda {
 namespace {

@@ -1,10 +1,10 @@
-// Elementwise operators of two operands, and the choice between two: the formulas of ops/scalar_ops.h.
+// Elementwise operators of two operands, and the choice between two: the formulas of ops/detail/scalar_ops.h.
 #include <iterator>
 
+#include "cuda/detail/kernels.h"
 #include "cuda/gelu.cuh"
-#include "cuda/kernels.h"
 #include "cuda/map.cuh"
-#include "ops/scalar_ops.h"
+#include "ops/detail/scalar_ops.h"
 
 namespace voxgrad::cuda::kernel {
 namespace {

@@ -16,8 +16,8 @@
 #include "core/dtype.h"
 #include "core/error.h"
 #include "core/precision.h"
-#include "cuda/kernels.h"
-#include "cuda/launch.h"
+#include "cuda/detail/kernels.h"
+#include "cuda/detail/launch.h"
 
 namespace voxgrad::cuda {
 namespace {

@@ -1,10 +1,10 @@
 // Copies with conversion, constant fills and ranges.
 #include <type_traits>
 
-#include "cuda/kernels.h"
+#include "cuda/detail/kernels.h"
 #include "cuda/map.cuh"
 #include "cuda/transpose.cuh"
-#include "ops/scalar_ops.h"
+#include "ops/detail/scalar_ops.h"
 
 namespace voxgrad::cuda::kernel {
 namespace {

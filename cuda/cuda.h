@@ -19,6 +19,20 @@ int device_count();
 // Threads may use tensors of one GPU, and make Streams, Events and guards, at the same time; one object is used by one
 // thread at a time, but that any may query() an Event.
 
+/// Makes GPU number `device` CUDA's current device on this thread during its lifetime, for programs that call CUDA
+/// themselves; voxgrad's own operations run on the GPU of their tensors. Throws Error if the device does not exist.
+class [[nodiscard]] DeviceGuard {
+ public:
+  [[nodiscard]] explicit DeviceGuard(int device);
+  ~DeviceGuard();
+  DeviceGuard(const DeviceGuard&) = delete;
+  DeviceGuard& operator=(const DeviceGuard&) = delete;
+
+ private:
+  int previous_ = 0;
+  bool changed_ = false;
+};
+
 /// A queue of work on one GPU. Operations run on the GPU of their tensors, in the current stream of that GPU on
 /// this thread: CUDA's default stream, or the Stream that a StreamGuard holds.
 ///

@@ -1,5 +1,5 @@
 // Running sums along an axis, in double or in unsigned 64-bit integers, which wrap around; always in the same order.
-#include "cuda/kernels.h"
+#include "cuda/detail/kernels.h"
 #include "cuda/map.cuh"
 #include "cuda/reduce.cuh"
 

@@ -2,7 +2,7 @@
 // no atomics, the same bits every time.
 #include <limits>
 
-#include "cuda/kernels.h"
+#include "cuda/detail/kernels.h"
 #include "cuda/map.cuh"
 
 namespace voxgrad::cuda::kernel {

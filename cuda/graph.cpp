@@ -13,10 +13,10 @@
 #include "core/capture.h"
 #include "core/error.h"
 #include "core/profiler.h"
-#include "cuda/allocator.h"
 #include "cuda/cuda.h"
-#include "cuda/graph.h"
-#include "cuda/launch.h"
+#include "cuda/detail/allocator.h"
+#include "cuda/detail/graph.h"
+#include "cuda/detail/launch.h"
 
 namespace voxgrad::cuda {
 namespace {

@@ -4,9 +4,9 @@
 #include <numeric>
 
 #include "core/dtype.h"
-#include "cuda/kernels.h"
+#include "cuda/detail/kernels.h"
 #include "cuda/map.cuh"
-#include "ops/grid_position.h"
+#include "ops/detail/grid_position.h"
 
 namespace voxgrad::cuda {
 namespace {
@@ -14,7 +14,7 @@ namespace {
 /// y = x at the positions grid; y and x may be gradients. A thread takes one position and `channels` of them.
 struct GridProblem {
   View y, x, grid, dgrid;
-  GridSample how;
+  GridSampleOptions how;
   int64_t channels;
 };
 
@@ -150,7 +150,8 @@ View sums_like(const View& like, void* data) {
 }
 
 template <class T>
-void input_gradient(const Launch& launch, const View& dx, const View& dy, const View& grid, const GridSample& how) {
+void input_gradient(const Launch& launch, const View& dx, const View& dy, const View& grid,
+                    const GridSampleOptions& how) {
   constexpr int width = kVectorWidth<T>;
   if (dy.numel() == 0) return kernel::fill(dx, 0);
   const Workspace extremes(launch, 2 * sizeof(T)), memory(launch, static_cast<size_t>(dx.numel()) * sizeof(int64_t));
@@ -175,7 +176,7 @@ void input_gradient(const Launch& launch, const View& dx, const View& dy, const 
 
 namespace kernel {
 
-void grid_sample(const View& y, const View& x, const View& grid, const GridSample& how) {
+void grid_sample(const View& y, const View& x, const View& grid, const GridSampleOptions& how) {
   if (y.numel() == 0) return;
   const Launch launch(y);
   dispatch_cuda(Floats(), x.dtype, "grid_sample", [&]<class T>() {
@@ -190,7 +191,7 @@ void grid_sample(const View& y, const View& x, const View& grid, const GridSampl
 }
 
 void grid_sample_backward(const View* dx, const View* dgrid, const View& dy, const View& x, const View& grid,
-                          const GridSample& how) {
+                          const GridSampleOptions& how) {
   const Launch launch(dy);
   dispatch_cuda(Floats(), x.dtype, "grid_sample_backward", [&]<class T>() {
     if (dx && dx->numel() > 0) input_gradient<T>(launch, *dx, dy, grid, how);

@@ -2,9 +2,9 @@
 // thread holds all classes of a voxel, and sums of all classes, in registers; it sums a few dozen voxels in compute_t,
 // and blocks, and what joins them, sum in double and in a fixed order.
 #include "core/dtype.h"
-#include "cuda/kernels.h"
+#include "cuda/detail/kernels.h"
 #include "cuda/reduce.cuh"
-#include "ops/class_voxel.h"
+#include "ops/detail/class_voxel.h"
 
 namespace voxgrad::cuda {
 namespace {

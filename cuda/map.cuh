@@ -13,7 +13,7 @@
 
 #include "core/dtype.h"
 #include "core/view.h"
-#include "cuda/launch.h"
+#include "cuda/detail/launch.h"
 #include "cuda/vector.cuh"
 
 namespace voxgrad::cuda {

@@ -10,7 +10,7 @@
 #include <cmath>
 
 #include "core/dtype.h"
-#include "cuda/kernels.h"
+#include "cuda/detail/kernels.h"
 #include "cuda/norm.cuh"
 
 namespace voxgrad::cuda {

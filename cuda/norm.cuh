@@ -24,7 +24,7 @@
 #include "core/dtype.h"
 #include "cuda/reduce.cuh"
 #include "cuda/vector.cuh"
-#include "ops/norm_activations.h"
+#include "ops/detail/norm_activations.h"
 
 namespace voxgrad::cuda {
 namespace {  // kernels of one name in two files
@@ -156,8 +156,8 @@ Form choose_form(const Views&... views) {
   return (is_columns<T>(views) && ...) ? Form::columns : are_rows<T>(views...) ? Form::rows : Form::walk;
 }
 
-/// with_activations() of ops/norm_activations.h, but single elements (of `views`, all that a formula reads and writes)
-/// have one class for all activations.
+/// with_activations() of ops/detail/norm_activations.h, but single elements (of `views`, all that a formula reads and
+/// writes) have one class for all activations.
 template <class T, class F, class... Views>
 void with_vector_activations(const NormActivations& activations, const F& f, const Views&... views) {
   if (choose_form<T>(views...) == Form::walk) return f(AnyActivations(activations));

@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "core/dtype.h"
-#include "cuda/kernels.h"
+#include "cuda/detail/kernels.h"
 #include "cuda/norm_sums.cuh"
 
 namespace voxgrad::cuda {

@@ -1,10 +1,10 @@
-// The optimizers' steps (ops/optim_step.h), one pass over the parameters and their state. A launch takes a table of
-// parameters as its argument: a model of some dozens is one launch.
-#include "cuda/graph.h"
-#include "cuda/kernels.h"
+// The optimizers' steps (ops/detail/optim_step.h), one pass over the parameters and their state. A launch takes a table
+// of parameters as its argument: a model of some dozens is one launch.
+#include "cuda/detail/graph.h"
+#include "cuda/detail/kernels.h"
 #include "cuda/map.cuh"
 #include "cuda/reduce.cuh"
-#include "ops/optim_step.h"
+#include "ops/detail/optim_step.h"
 
 namespace voxgrad::cuda::kernel {
 namespace {

@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "core/dtype.h"
-#include "cuda/kernels.h"
+#include "cuda/detail/kernels.h"
 #include "cuda/map.cuh"
 #include "cuda/pool_pairs.cuh"
 #include "cuda/pool_rows.cuh"

@@ -6,7 +6,7 @@
 #include "core/dtype.h"
 #include "cuda/map.cuh"
 #include "cuda/vector.cuh"
-#include "ops/kernels.h"
+#include "ops/detail/kernels.h"
 
 namespace voxgrad::cuda {
 

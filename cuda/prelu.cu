@@ -1,6 +1,6 @@
 // prelu and its gradients, whose sums for the weight are made in the same pass.
 #include "core/dtype.h"
-#include "cuda/kernels.h"
+#include "cuda/detail/kernels.h"
 #include "cuda/norm_sums.cuh"
 
 namespace voxgrad::cuda {

@@ -1,8 +1,8 @@
-// Random numbers: the streams of core/philox.h. Uniforms have the same bits as on the CPU, normals agree to the
+// Random numbers: the streams of core/detail/philox.h. Uniforms have the same bits as on the CPU, normals agree to the
 // rounding of log, sin and cos.
-#include "core/philox.h"
-#include "cuda/graph.h"
-#include "cuda/kernels.h"
+#include "core/detail/philox.h"
+#include "cuda/detail/graph.h"
+#include "cuda/detail/kernels.h"
 #include "cuda/map.cuh"
 
 namespace voxgrad::cuda::kernel {

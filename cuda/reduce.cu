@@ -9,10 +9,10 @@
 #include <limits>
 
 #include "core/dtype.h"
-#include "cuda/kernels.h"
+#include "cuda/detail/kernels.h"
 #include "cuda/reduce.cuh"
 #include "cuda/vector.cuh"
-#include "ops/scalar_ops.h"
+#include "ops/detail/scalar_ops.h"
 
 namespace voxgrad::cuda {
 namespace {

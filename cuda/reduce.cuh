@@ -10,7 +10,7 @@
 #include <type_traits>
 
 #include "core/dtype.h"
-#include "cuda/launch.h"
+#include "cuda/detail/launch.h"
 
 namespace voxgrad::cuda {
 

@@ -1,8 +1,8 @@
 // The gradients of y = relu(z + bias) in z and in the bias, in one pass.
 #include "core/dtype.h"
-#include "cuda/kernels.h"
+#include "cuda/detail/kernels.h"
 #include "cuda/norm_sums.cuh"
-#include "ops/scalar_ops.h"
+#include "ops/detail/scalar_ops.h"
 
 namespace voxgrad::cuda {
 namespace {

@@ -1,14 +1,14 @@
 // Resampling along three axes at once, and the transposed map, by gathering. A first small kernel writes down which
-// inputs each position of an axis takes, with what weight (ops/resample_taps.h): its terms. Then either
+// inputs each position of an axis takes, with what weight (ops/detail/resample_taps.h): its terms. Then either
 // - a block sums rows of the input, with the weights of depth and height, into shared memory, in vectors along the
 //   width, and resamples these sums along the width; or,
 // - where the channels are innermost in memory, and for any other layout, a thread makes a vector of channels of a few
 //   neighbours along the width, and keeps the two last sums over depth and height for the next of them.
 // Maps by two need neither: cuda/resample_by_two.cuh.
-#include "ops/resample_taps.h"
+#include "ops/detail/resample_taps.h"
 
 #include "core/dtype.h"
-#include "cuda/kernels.h"
+#include "cuda/detail/kernels.h"
 #include "cuda/map.cuh"
 #include "cuda/resample_by_two.cuh"
 #include "cuda/vector.cuh"

@@ -6,7 +6,7 @@
 #pragma once
 
 #include "core/dtype.h"
-#include "cuda/kernels.h"
+#include "cuda/detail/kernels.h"
 #include "cuda/map.cuh"
 #include "cuda/vector.cuh"
 

@@ -10,11 +10,11 @@
 
 #include "core/device.h"
 #include "core/error.h"
-#include "cuda/allocator.h"
 #include "cuda/cuda.h"
-#include "cuda/graph.h"
-#include "cuda/launch.h"
-#include "cuda/upload.h"
+#include "cuda/detail/allocator.h"
+#include "cuda/detail/graph.h"
+#include "cuda/detail/launch.h"
+#include "cuda/detail/upload.h"
 
 namespace voxgrad {
 namespace cuda {

@@ -6,7 +6,7 @@
 #include <limits>
 
 #include "core/dtype.h"
-#include "cuda/kernels.h"
+#include "cuda/detail/kernels.h"
 #include "cuda/reduce.cuh"
 #include "cuda/vector.cuh"
 

@@ -3,9 +3,9 @@
 #include <bit>
 #include <cub/device/device_radix_sort.cuh>
 
-#include "cuda/kernels.h"
+#include "cuda/detail/kernels.h"
 #include "cuda/map.cuh"
-#include "ops/sort_key.h"
+#include "ops/detail/sort_key.h"
 
 namespace voxgrad::cuda::kernel {
 namespace {

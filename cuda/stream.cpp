@@ -11,7 +11,7 @@
 
 #include "core/error.h"
 #include "cuda/cuda.h"
-#include "cuda/launch.h"
+#include "cuda/detail/launch.h"
 
 namespace voxgrad::cuda {
 namespace {

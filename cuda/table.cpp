@@ -1,5 +1,5 @@
 // The kernel table of the GPUs.
-#include "cuda/kernels.h"
+#include "cuda/detail/kernels.h"
 
 namespace voxgrad {
 

@@ -1,4 +1,4 @@
-#include "cuda/upload.h"
+#include "cuda/detail/upload.h"
 
 #include <algorithm>
 #include <array>
@@ -8,7 +8,7 @@
 #include <mutex>
 #include <utility>
 
-#include "cuda/launch.h"
+#include "cuda/detail/launch.h"
 
 namespace voxgrad::cuda {
 namespace {

@@ -3,8 +3,8 @@
 
 #include <filesystem>
 
+#include "../core/io/safetensors.h"
 #include "../core/random.h"
-#include "../core/safetensors.h"
 #include "data/loader.h"
 #include "module.h"
 #include "optim/ema.h"

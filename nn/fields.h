@@ -9,7 +9,7 @@
 #include <variant>
 #include <vector>
 
-#include "../core/safetensors.h"
+#include "../core/io/safetensors.h"
 
 namespace voxgrad::nn {
 

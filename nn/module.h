@@ -19,8 +19,8 @@
 #include <utility>
 #include <vector>
 
+#include "../core/io/safetensors.h"
 #include "../core/profiler.h"
-#include "../core/safetensors.h"
 #include "../core/tensor.h"
 #include "fields.h"
 

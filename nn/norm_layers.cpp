@@ -101,7 +101,7 @@ void BatchNorm<N>::count_batch() const {
     num_batches_tracked.add_(ones_like(num_batches_tracked));
 }
 
-void convert_sync_batchnorm(Module& module, parallel::Communicator& group) {
+void convert_sync_batchnorm(Module& module, distributed::Communicator& group) {
   const auto convert = [&](auto* layer) {
     if (layer) layer->set_process_group(&group);
   };

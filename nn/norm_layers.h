@@ -92,7 +92,7 @@ class BatchNorm : public Layer {
   /// After a use of arguments().
   void count_batch() const;
   /// In training the batch is that of all ranks of `group`, each of which has equally many samples; null: of this one.
-  void set_process_group(parallel::Communicator* group) { process_group_ = group; }
+  void set_process_group(distributed::Communicator* group) { process_group_ = group; }
   Tensor weight, bias;
   Buffer running_mean, running_var, num_batches_tracked;
   VG_MODULE(weight, bias, running_mean, running_var, num_batches_tracked)
@@ -100,7 +100,7 @@ class BatchNorm : public Layer {
  private:
   int64_t num_features_;
   Options options_;
-  parallel::Communicator* process_group_ = nullptr;
+  distributed::Communicator* process_group_ = nullptr;
 };
 
 using BatchNorm1d = BatchNorm<1>;
@@ -110,7 +110,7 @@ using BatchNorm3d = BatchNorm<3>;
 /// Converts the BatchNorm layers of `module` to PyTorch's SyncBatchNorm: in training they normalize by the statistics
 /// of the elements of all ranks of `group`. Ranks may hold different numbers of samples and voxels, also none. `group`
 /// must outlive the layers. Second derivatives are not supported.
-void convert_sync_batchnorm(Module& module, parallel::Communicator& group);
+void convert_sync_batchnorm(Module& module, distributed::Communicator& group);
 
 struct LayerNormOptions {
   double eps = 1e-5;

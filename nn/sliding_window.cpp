@@ -10,12 +10,12 @@
 #include "core/autocast.h"
 #include "core/autograd.h"
 #include "cuda/cuda.h"
-#include "ops/checks.h"
 #include "ops/create.h"
+#include "ops/detail/checks.h"
+#include "ops/detail/halves.h"
+#include "ops/detail/volume.h"
 #include "ops/elementwise.h"
-#include "ops/halves.h"
 #include "ops/shape.h"
-#include "ops/volume.h"
 
 namespace voxgrad::nn {
 namespace {

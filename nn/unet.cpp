@@ -7,7 +7,7 @@
 #include "core/autograd.h"
 #include "nn/init.h"
 #include "nn/layers.h"
-#include "ops/checks.h"
+#include "ops/detail/checks.h"
 #include "ops/shape.h"
 
 namespace voxgrad::nn {
@@ -131,8 +131,8 @@ Triple UNet::total_stride() const {
 
 /// `stage` of these inputs, kept or computed again.
 Tensor UNet::run(std::function<Tensor(const Tensors&)> stage, const Tensors& inputs) const {
-  if (!options_.checkpoint || !grad_enabled()) return stage(inputs);
-  return autograd::checkpoint([f = std::move(stage)](const Tensors& given) { return Tensors{f(given)}; }, inputs)[0];
+  if (!options_.recompute || !grad_enabled()) return stage(inputs);
+  return autograd::recompute([f = std::move(stage)](const Tensors& given) { return Tensors{f(given)}; }, inputs)[0];
 }
 
 Tensors UNet::encode(const Tensor& x) const {
@@ -168,7 +168,7 @@ Tensors UNet::decode(const Tensor& x, bool all) const {
 
 std::string UNet::extra_repr() const {
   return concat(options_.in_channels, ", ", options_.num_classes, ", stages=", options_.stages.size(),
-                options_.residual ? ", residual=true" : "", options_.checkpoint ? ", checkpoint=true" : "");
+                options_.residual ? ", residual=true" : "", options_.recompute ? ", recompute=true" : "");
 }
 
 Members UNet::members() {
@@ -181,73 +181,6 @@ Members UNet::members() {
   for (size_t i = 0; i < decoder_.size(); ++i) add(decoder_[i].up.get(), "decoder.transpconvs.", i);
   for (size_t i = 0; i < decoder_.size(); ++i) add(decoder_[i].head.get(), "decoder.seg_layers.", i);
   return list;
-}
-
-// ---- planning
-
-namespace {
-
-using Spacing = std::array<double, 3>;
-
-bool within_two(const Spacing& spacing, int axis, double least) {
-  return spacing[static_cast<size_t>(axis)] / least < 2;
-}
-
-/// The stride that leads to the next stage; 1 if there is none.
-Triple stride_down(const Triple& size, const Spacing& spacing, int64_t min_size) {
-  double least = std::numeric_limits<double>::infinity();
-  for (int axis = 0; axis < 3; ++axis)
-    if (size[axis] >= 2 * min_size) least = std::min(least, spacing[static_cast<size_t>(axis)]);
-  Triple stride = 1;
-  int count = 0, last = 0;
-  for (int axis = 0; axis < 3; ++axis) {
-    if (size[axis] < 2 * min_size || !within_two(spacing, axis, least)) continue;
-    stride[axis] = 2;
-    last = axis;
-    ++count;
-  }
-  return count == 1 && size[last] < 3 * min_size ? Triple(1) : stride;
-}
-
-void check_plan(const Triple& patch_size, const Spacing& spacing, const UNetPlanOptions& options) {
-  constexpr const char* kOp = "plan_unet";
-  check_extent(kOp, "base_features, max_features and min_size",
-               {options.base_features, options.max_features, options.min_size}, 1);
-  check_extent(kOp, "patch_size", patch_size.values, 1);
-  const bool spacings = std::ranges::all_of(spacing, [](double step) { return std::isfinite(step) && step > 0; });
-  check(spacings, kOp, "spacing must be positive, got [", spacing[0], ", ", spacing[1], ", ", spacing[2], ']');
-}
-
-}  // namespace
-
-UNetPlan plan_unet(const Triple& patch_size, const std::array<double, 3>& given_spacing,
-                   const UNetPlanOptions& options) {
-  check_plan(patch_size, given_spacing, options);
-  constexpr std::array<int64_t, 4> kBlocks{1, 3, 4, 6};
-  UNetPlan plan{{.in_channels = options.in_channels, .num_classes = options.num_classes, .residual = options.residual},
-                patch_size};
-  std::vector<UNetStage>& stages = plan.network.stages;
-  Spacing spacing = given_spacing;
-  Triple size = patch_size, kernel_size = 1, total = 1;
-  int64_t features = std::min(options.base_features, options.max_features);
-  for (Triple stride = 1, next = 1; stages.empty() || !(stride == 1); stride = next) {
-    next = stride_down(size, spacing, options.min_size);
-    const double least = std::ranges::min(spacing);
-    for (int axis = 0; axis < 3; ++axis) {
-      if (next == 1 || within_two(spacing, axis, least)) kernel_size[axis] = 3;  // the last stage's is 3 throughout
-      size[axis] = (size[axis] + next[axis] - 1) / next[axis];
-      spacing[static_cast<size_t>(axis)] *= static_cast<double>(next[axis]);
-      total[axis] *= next[axis];
-    }
-    const int64_t blocks = kBlocks[std::min(stages.size(), kBlocks.size() - 1)];
-    stages.push_back({features, kernel_size, stride, options.residual ? blocks : 2, options.residual ? 1 : 2});
-    features = std::min(2 * features, options.max_features);
-  }
-  check(stages.size() > 1, "plan_unet", "patches ", patch_size, " are too small for a second stage with at least ",
-        options.min_size, " voxels an axis");
-  for (int axis = 0; axis < 3; ++axis)
-    plan.patch_size[axis] = (patch_size[axis] + total[axis] - 1) / total[axis] * total[axis];
-  return plan;
 }
 
 }  // namespace voxgrad::nn

@@ -3,8 +3,8 @@
 #include <cmath>
 
 #include "core/autograd.h"
+#include "ops/detail/halves.h"
 #include "ops/elementwise.h"
-#include "ops/halves.h"
 #include "ops/linalg.h"
 #include "ops/reduce.h"
 #include "ops/shape.h"

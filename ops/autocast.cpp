@@ -1,4 +1,4 @@
-#include "ops/autocast.h"
+#include "ops/detail/autocast.h"
 
 #include <string_view>
 #include <unordered_map>
@@ -6,7 +6,7 @@
 #include "core/autocast.h"
 #include "core/autograd.h"
 #include "core/capture.h"
-#include "ops/kernels.h"
+#include "ops/detail/kernels.h"
 
 namespace voxgrad {
 namespace {

@@ -12,14 +12,14 @@
 #include <sstream>
 
 #include "core/autograd.h"
-#include "ops/autocast.h"
-#include "ops/checks.h"
-#include "ops/conv_geometry.h"
-#include "ops/conv_maps.h"
-#include "ops/kernels.h"
+#include "ops/detail/autocast.h"
+#include "ops/detail/checks.h"
+#include "ops/detail/conv_geometry.h"
+#include "ops/detail/conv_maps.h"
+#include "ops/detail/kernels.h"
+#include "ops/detail/unrecorded.h"
 #include "ops/reduce.h"
 #include "ops/shape.h"
-#include "ops/unrecorded.h"
 
 namespace voxgrad {
 namespace {
@@ -223,7 +223,7 @@ Tensor run(const Request& r, const Tensor& given_input, const Tensor& given_weig
   const Tensor input = autocasted(r.op, given_input), weight = autocasted(r.op, given_weight),
                bias = autocasted(r.op, given_bias);
   const Call call = checked(r, input, weight, bias);
-  parallel::Communicator* const group = r.axes() == 3 ? parallel::spatial_group() : nullptr;
+  distributed::Communicator* const group = r.axes() == 3 ? distributed::spatial_group() : nullptr;
   const auto map = r.transposed ? convolve_transposed : convolve;
   Tensor y =
       group ? convolve_slab(r.op, *group, r.transposed, call.x, call.weight, bias, call.size, call.geometry, behind)

@@ -1,4 +1,4 @@
-#include "ops/conv_geometry.h"
+#include "ops/detail/conv_geometry.h"
 
 #include <algorithm>
 #include <limits>
@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "core/error.h"
-#include "ops/kernels.h"
+#include "ops/detail/kernels.h"
 
 namespace voxgrad {
 namespace {

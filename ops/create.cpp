@@ -5,9 +5,9 @@
 #include <utility>
 
 #include "core/autograd.h"
-#include "ops/checks.h"
-#include "ops/kernels.h"
-#include "ops/scalar_ops.h"
+#include "ops/detail/checks.h"
+#include "ops/detail/kernels.h"
+#include "ops/detail/scalar_ops.h"
 
 namespace voxgrad {
 

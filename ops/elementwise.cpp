@@ -3,15 +3,15 @@
 #include <limits>
 
 #include "core/autograd.h"
-#include "ops/autocast.h"
-#include "ops/checks.h"
 #include "ops/create.h"
-#include "ops/halves.h"
-#include "ops/kernels.h"
+#include "ops/detail/autocast.h"
+#include "ops/detail/checks.h"
+#include "ops/detail/halves.h"
+#include "ops/detail/kernels.h"
+#include "ops/detail/scalar_ops.h"
+#include "ops/detail/unrecorded.h"
 #include "ops/reduce.h"
-#include "ops/scalar_ops.h"
 #include "ops/shape.h"
-#include "ops/unrecorded.h"
 
 namespace voxgrad {
 namespace {

@@ -1,16 +1,16 @@
 #include "ops/fused.h"
 
 #include "core/autograd.h"
-#include "ops/checks.h"
 #include "ops/create.h"
+#include "ops/detail/checks.h"
+#include "ops/detail/halves.h"
+#include "ops/detail/kernels.h"
+#include "ops/detail/unrecorded.h"
+#include "ops/detail/volume.h"
 #include "ops/elementwise.h"
-#include "ops/halves.h"
-#include "ops/kernels.h"
 #include "ops/norm.h"
 #include "ops/reduce.h"
 #include "ops/shape.h"
-#include "ops/unrecorded.h"
-#include "ops/volume.h"
 
 namespace voxgrad {
 namespace {

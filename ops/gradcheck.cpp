@@ -10,8 +10,8 @@
 #include <optional>
 
 #include "core/autograd.h"
-#include "ops/checks.h"
 #include "ops/create.h"
+#include "ops/detail/checks.h"
 #include "ops/elementwise.h"
 
 namespace voxgrad {

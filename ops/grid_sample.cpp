@@ -5,23 +5,23 @@
 #include <algorithm>
 
 #include "core/autograd.h"
-#include "ops/checks.h"
 #include "ops/create.h"
+#include "ops/detail/checks.h"
+#include "ops/detail/halo.h"
+#include "ops/detail/halves.h"
+#include "ops/detail/volume.h"
 #include "ops/elementwise.h"
-#include "ops/halo.h"
-#include "ops/halves.h"
-#include "ops/volume.h"
 
 namespace voxgrad {
 namespace {
 
 constexpr const char* kOp = "grid_sample";
 
-/// The positions along an axis of n voxels, from grid coordinates: grid_position() of ops/grid_position.h.
-Tensor composed_position(const Tensor& g, int64_t n, const GridSample& how) {
+/// The positions along an axis of n voxels, from grid coordinates: grid_position() of ops/detail/grid_position.h.
+Tensor composed_position(const Tensor& g, int64_t n, const GridSampleOptions& how) {
   const auto size = static_cast<double>(n), last = size - 1;
   Tensor at = how.align_corners ? affine(g, last / 2, last / 2) : affine(g, size / 2, last / 2);
-  if (how.padding == GridSample::Padding::reflection) {
+  if (how.padding_mode == GridSampleOptions::Padding::reflection) {
     const double low = how.align_corners ? 0 : -0.5, span = how.align_corners ? last : size;
     if (span > 0) {
       at = abs(at - low);
@@ -29,7 +29,7 @@ Tensor composed_position(const Tensor& g, int64_t n, const GridSample& how) {
       at = affine(abs(at - periods.to(at.dtype()) * (2 * span) - span), -1, span) + low;
     }
   }
-  if (how.padding != GridSample::Padding::zeros) at = clamp(at, 0, last);
+  if (how.padding_mode != GridSampleOptions::Padding::zeros) at = clamp(at, 0, last);
   return clamp(at, -2, size + 1);
 }
 
@@ -48,15 +48,15 @@ ComposedEnd composed_end(const Tensor& at, int64_t n, bool linear, int end) {
 }
 
 /// grid_sample of volumes in operators that are differentiable any number of times.
-Tensor composed_sample(const Tensor& x, const Tensor& grid, const GridSample& how) {
+Tensor composed_sample(const Tensor& x, const Tensor& grid, const GridSampleOptions& how) {
   const Triple size = spatial_size(x);
-  const int ends = how.linear ? 2 : 1;
+  const int ends = !how.nearest ? 2 : 1;
   const int64_t positions = grid.size(1) * grid.size(2) * grid.size(3);
   ComposedEnd along[3][2];
   for (int i = 0; i < 3; ++i)
     for (int end = 0; end < ends; ++end) {
       const Tensor g = reshape(select(grid, 4, 2 - i), {x.size(0), 1, positions});
-      along[i][end] = composed_end(composed_position(g, size[i], how), size[i], how.linear, end);
+      along[i][end] = composed_end(composed_position(g, size[i], how), size[i], !how.nearest, end);
     }
   Tensor sum;
   for (int corner = 0; corner < 8; ++corner) {
@@ -71,13 +71,13 @@ Tensor composed_sample(const Tensor& x, const Tensor& grid, const GridSample& ho
   return reshape(sum.to(x.dtype()), {x.size(0), x.size(1), grid.size(1), grid.size(2), grid.size(3)});
 }
 
-Tensor sample(const Tensor& x, const Tensor& grid, const GridSample& how) {
+Tensor sample(const Tensor& x, const Tensor& grid, const GridSampleOptions& how) {
   const Tensor y = empty_volume(x, x.size(1), {grid.size(1), grid.size(2), grid.size(3)}, x.dtype());
   kernels(x.device()).grid_sample(y.view_out(), x.view_in(), grid.view_in(), how);
   return record(
       kOp, y, {x, grid},
       [=, x_saved = Saved(x), grid_saved = Saved(grid), wants_x = wants_grad(x),
-       wants_grid = wants_grad(grid) && how.linear, is_constant = wants_grad(grid) && !how.linear](const Tensor& dy) {
+       wants_grid = wants_grad(grid) && !how.nearest, is_constant = wants_grad(grid) && how.nearest](const Tensor& dy) {
         const Tensor &input = x_saved(), &positions = grid_saved();
         // The nearest voxel stays the same for small steps of the grid.
         const Tensor zero = is_constant ? zeros_like(positions) : Tensor();
@@ -126,15 +126,14 @@ void check_operands(const Tensor& x, const Tensor& grid) {
 
 Tensor grid_sample(const Tensor& x, const Tensor& grid, const GridSampleOptions& options) {
   check_operands(x, grid);
-  const GridSample how{!options.nearest, options.padding_mode, options.align_corners};
   Tensor positions = is_half(grid.dtype()) ? grid.to(f32) : grid;
   check_within_slab(kOp, x.dim() == 4);
-  if (x.dim() == 5) return sample(x, positions, how);
+  if (x.dim() == 5) return sample(x, positions, options);
   // An image is a volume of depth 1, whose plane lies at 0.
   positions = unsqueeze(positions, 1);
   Shape plane = positions.shape();
   plane[4] = 1;
-  return squeeze(sample(unsqueeze(x, 2), cat({positions, zeros(plane, positions.options())}, 4), how), 2);
+  return squeeze(sample(unsqueeze(x, 2), cat({positions, zeros(plane, positions.options())}, 4), options), 2);
 }
 
 Tensor affine_grid(const Tensor& theta, const Shape& size, bool align_corners) {

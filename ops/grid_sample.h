@@ -2,13 +2,13 @@
 #pragma once
 
 #include "../core/tensor.h"
-#include "kernels.h"
 
 namespace voxgrad {
 
 struct GridSampleOptions {
   bool nearest = false;  ///< the nearest voxel, rather than bilinear or trilinear
-  GridSample::Padding padding_mode = GridSample::Padding::zeros;
+  enum class Padding : uint8_t { zeros, border, reflection };
+  Padding padding_mode = Padding::zeros;
   bool align_corners = false;
 };
 

@@ -1,6 +1,6 @@
-#include "ops/halves.h"
+#include "ops/detail/halves.h"
 
-#include "ops/kernels.h"
+#include "ops/detail/kernels.h"
 
 namespace voxgrad {
 namespace {

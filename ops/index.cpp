@@ -1,12 +1,12 @@
 // Picking and scattering by index.
-#include "ops/index.h"
+#include "ops/detail/index.h"
 
 #include <limits>
 
 #include "core/autograd.h"
-#include "ops/checks.h"
 #include "ops/create.h"
-#include "ops/kernels.h"
+#include "ops/detail/checks.h"
+#include "ops/detail/kernels.h"
 #include "ops/reduce.h"
 #include "ops/shape.h"
 

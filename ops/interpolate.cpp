@@ -5,9 +5,9 @@
 #include <algorithm>
 
 #include "core/autograd.h"
-#include "ops/checks.h"
-#include "ops/halo.h"
-#include "ops/volume.h"
+#include "ops/detail/checks.h"
+#include "ops/detail/halo.h"
+#include "ops/detail/volume.h"
 
 namespace voxgrad {
 namespace {

@@ -5,11 +5,11 @@
 #include <limits>
 
 #include "core/autograd.h"
-#include "ops/autocast.h"
-#include "ops/checks.h"
 #include "ops/create.h"
+#include "ops/detail/autocast.h"
+#include "ops/detail/checks.h"
+#include "ops/detail/kernels.h"
 #include "ops/elementwise.h"
-#include "ops/kernels.h"
 #include "ops/reduce.h"
 #include "ops/shape.h"
 

@@ -9,14 +9,14 @@
 #include <limits>
 
 #include "core/autograd.h"
-#include "ops/autocast.h"
-#include "ops/checks.h"
 #include "ops/create.h"
+#include "ops/detail/autocast.h"
+#include "ops/detail/checks.h"
+#include "ops/detail/halo.h"
+#include "ops/detail/halves.h"
+#include "ops/detail/index.h"
+#include "ops/detail/kernels.h"
 #include "ops/elementwise.h"
-#include "ops/halo.h"
-#include "ops/halves.h"
-#include "ops/index.h"
-#include "ops/kernels.h"
 #include "ops/reduce.h"
 #include "ops/shape.h"
 
@@ -161,7 +161,8 @@ Voxels voxels_of(const Tensor& input, const Tensor& target, int64_t ignore_index
   return {where(counted, widened(x), 0.0), counted, where(counted, numbers, 0)};
 }
 
-/// The sums of ops/kernels.h by their definition, in differentiable operators; also of targets that are probabilities.
+/// The sums of ops/detail/kernels.h by their definition, in differentiable operators; also of targets that are
+/// probabilities.
 Tensor composed_sums(const char* op, const Tensor& input, const Tensor& target, const ClassSums& options,
                      bool of_samples) {
   const bool soft = is_soft(target);
@@ -185,11 +186,11 @@ Tensor composed_sums(const char* op, const Tensor& input, const Tensor& target, 
 
 /// The sum over the ranks that share the volumes of `input`, if there are such.
 Tensor of_all_ranks(const Tensor& sums, const Tensor& input) {
-  parallel::Communicator* const ranks = sharing_ranks(input.dim());
+  distributed::Communicator* const ranks = sharing_ranks(input.dim());
   return ranks ? sum_over_ranks(sums, *ranks) : sums;
 }
 
-/// The sums of ops/kernels.h in f64: (N, C, 5), or (1, C, 5) over all samples.
+/// The sums of ops/detail/kernels.h in f64: (N, C, 5), or (1, C, 5) over all samples.
 Tensor class_sums_here(const char* op, const Tensor& input, const Tensor& target, const ClassSums& options,
                        bool of_samples) {
   if (is_soft(target) || input.size(1) > kMostClasses) return composed_sums(op, input, target, options, of_samples);

@@ -1,9 +1,9 @@
 // The operations that Tensor offers as methods.
 #include "core/autograd.h"
 #include "core/layout_copies.h"
-#include "ops/checks.h"
+#include "ops/detail/checks.h"
+#include "ops/detail/kernels.h"
 #include "ops/elementwise.h"
-#include "ops/kernels.h"
 #include "ops/reduce.h"
 #include "ops/shape.h"
 #include "ops/sort.h"

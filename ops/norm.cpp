@@ -5,16 +5,16 @@
 #include "ops/norm.h"
 
 #include "core/autograd.h"
-#include "ops/checks.h"
 #include "ops/create.h"
+#include "ops/detail/checks.h"
+#include "ops/detail/halo.h"
+#include "ops/detail/halves.h"
+#include "ops/detail/kernels.h"
+#include "ops/detail/unrecorded.h"
+#include "ops/detail/volume.h"
 #include "ops/elementwise.h"
-#include "ops/halo.h"
-#include "ops/halves.h"
-#include "ops/kernels.h"
 #include "ops/reduce.h"
 #include "ops/shape.h"
-#include "ops/unrecorded.h"
-#include "ops/volume.h"
 
 namespace voxgrad {
 namespace {
@@ -26,7 +26,7 @@ struct Request {
   NormActivations activations;
   bool x;
   std::optional<DType> weight, bias, added;
-  parallel::Communicator* ranks = nullptr;  // that have parts of the groups
+  distributed::Communicator* ranks = nullptr;  // that have parts of the groups
 };
 std::optional<DType> wanted_dtype(const Tensor& t) { return wants_grad(t) ? std::optional(t.dtype()) : std::nullopt; }
 
@@ -83,7 +83,7 @@ Tensors composed_gradients(const Tensor& grad, const Tensor& saved, const Tensor
 }
 
 /// For a kernel: what all ranks have, which `all` keeps.
-OverRanks of_all(parallel::Communicator& ranks, Tensor& all) {
+OverRanks of_all(distributed::Communicator& ranks, Tensor& all) {
   return [&](const View& of_groups) {
     const NoGradGuard no_grad;
     const Device device = of_groups.device < 0 ? Device::cpu() : Device::cuda(of_groups.device);
@@ -136,11 +136,11 @@ struct Normalised {
   Tensor counts;  // (ranks), f64: the elements that each rank has in a group; undefined for one rank alone
 };
 
-/// `groups`: the shape of the statistics, (N, groups), or (1, C): over the samples too. `added`: see ops/unrecorded.h.
-/// `ranks`, or null: the ranks that hold parts of the groups, of any size.
+/// `groups`: the shape of the statistics, (N, groups), or (1, C): over the samples too. `added`: see
+/// ops/detail/unrecorded.h. `ranks`, or null: the ranks that hold parts of the groups, of any size.
 Normalised normalise(const char* op, const Tensor& input, const Shape& groups, const Tensor& weight, const Tensor& bias,
                      double eps, const NormActivations& activations = {}, const Tensor& added = {},
-                     parallel::Communicator* ranks = nullptr) {
+                     distributed::Communicator* ranks = nullptr) {
   const Tensor x = is_dense_volume(input) ? input : input.contiguous(input.suggest_memory_format());
   const Tensor y = empty_like(x);
   const Tensor mean = empty(groups, {wide(x.dtype()), x.device()}), rstd = empty_like(mean);
@@ -207,10 +207,10 @@ void check_parameters(const char* op, const Tensor& x, std::initializer_list<Ope
 }
 
 /// How many ranks may have elements of each channel.
-int64_t parts_of(parallel::Communicator* ranks) { return ranks ? ranks->size() : 1; }
+int64_t parts_of(distributed::Communicator* ranks) { return ranks ? ranks->size() : 1; }
 
 void check_group_norm(const Tensor& x, int64_t num_groups, const Tensor& weight, const Tensor& bias, double eps,
-                      parallel::Communicator* ranks) {
+                      distributed::Communicator* ranks) {
   check_input("group_norm", x, 2, "(N, C, spatial...)");
   check_eps("group_norm", eps);
   check(num_groups > 0, "group_norm", "num_groups must be positive, got ", num_groups);
@@ -222,7 +222,7 @@ void check_group_norm(const Tensor& x, int64_t num_groups, const Tensor& weight,
 }
 
 void check_instance_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps,
-                         parallel::Communicator* ranks) {
+                         distributed::Communicator* ranks) {
   constexpr const char* kOp = "instance_norm";
   check_input(kOp, x, 3, "(N, C, spatial...)");
   check_eps(kOp, eps);

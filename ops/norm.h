@@ -9,7 +9,7 @@
 
 namespace voxgrad {
 
-namespace parallel {
+namespace distributed {
 class Communicator;
 }
 
@@ -49,7 +49,7 @@ struct NormArguments {
   bool training = true;
   double momentum = 0.1;
   /// For NormKind::batch in training: the ranks over whose elements the statistics are taken, null for this one alone.
-  parallel::Communicator* ranks = nullptr;
+  distributed::Communicator* ranks = nullptr;
 };
 
 }  // namespace voxgrad

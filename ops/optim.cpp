@@ -1,10 +1,10 @@
 #include "ops/optim.h"
 
 #include "core/autograd.h"
-#include "ops/checks.h"
-#include "ops/halves.h"
-#include "ops/kernels.h"
-#include "ops/volume.h"
+#include "ops/detail/checks.h"
+#include "ops/detail/halves.h"
+#include "ops/detail/kernels.h"
+#include "ops/detail/volume.h"
 
 namespace voxgrad {
 namespace {

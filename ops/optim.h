@@ -1,5 +1,5 @@
 // The steps of optimizers: in place, on lists of parameters with their gradients and their state. What a step does to
-// one element stands in ops/optim_step.h.
+// one element stands in ops/detail/optim_step.h.
 //
 // All: the lists run in parallel, and one that the options do not use is empty. Gradients and state have their
 // parameter's shape and device, gradients its dtype (a floating one), state too, but f32 for halves; these need not be

@@ -1,9 +1,9 @@
 // Padding with what the tensor holds: a linear map along each axis, all of them in one pass.
 #include "ops/pad.h"
 
-#include "ops/checks.h"
-#include "ops/halo.h"
-#include "ops/volume.h"
+#include "ops/detail/checks.h"
+#include "ops/detail/halo.h"
+#include "ops/detail/volume.h"
 
 namespace voxgrad {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "ops/checks.h"
+#include "ops/detail/checks.h"
 #include "ops/shape.h"
 
 namespace voxgrad {

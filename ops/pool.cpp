@@ -7,11 +7,11 @@
 #include <algorithm>
 
 #include "core/autograd.h"
-#include "ops/checks.h"
-#include "ops/conv_geometry.h"
 #include "ops/create.h"
-#include "ops/halo.h"
-#include "ops/volume.h"
+#include "ops/detail/checks.h"
+#include "ops/detail/conv_geometry.h"
+#include "ops/detail/halo.h"
+#include "ops/detail/volume.h"
 
 namespace voxgrad {
 namespace {

@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "core/memory_snapshot.h"
-#include "ops/conv_geometry.h"
-#include "ops/kernels.h"
-#include "ops/scalar_ops.h"
+#include "ops/detail/conv_geometry.h"
+#include "ops/detail/kernels.h"
+#include "ops/detail/scalar_ops.h"
 
 namespace voxgrad {
 namespace {

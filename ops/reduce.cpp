@@ -3,12 +3,12 @@
 #include <cmath>
 
 #include "core/autograd.h"
-#include "ops/autocast.h"
-#include "ops/checks.h"
 #include "ops/create.h"
+#include "ops/detail/autocast.h"
+#include "ops/detail/checks.h"
+#include "ops/detail/halves.h"
+#include "ops/detail/kernels.h"
 #include "ops/elementwise.h"
-#include "ops/halves.h"
-#include "ops/kernels.h"
 #include "ops/shape.h"
 
 namespace voxgrad {

@@ -5,10 +5,10 @@
 #include <span>
 
 #include "core/autograd.h"
-#include "ops/checks.h"
 #include "ops/create.h"
-#include "ops/halo.h"
-#include "ops/kernels.h"
+#include "ops/detail/checks.h"
+#include "ops/detail/halo.h"
+#include "ops/detail/kernels.h"
 #include "ops/reduce.h"
 
 namespace voxgrad {

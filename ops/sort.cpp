@@ -1,7 +1,7 @@
 #include "ops/sort.h"
 
-#include "ops/checks.h"
-#include "ops/kernels.h"
+#include "ops/detail/checks.h"
+#include "ops/detail/kernels.h"
 #include "ops/shape.h"
 
 namespace voxgrad {

@@ -2,14 +2,14 @@
 
 #include "core/autograd.h"
 #include "ops/create.h"
-#include "ops/halo.h"
+#include "ops/detail/halo.h"
 #include "ops/shape.h"
 
 namespace voxgrad {
 
-PlaneExchange::PlaneExchange(parallel::Communicator& group, const PlaneForm& form, const Planes& send,
+PlaneExchange::PlaneExchange(distributed::Communicator& group, const PlaneForm& form, const Planes& send,
                              const std::array<int64_t, 2>& count) {
-  std::vector<parallel::Message> sends, receives;
+  std::vector<distributed::Message> sends, receives;
   for (size_t i = 0; i < 2; ++i) {
     const int peer = group.rank() + (i == 0 ? -1 : 1);
     if (peer < 0 || peer >= group.size()) continue;
@@ -28,14 +28,14 @@ const Planes& PlaneExchange::wait() {
   return received_;
 }
 
-Tensor sum_over_ranks(const Tensor& t, parallel::Communicator& group) {
+Tensor sum_over_ranks(const Tensor& t, distributed::Communicator& group) {
   const Tensor total = t.detach().clone();
   group.all_reduce(total);
   return record("all_reduce", total, {t},
                 [&group](const Tensor& grad) { return Tensors{sum_over_ranks(grad, group)}; });
 }
 
-namespace parallel {
+namespace distributed {
 
 Tensor SpatialParallel::slab(const Tensor& whole) const {
   constexpr const char* kOp = "SpatialParallel::slab";
@@ -56,5 +56,5 @@ Tensor SpatialParallel::gather(const Tensor& slab) const {
   return cat(slabs, slab.dim() - 3).contiguous(slab.suggest_memory_format());
 }
 
-}  // namespace parallel
+}  // namespace distributed
 }  // namespace voxgrad

@@ -4,13 +4,13 @@
 #include "../core/communicator.h"
 #include "../core/tensor.h"
 
-namespace voxgrad::parallel {
+namespace voxgrad::distributed {
 
 /// While it lives, volumes (N, C, D, H, W) that operators of this thread take are slabs: rank r of `group` has the r-th
 /// of size() equal parts of the planes along D. A model is used as on one rank:
 ///
 ///   nn::DataParallel parallel(model, world);
-///   const parallel::SpatialParallel spatial(world);
+///   const distributed::SpatialParallel spatial(world);
 ///   const Tensor loss = dice_ce_loss(model(spatial.slab(volume)), spatial.slab(labels));
 ///   loss.backward();
 ///
@@ -43,4 +43,4 @@ class [[nodiscard]] SpatialParallel {
   SpatialGroupGuard guard_;
 };
 
-}  // namespace voxgrad::parallel
+}  // namespace voxgrad::distributed

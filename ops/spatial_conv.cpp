@@ -4,10 +4,10 @@
 #include <algorithm>
 
 #include "core/autograd.h"
-#include "ops/conv_maps.h"
 #include "ops/create.h"
+#include "ops/detail/conv_maps.h"
+#include "ops/detail/halo.h"
 #include "ops/elementwise.h"
-#include "ops/halo.h"
 
 namespace voxgrad {
 namespace {
@@ -26,8 +26,8 @@ struct Axis {
 int64_t ceil_quotient(int64_t a, int64_t b) { return a <= 0 ? 0 : (a + b - 1) / b; }
 
 // Position i of the volume and o of the strided side meet at tap k where i + padding = o * stride + k * dilation
-// (ops/conv_geometry.h). For a halo that begins at plane a, and planes of the result from b on, that is the same with
-// another padding.
+// (ops/detail/conv_geometry.h). For a halo that begins at plane a, and planes of the result from b on, that is the same
+// with another padding.
 
 using Sides = std::array<Side, 2>;  // front and behind
 
@@ -100,7 +100,7 @@ struct SlabMap {
   std::array<int64_t, 2> given() const { return {sides[1].halo, sides[0].halo}; }
 
   /// Of the slab, with what the neighbours' results contribute. Halos that are undefined came from nobody.
-  Tensor input_gradient(parallel::Communicator& group, const PlaneForm& form, const Tensor& grad, const Tensor& w,
+  Tensor input_gradient(distributed::Communicator& group, const PlaneForm& form, const Tensor& grad, const Tensor& w,
                         const Planes& halos) const {
     Planes of_halos;
     for (size_t i = 0; i < 2; ++i)
@@ -125,7 +125,7 @@ struct SlabMap {
 
 }  // namespace
 
-Tensor convolve_slab(const char* op, parallel::Communicator& group, bool transposed, const Tensor& x,
+Tensor convolve_slab(const char* op, distributed::Communicator& group, bool transposed, const Tensor& x,
                      const Tensor& weight, const Tensor& bias, const Triple& size, const ConvGeometry& geometry,
                      Behind behind) {
   const Axis axis{x.size(2), size[0], weight.size(2), geometry.stride[0], geometry.padding[0], geometry.dilation[0]};
@@ -153,7 +153,7 @@ Tensor convolve_slab(const char* op, parallel::Communicator& group, bool transpo
     if (behind.relu) y.copy_(relu(y));
   }
   const bool dx = wants_grad(x), dw = wants_grad(weight), db = behind.bias_recorded && wants_grad(bias);
-  // All ranks save as many tensors, so that a checkpoint computes them again at the same place.
+  // All ranks save as many tensors, so that a recomputation saves them at the same place.
   const auto kept = [&](const Tensor& halo) { return Saved(halo.defined() ? halo : empty({0}, form.options)); };
   return record(op, y, {x, weight, behind.bias_recorded ? bias : Tensor()},
                 [=, &group, x_saved = saved_if(dw, x), w_saved = saved_if(dx, weight), front = kept(halos[0]),

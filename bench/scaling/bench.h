@@ -9,7 +9,7 @@
 
 #include "bench/scaling/options.h"
 #include "core/device.h"
-#include "nn/parallel/communicator.h"
+#include "nn/distributed/communicator.h"
 
 namespace scaling {
 
@@ -17,7 +17,7 @@ using nlohmann::ordered_json;
 
 struct Bench {
   const Options& options;
-  voxgrad::parallel::Communicator& world;
+  voxgrad::distributed::Communicator& world;
   ordered_json about;  ///< of all rows: the GPUs, the simulation
 
   voxgrad::Device device() const { return world.device(); }

@@ -63,7 +63,7 @@ vg::Tensors make_buckets(const Bench& bench) {
 
 Times time_buckets(const Bench& bench, const vg::Tensors& buckets) {
   const auto reduce = [&] {
-    std::vector<std::unique_ptr<vg::parallel::Work>> works;
+    std::vector<std::unique_ptr<vg::distributed::Work>> works;
     for (const vg::Tensor& bucket : buckets) works.push_back(bench.world.all_reduce_async(bucket));
     for (const auto& work : works) work->wait();
   };

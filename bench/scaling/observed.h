@@ -6,12 +6,12 @@
 #include <vector>
 
 #include "cuda/cuda.h"
-#include "nn/parallel/communicator.h"
+#include "nn/distributed/communicator.h"
 
 namespace scaling {
 
 /// Passes everything on to another one.
-class ObservedCommunicator final : public voxgrad::parallel::Communicator {
+class ObservedCommunicator final : public voxgrad::distributed::Communicator {
  public:
   struct Reduction {
     int64_t numel = 0;
@@ -19,13 +19,13 @@ class ObservedCommunicator final : public voxgrad::parallel::Communicator {
     std::unique_ptr<voxgrad::cuda::Event> ready;  ///< in the stream that made the values
   };
 
-  explicit ObservedCommunicator(voxgrad::parallel::Communicator& base)
+  explicit ObservedCommunicator(voxgrad::distributed::Communicator& base)
       : Communicator(base.rank(), base.size(), base.local_rank(), base.device()), base_(base) {}
   /// Of all reductions since the last call.
   std::vector<Reduction> take() { return std::exchange(reductions_, {}); }
 
-  std::unique_ptr<voxgrad::parallel::Work> start(const voxgrad::parallel::Collective& collective) override {
-    if (collective.kind == voxgrad::parallel::Collective::Kind::all_reduce) {
+  std::unique_ptr<voxgrad::distributed::Work> start(const voxgrad::distributed::Collective& collective) override {
+    if (collective.kind == voxgrad::distributed::Collective::Kind::all_reduce) {
       auto ready = std::make_unique<voxgrad::cuda::Event>(device().index);
       ready->record();
       reductions_.push_back({collective.in.numel(), collective.in.dtype(), std::move(ready)});
@@ -35,7 +35,7 @@ class ObservedCommunicator final : public voxgrad::parallel::Communicator {
   void abort(int code) override { base_.abort(code); }
 
  private:
-  voxgrad::parallel::Communicator& base_;
+  voxgrad::distributed::Communicator& base_;
   std::vector<Reduction> reductions_;
 };
 

@@ -22,7 +22,7 @@ void check_nccl(ncclResult_t code) {
 
 class Raw final : public RawNccl {
  public:
-  explicit Raw(vg::parallel::Communicator& world) : stream_(world.device().index) {
+  explicit Raw(vg::distributed::Communicator& world) : stream_(world.device().index) {
     ncclUniqueId id{};
     if (world.rank() == 0) check_nccl(ncclGetUniqueId(&id));
     const vg::Tensor bytes = vg::zeros({sizeof id.internal}, {.dtype = vg::u8});
@@ -52,9 +52,9 @@ class Raw final : public RawNccl {
 
 }  // namespace
 
-std::unique_ptr<RawNccl> RawNccl::make(vg::parallel::Communicator& world) { return std::make_unique<Raw>(world); }
+std::unique_ptr<RawNccl> RawNccl::make(vg::distributed::Communicator& world) { return std::make_unique<Raw>(world); }
 #else
-std::unique_ptr<RawNccl> RawNccl::make(vg::parallel::Communicator&) { return nullptr; }
+std::unique_ptr<RawNccl> RawNccl::make(vg::distributed::Communicator&) { return nullptr; }
 #endif
 
 }  // namespace scaling

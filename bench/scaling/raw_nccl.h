@@ -3,14 +3,14 @@
 
 #include <memory>
 
-#include "nn/parallel/communicator.h"
+#include "nn/distributed/communicator.h"
 
 namespace scaling {
 
 class RawNccl {
  public:
   /// All ranks call it. Null in a build without NCCL.
-  static std::unique_ptr<RawNccl> make(voxgrad::parallel::Communicator& world);
+  static std::unique_ptr<RawNccl> make(voxgrad::distributed::Communicator& world);
   virtual ~RawNccl() = default;
   /// Queues the sum of `from`, which may be `to`, on a stream of its own, which waits for nothing.
   virtual void all_reduce(const voxgrad::Tensor& from, const voxgrad::Tensor& to) = 0;

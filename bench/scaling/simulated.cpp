@@ -14,7 +14,7 @@ namespace vg = voxgrad;
 namespace {
 
 /// What is queued behind wait() comes after the reduction; the host does not wait.
-class SimulatedWork final : public vg::parallel::Work {
+class SimulatedWork final : public vg::distributed::Work {
  public:
   SimulatedWork(const vg::Tensor& tensor, int device) : over(device), tensor_(tensor) {}
   ~SimulatedWork() override { SimulatedWork::wait(); }
@@ -49,8 +49,8 @@ double SimulatedCommunicator::latency_us() const {
   return 2 * steps * simulation_.latency_us;
 }
 
-std::unique_ptr<vg::parallel::Work> SimulatedCommunicator::queue(const vg::Tensor& tensor, double microseconds,
-                                                                 double factor) {
+std::unique_ptr<vg::distributed::Work> SimulatedCommunicator::queue(const vg::Tensor& tensor, double microseconds,
+                                                                    double factor) {
   auto work = std::make_unique<SimulatedWork>(tensor, device().index);
   vg::cuda::Event ready(device().index);
   ready.record();
@@ -61,11 +61,11 @@ std::unique_ptr<vg::parallel::Work> SimulatedCommunicator::queue(const vg::Tenso
   return work;
 }
 
-std::unique_ptr<vg::parallel::Work> SimulatedCommunicator::start(const vg::parallel::Collective& c) {
-  using enum vg::parallel::Collective::Kind;
+std::unique_ptr<vg::distributed::Work> SimulatedCommunicator::start(const vg::distributed::Collective& c) {
+  using enum vg::distributed::Collective::Kind;
   const vg::NoGradGuard no_grad;
   const double n = size(), us_of_byte = 1e-3 / simulation_.bandwidth;
-  const double sum = c.op == vg::parallel::ReduceOp::sum ? n : 1;
+  const double sum = c.op == vg::distributed::ReduceOp::sum ? n : 1;
   switch (c.kind) {
     case all_reduce:
       return queue(c.in, latency_us() + 2 * (n - 1) / n * bytes_of(c.in) * us_of_byte, sum);

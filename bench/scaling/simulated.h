@@ -5,7 +5,7 @@
 #include <string>
 
 #include "cuda/cuda.h"
-#include "nn/parallel/communicator.h"
+#include "nn/distributed/communicator.h"
 
 namespace scaling {
 
@@ -22,17 +22,17 @@ struct Simulation {
 
 /// Rank 0 of ranks that all hold the same. As NCCL's, reductions of tensors on the GPU are queued in a stream of their
 /// own, behind the current one: a kernel multiplies the values by the number of ranks, and ends when its time is over.
-class SimulatedCommunicator final : public voxgrad::parallel::Communicator {
+class SimulatedCommunicator final : public voxgrad::distributed::Communicator {
  public:
   SimulatedCommunicator(voxgrad::Device device, const Simulation& simulation);
 
   /// Broadcasts, all_gather and reduce_scatter take half the steps and the time of the bytes once; of messages zeros
   /// come, after one step. Sums of f32 and bf16 are multiplied, others are rank 0's numbers.
-  std::unique_ptr<voxgrad::parallel::Work> start(const voxgrad::parallel::Collective& collective) override;
+  std::unique_ptr<voxgrad::distributed::Work> start(const voxgrad::distributed::Collective& collective) override;
   void abort(int code) override { std::_Exit(code); }
 
  private:
-  std::unique_ptr<voxgrad::parallel::Work> queue(const voxgrad::Tensor& tensor, double microseconds, double factor);
+  std::unique_ptr<voxgrad::distributed::Work> queue(const voxgrad::Tensor& tensor, double microseconds, double factor);
   double latency_us() const;
 
   Simulation simulation_;

@@ -13,7 +13,7 @@ vg::Tensor volume_of(const Bench& bench, bool shared) {
   const int64_t size = bench.options.size, depth = bench.options.depth > 0 ? bench.options.depth : size;
   vg::Generator random(1);
   const vg::Tensor whole = vg::randn({bench.options.batch, 1, depth, size, size}, {.device = bench.device()}, &random);
-  return shared ? vg::parallel::SpatialParallel(bench.world).slab(whole) : whole;
+  return shared ? vg::distributed::SpatialParallel(bench.world).slab(whole) : whole;
 }
 
 void measure(const Bench& bench, const std::string& mode, bool shared, bool graph) {
@@ -28,7 +28,7 @@ void measure(const Bench& bench, const std::string& mode, bool shared, bool grap
     vg::memory::reset_peak(bench.device());
     ordered_json losses = ordered_json::array();
     const auto step = [&] {
-      std::optional<vg::parallel::SpatialParallel> spatial;
+      std::optional<vg::distributed::SpatialParallel> spatial;
       if (shared) spatial.emplace(bench.world);
       stepper.step();
     };

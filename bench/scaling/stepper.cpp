@@ -49,7 +49,7 @@ void set_volumes(vg::UNetTraining& training, const vg::Tensor& x) {
   training.target = ((x > 0.5).to(vg::u8) + (x > 1.0).to(vg::u8)).select(1, 0).contiguous();
 }
 
-Stepper::Stepper(const Bench& bench, vg::parallel::Communicator& world, const std::string& mode,
+Stepper::Stepper(const Bench& bench, vg::distributed::Communicator& world, const std::string& mode,
                  const std::string& scheme) {
   const vg::nn::DataParallelOptions parallel_options{.reduce_dtype = vg::parse_dtype(bench.options.wire),
                                                      .bucket_cap_mb = bench.options.bucket_mb};

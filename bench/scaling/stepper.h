@@ -9,8 +9,8 @@
 #include "bench/scaling/bench.h"
 #include "bench/unet_training.h"
 #include "cuda/cuda.h"
-#include "nn/parallel/data_parallel.h"
-#include "nn/parallel/zero.h"
+#include "nn/distributed/data_parallel.h"
+#include "nn/distributed/zero.h"
 
 namespace scaling {
 
@@ -20,7 +20,7 @@ void set_volumes(voxgrad::UNetTraining& training, const voxgrad::Tensor& x);
 /// Equal parameters and data of its own on each rank.
 struct Stepper {
   /// scheme: "ddp", "zero" (with DataParallel, too) or "none", each rank by itself.
-  Stepper(const Bench& bench, voxgrad::parallel::Communicator& world, const std::string& mode,
+  Stepper(const Bench& bench, voxgrad::distributed::Communicator& world, const std::string& mode,
           const std::string& scheme);
   /// `reduce` false: the gradients stay on each rank.
   void step(bool reduce = true);

@@ -1,5 +1,5 @@
 // The geometry of the tensor-core convolutions, axis by axis: how a problem falls into phases in which neighbouring
-// results read neighbouring inputs, whatever the stride and the dilation (ops/conv_geometry.h):
+// results read neighbouring inputs, whatever the stride and the dilation (ops/detail/conv_geometry.h):
 //
 //   fprop, wgrad: y[q] reads x[q * stride + k * dilation - padding]
 //   dgrad:        x[phase + q * stride] reads y[q + (phase + padding - k * dilation) / stride], where that is whole
@@ -14,7 +14,7 @@
 #include <optional>
 
 #include "core/view.h"
-#include "ops/kernels.h"
+#include "ops/detail/kernels.h"
 
 namespace voxgrad::cuda {
 

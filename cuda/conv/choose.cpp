@@ -4,7 +4,7 @@
 #include <unordered_map>
 
 #include "cuda/conv/plan_common.h"
-#include "ops/halves.h"
+#include "ops/detail/halves.h"
 
 namespace voxgrad::cuda {
 namespace {

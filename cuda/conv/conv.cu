@@ -6,8 +6,8 @@
 #include "cuda/conv/merged_groups.h"
 #include "cuda/conv/simt/tile.cuh"
 #include "cuda/conv/width_as_channels.h"
-#include "cuda/kernels.h"
-#include "ops/halves.h"
+#include "cuda/detail/kernels.h"
+#include "ops/detail/halves.h"
 
 namespace voxgrad::cuda {
 

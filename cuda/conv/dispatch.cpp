@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "cuda/cuda.h"
-#include "cuda/kernels.h"
+#include "cuda/detail/kernels.h"
 
 namespace voxgrad::cuda {
 namespace {

@@ -4,8 +4,8 @@
 #include "core/error.h"
 #include "cuda/conv/choose.h"
 #include "cuda/conv/plan_common.h"
-#include "cuda/kernels.h"
-#include "ops/halves.h"
+#include "cuda/detail/kernels.h"
+#include "ops/detail/halves.h"
 
 namespace voxgrad::cuda {
 namespace {

@@ -1,7 +1,7 @@
 #include "cuda/conv/merged_groups.h"
 
 #include "cuda/conv/fprop_dgrad/split.h"
-#include "cuda/kernels.h"
+#include "cuda/detail/kernels.h"
 
 namespace voxgrad::cuda {
 namespace {

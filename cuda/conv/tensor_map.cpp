@@ -3,8 +3,8 @@
 #include <cuda_runtime.h>
 
 #include "core/error.h"
-#include "cuda/kernels.h"
-#include "cuda/launch.h"
+#include "cuda/detail/kernels.h"
+#include "cuda/detail/launch.h"
 
 namespace voxgrad::cuda {
 

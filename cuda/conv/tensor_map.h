@@ -9,7 +9,7 @@
 
 #include "core/view.h"
 #include "cuda/conv/plan_common.h"
-#include "cuda/launch.h"
+#include "cuda/detail/launch.h"
 
 namespace voxgrad::cuda {
 

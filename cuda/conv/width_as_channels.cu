@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "cuda/conv/plan_common.h"
-#include "cuda/kernels.h"
+#include "cuda/detail/kernels.h"
 
 namespace voxgrad::cuda {
 namespace {

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <vector>
 
-#include "core/atomic_file.h"
 #include "core/error.h"
+#include "core/io/atomic_file.h"
 
 namespace examples {
 namespace {

@@ -9,8 +9,8 @@
 #include <system_error>
 #include <utility>
 
-#include "core/atomic_file.h"
 #include "core/error.h"
+#include "core/io/atomic_file.h"
 
 namespace examples {
 namespace {

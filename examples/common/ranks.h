@@ -20,7 +20,7 @@ struct StepReport {
 /// is queued, so that the GPU does not wait for the host.
 class StepReports {
  public:
-  StepReports(voxgrad::Device device, voxgrad::parallel::Communicator* world) : world_(world) {
+  StepReports(voxgrad::Device device, voxgrad::distributed::Communicator* world) : world_(world) {
     if (device.is_cuda()) stream_.emplace(device.index);
   }
 
@@ -38,9 +38,9 @@ class StepReports {
 
  private:
   struct Pending {
-    voxgrad::Tensor values;                           // loss, interrupted
-    std::unique_ptr<voxgrad::cuda::Event> made{};     // on a GPU
-    std::unique_ptr<voxgrad::parallel::Work> work{};  // of several ranks
+    voxgrad::Tensor values;                              // loss, interrupted
+    std::unique_ptr<voxgrad::cuda::Event> made{};        // on a GPU
+    std::unique_ptr<voxgrad::distributed::Work> work{};  // of several ranks
   };
 
   /// All but the last `left`, on a stream that does not wait for the steps behind them.
@@ -58,14 +58,14 @@ class StepReports {
     return reports;
   }
 
-  voxgrad::parallel::Communicator* world_;
+  voxgrad::distributed::Communicator* world_;
   std::optional<voxgrad::cuda::Stream> stream_;
   std::deque<Pending> pending_;
 };
 
 /// A loader's order: one sample after the other, of each batch this rank's part, or all for no group.
 inline std::shared_ptr<const voxgrad::data::Sampler> order_of_ranks(int64_t samples, int64_t batch,
-                                                                    const voxgrad::parallel::Communicator* world) {
+                                                                    const voxgrad::distributed::Communicator* world) {
   const auto all = std::make_shared<voxgrad::data::SequentialSampler>(samples);
   if (!world) return all;
   return std::make_shared<voxgrad::data::DistributedSampler>(
@@ -77,7 +77,7 @@ template <class F>
 auto train_on(int gpus, const F& f) {
   if (gpus == 0) return f(nullptr);
   decltype(f(nullptr)) result{};
-  voxgrad::parallel::launch(gpus, [&](voxgrad::parallel::Communicator& world) {
+  voxgrad::distributed::launch(gpus, [&](voxgrad::distributed::Communicator& world) {
     auto own = f(&world);
     if (world.rank() == 0) result = std::move(own);
   });

@@ -6,7 +6,7 @@
 #include <fstream>
 #include <numeric>
 
-#include "core/atomic_file.h"
+#include "core/io/atomic_file.h"
 
 namespace segment {
 

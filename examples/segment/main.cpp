@@ -80,7 +80,7 @@ int parse(int argc, char** argv, Options& options) {
   app.add_option("--channels", train.channels, "channels of the first stage (default: 8 on the CPU, 16 on a GPU)")
       ->check(CLI::Range(1, 320));
   app.add_flag("--residual", train.residual, "nnU-Net's residual encoder");
-  app.add_flag("--checkpoint-activations", train.checkpointing,
+  app.add_flag("--recompute-activations", train.recompute,
                "recompute activations in the backward pass: less memory, slower");
   app.add_option("--optimizer", train.optimizer, "adamw, or sgd with Nesterov momentum 0.99")
       ->check(CLI::IsMember({"adamw", "sgd"}))
@@ -153,7 +153,7 @@ void write_results(const std::filesystem::path& out, const Task& task, const Tra
 }
 
 int run(const Options& options) {
-  if (options.gpus > 0) vg::parallel::set_environment();
+  if (options.gpus > 0) vg::distributed::set_environment();
   const vg::Device device = examples::device_of(options.device);
   vg::runtime(device).require(device.index);
   Options settled = options;
@@ -169,7 +169,7 @@ int run(const Options& options) {
   std::printf("%s: training on %zu %s, validating on %s, in %s\n", task.name.c_str(), task.training.size(),
               task.training.size() == 1 ? "case" : "cases", task.validated_on.c_str(), precision.c_str());
 
-  const TrainResult trained = examples::train_on(options.gpus, [&](vg::parallel::Communicator* world) {
+  const TrainResult trained = examples::train_on(options.gpus, [&](vg::distributed::Communicator* world) {
     return train(task, settled.train, world ? world->device() : device, out, options.resume, world);
   });
   if (trained.interrupted) return examples::report_stop(trained.steps, out / "checkpoint.safetensors");

@@ -13,7 +13,7 @@ vg::NiftiImage predict(const TrainResult& trained, const Case& of, const TrainOp
     return (*trained.model)(patches);
   };
   const vg::Tensor found = vg::nn::sliding_window_inference(seen.image.unsqueeze(0), logits, windows);
-  return vg::data::restore(vg::softmax(found, 1).squeeze(0).to(vg::Device::cpu()), seen);
+  return nnunet::restore(vg::softmax(found, 1).squeeze(0).to(vg::Device::cpu()), seen);
 }
 
 vg::Tensor labels_of(const vg::NiftiImage& probabilities) { return vg::argmax(probabilities.data, 0).to(vg::u8); }

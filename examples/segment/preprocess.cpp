@@ -9,12 +9,12 @@ namespace vg = voxgrad;
 namespace {
 
 /// A channel (1, D, H, W), normalized.
-vg::Tensor normalize(const vg::Tensor& channel, Normalization kind, const vg::data::Intensities& intensities) {
+vg::Tensor normalize(const vg::Tensor& channel, Normalization kind, const nnunet::Intensities& intensities) {
   switch (kind) {
     case Normalization::z_score:
-      return vg::data::z_score(channel);
+      return nnunet::z_score(channel);
     case Normalization::ct:
-      return vg::data::ct_normalize(channel, {intensities});
+      return nnunet::ct_normalize(channel, {intensities});
     case Normalization::none:
       return channel;
     case Normalization::rgb_to_0_1:
@@ -30,14 +30,14 @@ vg::Tensor normalize(const vg::Tensor& channel, Normalization kind, const vg::da
 
 Case Preprocessing::operator()(const Case& of) const {
   vg::check(vg::amax(vg::abs(of.image)).item() > 0, "segment", "all voxels of case '", of.name, "' are 0");
-  Case made = vg::data::crop(of, vg::data::nonzero_box(of.image));
+  Case made = nnunet::crop(of, nnunet::nonzero_box(of.image));
   vg::check(made.image.size(0) == std::ssize(normalization), "segment", "case '", of.name, "' has ", made.image.size(0),
             " channels, expected ", normalization.size());
   vg::Tensors channels;
   for (size_t c = 0; c < normalization.size(); ++c)
     channels.push_back(normalize(made.image.narrow(0, static_cast<int64_t>(c), 1), normalization[c], intensities[c]));
   made.image = vg::cat(channels, 0);
-  return vg::data::resample(made, spacing);
+  return nnunet::resample(made, spacing);
 }
 
 Survey survey(const Task& task, double spacing, uint64_t seed) {
@@ -61,10 +61,10 @@ Survey survey(const Task& task, double spacing, uint64_t seed) {
       }
       if (!ct) continue;
       const std::vector<float> some =
-          vg::data::sample_foreground(of, static_cast<int64_t>(c), kSamples, random, task.ignore_index);
+          nnunet::sample_foreground(of, static_cast<int64_t>(c), kSamples, random, task.ignore_index);
       values.insert(values.end(), some.begin(), some.end());
     }
-    if (ct) made.preprocess.intensities[c] = vg::data::measure_intensities(std::move(values));
+    if (ct) made.preprocess.intensities[c] = nnunet::measure_intensities(std::move(values));
   }
   made.cases = vg::concat(task.training.size(), " with sum ", sum);
   for (size_t a = 0; a < 3; ++a) {

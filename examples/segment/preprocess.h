@@ -14,9 +14,9 @@ namespace segment {
 
 /// As in nnU-Net (Isensee et al. 2021): crops to the voxels other than 0, normalizes each channel and resamples.
 struct Preprocessing {
-  std::array<double, 3> spacing{1, 1, 1};               ///< mm along D, H, W
-  std::vector<Normalization> normalization;             ///< of each channel
-  std::vector<voxgrad::data::Intensities> intensities;  ///< of each channel, measured for those of CT
+  std::array<double, 3> spacing{1, 1, 1};        ///< mm along D, H, W
+  std::vector<Normalization> normalization;      ///< of each channel
+  std::vector<nnunet::Intensities> intensities;  ///< of each channel, measured for those of CT
   Case operator()(const Case& of) const;
 };
 

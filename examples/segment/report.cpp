@@ -3,7 +3,7 @@
 #include <cctype>
 #include <cmath>
 
-#include "core/atomic_file.h"
+#include "core/io/atomic_file.h"
 #include "examples/segment/evaluate.h"
 
 namespace segment {

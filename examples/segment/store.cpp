@@ -5,7 +5,7 @@
 #include <set>
 #include <string>
 
-#include "core/atomic_file.h"
+#include "core/io/atomic_file.h"
 #include "examples/segment/checksum.h"
 
 namespace segment {

@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "examples/common/sample_data.h"
+#include "examples/nnunet/dataset_folder.h"
 #include "examples/segment/split.h"
 
 namespace segment {
@@ -34,7 +35,7 @@ Case sample(const char* name) {
   const auto path = examples::find_sample(name);
   vg::check(path.has_value(), "segment", name, " was not found: install Debian's package mricron-data, or name ",
             "volumes with --image and --label, or a folder with --dataset");
-  return vg::data::load_case(name, {*path});
+  return nnunet::load_case(name, {*path});
 }
 
 vg::Tensor classes_of(const vg::Tensor& numbers) {
@@ -145,7 +146,7 @@ Task brain() {
 }
 
 Task dataset(const std::filesystem::path& path) {
-  const auto folder = std::make_shared<const vg::data::NnUNetFolder>(path);
+  const auto folder = std::make_shared<const nnunet::DatasetFolder>(path);
   vg::check(!folder->training.empty(), "segment", "'", path.string(), "' has no labelled cases");
   Task task;
   task.name = path.filename().empty() ? path.parent_path().filename().string() : path.filename().string();
@@ -182,7 +183,7 @@ Task files(const std::vector<std::string>& images, const std::vector<std::string
   for (size_t i = 0; i < images.size(); ++i) {
     const std::string name = std::filesystem::path(images[i]).filename().string();
     cases.push_back(
-        {name, [name, image = images[i], label = labels[i]] { return vg::data::load_case(name, {image}, label); }});
+        {name, [name, image = images[i], label = labels[i]] { return nnunet::load_case(name, {image}, label); }});
     highest = std::max(highest, static_cast<int64_t>(vg::amax(cases.back().load().label.to(vg::i64)).item()));
   }
   task.classes = {"background"};

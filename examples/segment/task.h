@@ -9,9 +9,11 @@
 
 #include <voxgrad.h>
 
+#include "examples/nnunet/case.h"
+
 namespace segment {
 
-using voxgrad::data::Case;
+using nnunet::Case;
 
 /// nnU-Net's normalizations of a channel: by mean and standard deviation, by the intensities of the training cases'
 /// foreground (CT), none, by the channel's minimum and maximum to [0, 1], or from [0, 255] to [0, 1].
@@ -55,8 +57,8 @@ Task brain();
 
 /// A folder of nnU-Net's layout. Validates on the cases of nnU-Net's fold 0 and trains on the others; a single case is
 /// split by slices (find_slab). Predicts the validation cases and those of imagesTs. Throws voxgrad::Error, with the
-/// file's name, for what NnUNetFolder refuses, and for validation and test cases that load_case refuses; training cases
-/// are checked when they are loaded.
+/// file's name, for what nnunet::DatasetFolder refuses, and for validation and test cases that load_case refuses;
+/// training cases are checked when they are loaded.
 Task dataset(const std::filesystem::path& folder);
 
 /// A file of intensities for each file of class numbers. Validates on the last pair and trains on the others; a single

@@ -11,6 +11,7 @@
 #include "examples/common/profile.h"
 #include "examples/common/progress.h"
 #include "examples/common/ranks.h"
+#include "examples/nnunet/plan.h"
 #include "examples/segment/evaluate.h"
 #include "examples/segment/store.h"
 
@@ -20,8 +21,8 @@ namespace {
 
 /// Everything that changes while training.
 struct Run {
-  Run(const std::vector<vg::data::PatchSource>& sources, const TrainOptions& o, const vg::nn::UNetPlan& plan,
-      int64_t ignore_index, vg::Device device, vg::parallel::Communicator* world)
+  Run(const std::vector<vg::data::PatchSource>& sources, const TrainOptions& o, const nnunet::Plan& plan,
+      int64_t ignore_index, vg::Device device, vg::distributed::Communicator* world)
       : patches(sources, {.size = vg::Shape{plan.patch_size[0], plan.patch_size[1], plan.patch_size[2]},
                           .samples = o.steps * o.batch,
                           .batch_size = o.batch,
@@ -88,7 +89,7 @@ vg::Metadata describe_run(const std::string& cases, const TrainOptions& o) {
 class Training {
  public:
   Training(const Task& task, const TrainOptions& options, vg::Device device, std::filesystem::path out, bool resume,
-           vg::parallel::Communicator* world)
+           vg::distributed::Communicator* world)
       : task_(task),
         world_(world),
         first_(!world || world->rank() == 0),
@@ -167,22 +168,25 @@ class Training {
       return stored;
     }
     std::vector<vg::data::PatchSource> all;
-    for (const LazyCase& of : task_.training) all.push_back(vg::data::patch_source(survey_.preprocess(of.load())));
+    for (const LazyCase& lazy : task_.training) {
+      const Case ready = survey_.preprocess(lazy.load());
+      all.push_back(vg::data::patch_source(ready.image, ready.label));
+    }
     return all;
   }
   /// For patches no larger than the cases are.
-  vg::nn::UNetPlan plan_network() const {
+  nnunet::Plan plan_network() const {
     vg::Triple largest = 1;
     for (const vg::data::PatchSource& of : sources_)
       for (int64_t a = 0; a < 3; ++a) largest[a] = std::max(largest[a], of.shape[a]);
     vg::Triple patch = options_.patch;
     for (int64_t a = 0; a < 3; ++a) patch[a] = std::min(patch[a], largest[a]);
-    vg::nn::UNetPlan plan = vg::nn::plan_unet(patch, survey_.preprocess.spacing,
-                                              {.in_channels = std::ssize(task_.normalization),
-                                               .num_classes = std::ssize(task_.classes),
-                                               .residual = options_.residual,
-                                               .base_features = options_.channels});
-    plan.network.checkpoint = options_.checkpointing;
+    nnunet::Plan plan = nnunet::plan_unet(patch, survey_.preprocess.spacing,
+                                          {.in_channels = std::ssize(task_.normalization),
+                                           .num_classes = std::ssize(task_.classes),
+                                           .residual = options_.residual,
+                                           .base_features = options_.channels});
+    plan.network.recompute = options_.recompute;
     return plan;
   }
   std::filesystem::path checkpoint() const { return out_ / "checkpoint.safetensors"; }
@@ -266,7 +270,7 @@ class Training {
   }
 
   const Task& task_;
-  vg::parallel::Communicator* const world_;
+  vg::distributed::Communicator* const world_;
   const bool first_;  // writes, prints and listens to Ctrl-C
   const TrainOptions options_;
   const vg::Device device_;
@@ -274,7 +278,7 @@ class Training {
   const Survey survey_;
   vg::Metadata about_;
   const std::vector<vg::data::PatchSource> sources_;
-  const vg::nn::UNetPlan plan_;
+  const nnunet::Plan plan_;
   Run run_;
   const vg::data::Augmentation augment_;
   vg::data::Sample batch_;  // what replays read
@@ -300,7 +304,7 @@ TrainOptions settle(TrainOptions o, vg::Device device) {
 }
 
 TrainResult train(const Task& task, const TrainOptions& options, vg::Device device, const std::filesystem::path& out,
-                  bool resume, vg::parallel::Communicator* world) {
+                  bool resume, vg::distributed::Communicator* world) {
   vg::manual_seed(options.seed);
   return Training(task, options, device, out, resume, world).run();
 }

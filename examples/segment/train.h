@@ -20,7 +20,7 @@ struct TrainOptions {
   voxgrad::Triple patch{0};  ///< voxels, enlarged to what the network takes
   double spacing = 0;        ///< mm between voxels that the network sees; 0: the cases' median
   bool residual = false;     ///< nnU-Net's residual encoder
-  bool checkpointing = false;
+  bool recompute = false;
   std::string optimizer = "adamw";  ///< or "sgd": with Nesterov momentum 0.99, as nnU-Net's
   double lr = 0;
   double ema = 0.99;           ///< decay of the weights' moving average, which is what is kept; 0: none
@@ -52,7 +52,7 @@ struct TrainResult {
 /// checkpoint or if it was made with other options. On several ranks, each rank calls it with its device and otherwise
 /// the same arguments: the ranks share each batch (the Dice loss is that of each rank's part), and rank 0 writes.
 TrainResult train(const Task& task, const TrainOptions& options, voxgrad::Device device,
-                  const std::filesystem::path& out, bool resume, voxgrad::parallel::Communicator* world = nullptr);
+                  const std::filesystem::path& out, bool resume, voxgrad::distributed::Communicator* world = nullptr);
 
 /// The model's probabilities of a case (classes, D, H, W), in the geometry of its files: by sliding window, on the CPU.
 voxgrad::NiftiImage predict(const TrainResult& trained, const Case& of, const TrainOptions& options,

@@ -159,7 +159,7 @@ void save_volume(const std::filesystem::path& path, const Volume& volume, const 
 }
 
 int run(const Options& options) {
-  if (options.gpus > 0) vg::parallel::set_environment();
+  if (options.gpus > 0) vg::distributed::set_environment();
   const vg::Device device = examples::device_of(options.device);
   vg::runtime(device).require(device.index);
   Options settled = options;
@@ -186,7 +186,7 @@ int run(const Options& options) {
 
   RunSummary summary;
   const vg::Tensor lower = volume.data().narrow(0, 0, split);
-  const TrainResult trained = examples::train_on(options.gpus, [&](vg::parallel::Communicator* world) {
+  const TrainResult trained = examples::train_on(options.gpus, [&](vg::distributed::Communicator* world) {
     return train(lower, settled.train, world ? world->device() : device, out, options.resume, world);
   });
   if (trained.interrupted) return examples::report_stop(trained.steps, out / "checkpoint.safetensors");

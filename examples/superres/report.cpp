@@ -4,7 +4,7 @@
 #include <cstdio>
 #include <fstream>
 
-#include "core/atomic_file.h"
+#include "core/io/atomic_file.h"
 
 namespace superres {
 namespace vg = voxgrad;

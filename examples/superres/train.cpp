@@ -122,7 +122,7 @@ class LossHistory {
 
 /// Everything that changes while training.
 struct Run {
-  Run(const vg::Tensor& head, const TrainOptions& o, vg::Device device, vg::parallel::Communicator* world)
+  Run(const vg::Tensor& head, const TrainOptions& o, vg::Device device, vg::distributed::Communicator* world)
       : patches(head, 2 * o.patch, o.steps * o.batch),
         loader(patches, {.batch_size = o.batch / (world ? world->size() : 1),
                          .num_workers = static_cast<int>(o.workers),
@@ -201,7 +201,7 @@ class Stepper {
 }  // namespace
 
 TrainResult train(const vg::Tensor& head, const TrainOptions& options, vg::Device device,
-                  const std::filesystem::path& out, bool resume, vg::parallel::Communicator* world) {
+                  const std::filesystem::path& out, bool resume, vg::distributed::Communicator* world) {
   vg::manual_seed(options.seed);
   const bool first = !world || world->rank() == 0;  // writes, prints and listens to Ctrl-C
   Run run(head, options, device, world);

@@ -38,6 +38,6 @@ struct TrainResult {
 /// none, or one of other options; of a run that took all its steps nothing is left to do. On several ranks each calls
 /// it with its device, all with the same arguments otherwise: a batch is shared out to them, and rank 0 writes.
 TrainResult train(const voxgrad::Tensor& head, const TrainOptions& options, voxgrad::Device device,
-                  const std::filesystem::path& out, bool resume, voxgrad::parallel::Communicator* world = nullptr);
+                  const std::filesystem::path& out, bool resume, voxgrad::distributed::Communicator* world = nullptr);
 
 }  // namespace superres

@@ -7,18 +7,18 @@
 
 #include "core/autocast.h"
 #include "core/autograd.h"
-#include "core/philox.h"
-#include "nn/data/seed.h"
-#include "ops/checks.h"
+#include "core/detail/philox.h"
+#include "nn/data/detail/seed.h"
 #include "ops/create.h"
+#include "ops/detail/checks.h"
+#include "ops/detail/halves.h"
+#include "ops/detail/volume.h"
 #include "ops/elementwise.h"
 #include "ops/grid_sample.h"
-#include "ops/halves.h"
 #include "ops/interpolate.h"
 #include "ops/linalg.h"
 #include "ops/pad.h"
 #include "ops/reduce.h"
-#include "ops/volume.h"
 
 namespace voxgrad::data {
 namespace {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "../../core/random.h"
-#include "../../ops/kernels.h"
+#include "../../ops/grid_sample.h"
 #include "dataset.h"
 
 namespace voxgrad::data {
@@ -28,7 +28,7 @@ struct AugmentOptions {
   /// default the input's size.
   std::optional<Triple> size{};
   /// What lies outside of the image. Outside of the label map is class 0.
-  GridSample::Padding padding_mode = GridSample::Padding::zeros;
+  GridSampleOptions::Padding padding_mode = GridSampleOptions::Padding::zeros;
 
   /// Degrees, drawn for each axis, about the centre; of voxels, whatever their spacing.
   AugmentStep rotation{0.2, -30, 30};

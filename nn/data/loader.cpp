@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "core/autograd.h"
-#include "core/parallel.h"
+#include "core/thread_pool.h"
 #include "cuda/cuda.h"
-#include "nn/data/seed.h"
+#include "nn/data/detail/seed.h"
 #include "ops/create.h"
 #include "ops/shape.h"
 

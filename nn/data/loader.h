@@ -6,7 +6,7 @@
 #include <memory>
 #include <optional>
 
-#include "../../core/safetensors.h"
+#include "../../core/io/safetensors.h"
 #include "../fields.h"
 #include "dataset.h"
 #include "sampler.h"

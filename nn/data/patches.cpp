@@ -4,9 +4,9 @@
 #include <array>
 #include <cmath>
 
+#include "ops/detail/volume.h"
 #include "ops/reduce.h"
 #include "ops/shape.h"
-#include "ops/volume.h"
 
 namespace voxgrad::data {
 namespace {
@@ -33,13 +33,15 @@ Tensor read_image(const PatchSource& source, const Dims& start, const Shape& siz
 
 }  // namespace
 
-PatchSource patch_source(const Case& c) {
-  check(c.label.defined() && c.image.dim() == 4 && c.label.shape() == c.geometry.shape, kOp, "case '", c.name,
-        "' needs an image and a label of one shape, has ", describe(c.image), " and ", describe(c.label));
+PatchSource patch_source(const Tensor& image, const Tensor& label) {
+  const bool fits = image.defined() && label.defined() && image.dim() == 4 && image.dtype() == f32 &&
+                    label.dtype() == u8 && label.shape() == image[0].shape();
+  check(fits, kOp, "expected an image (C, D, H, W) f32 and a label (D, H, W) u8, got ", describe(image), " and ",
+        describe(label));
   const auto read = [](const Tensor& whole) {
     return [whole](const Dims& start, const Shape& size) { return part_of(whole, start, size); };
   };
-  return {c.geometry.shape, read(c.image), read(c.label)};
+  return {label.shape(), read(image), read(label)};
 }
 
 PatchSource patch_source(const NpyFile& image, const NpyFile& label) {

@@ -1,18 +1,27 @@
 // Random patches of volumes and their class maps.
 #pragma once
 
+#include <functional>
 #include <vector>
 
-#include "../../core/npy.h"
+#include "../../core/io/npy.h"
+#include "../../core/tensor.h"
 #include "dataset.h"
-#include "segmentation.h"
 
 namespace voxgrad::data {
 
-/// Throws if the case has no label.
-PatchSource patch_source(const Case& c);
-/// A file (C, D, H, W) f32, preprocessed as training wants it, and one (D, H, W) u8, as save_npy writes them. Throws
-/// for others.
+/// A labelled volume of which parts are read on request, from memory or from a file that is larger than memory.
+struct PatchSource {
+  /// Returns the voxels start .. start + size, which lie within `shape`. Called from several threads at once.
+  using Read = std::function<Tensor(const Dims& start, const Shape& size)>;
+  Shape shape;  ///< (D, H, W)
+  Read image;   ///< returns (C, size...), f32
+  Read label;   ///< returns (size...), u8
+};
+
+/// A volume in memory: image (C, D, H, W) f32 and label (D, H, W) u8. Throws Error for other dtypes and shapes.
+PatchSource patch_source(const Tensor& image, const Tensor& label);
+/// The same from files that save_npy writes. Throws Error for other dtypes and shapes.
 PatchSource patch_source(const NpyFile& image, const NpyFile& label);
 
 struct PatchOptions {

@@ -1,7 +1,7 @@
 #include "nn/data/sampler.h"
 
 #include "core/error.h"
-#include "nn/data/seed.h"
+#include "nn/data/detail/seed.h"
 #include "ops/create.h"
 
 namespace voxgrad::data {

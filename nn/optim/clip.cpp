@@ -4,8 +4,8 @@
 
 #include "core/autograd.h"
 #include "ops/create.h"
+#include "ops/detail/halves.h"
 #include "ops/elementwise.h"
-#include "ops/halves.h"
 #include "ops/optim.h"
 #include "ops/reduce.h"
 #include "ops/shape.h"

@@ -7,7 +7,7 @@
 #include "core/autograd.h"
 #include "core/capture.h"
 #include "nn/optim/optimizer.h"
-#include "ops/halves.h"
+#include "ops/detail/halves.h"
 
 namespace voxgrad::optim {
 namespace {

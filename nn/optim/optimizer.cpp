@@ -9,7 +9,7 @@
 #include "core/autograd.h"
 #include "nn/module.h"
 #include "ops/create.h"
-#include "ops/halves.h"
+#include "ops/detail/halves.h"
 #include "ops/reduce.h"
 
 namespace voxgrad::optim {

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "../../core/capture.h"
-#include "../../core/safetensors.h"
+#include "../../core/io/safetensors.h"
 #include "../../ops/optim.h"
 #include "../fields.h"
 

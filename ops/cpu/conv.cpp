@@ -1,4 +1,4 @@
-// Forward and transposed convolution on the CPU: one gather for both, see ops/conv_geometry.h.
+// Forward and transposed convolution on the CPU: one gather for both, see ops/detail/conv_geometry.h.
 //
 // A task packs a tile of the input once, then walks the rows of outputs that it feeds. A row is a product whose
 // left factor is the packed tile itself, read at one offset for each tap; taps that miss the input along d or h are
@@ -9,13 +9,13 @@
 #include <algorithm>
 #include <atomic>
 
-#include "core/parallel.h"
+#include "core/thread_pool.h"
 #include "ops/cpu/conv_pack.h"
 #include "ops/cpu/conv_tile.h"
 #include "ops/cpu/conv_weights.h"
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/loops.h"
-#include "ops/halves.h"
+#include "ops/detail/halves.h"
 
 namespace voxgrad::cpu {
 namespace {

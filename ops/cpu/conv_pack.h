@@ -11,10 +11,10 @@
 
 #include "core/storage.h"
 #include "core/view.h"
-#include "ops/conv_geometry.h"
 #include "ops/cpu/conv_tile.h"
 #include "ops/cpu/vectors.h"
-#include "ops/kernels.h"
+#include "ops/detail/conv_geometry.h"
+#include "ops/detail/kernels.h"
 
 namespace voxgrad::cpu {
 

@@ -7,11 +7,11 @@
 #include <algorithm>
 #include <numeric>
 
-#include "core/parallel.h"
+#include "core/thread_pool.h"
 #include "ops/cpu/conv_pack.h"
 #include "ops/cpu/conv_tile.h"
 #include "ops/cpu/kernels.h"
-#include "ops/halves.h"
+#include "ops/detail/halves.h"
 
 namespace voxgrad::cpu {
 namespace {

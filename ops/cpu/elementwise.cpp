@@ -1,11 +1,11 @@
-// Elementwise operators: the formulas of ops/scalar_ops.h over rows, and Eigen's vectorised exp and tanh
+// Elementwise operators: the formulas of ops/detail/scalar_ops.h over rows, and Eigen's vectorised exp and tanh
 // where a call of the C library for each element would cost more than the memory.
 #include <array>
 
 #include "ops/cpu/eigen.h"
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/loops.h"
-#include "ops/scalar_ops.h"
+#include "ops/detail/scalar_ops.h"
 
 namespace voxgrad::cpu {
 namespace {

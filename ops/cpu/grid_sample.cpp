@@ -4,7 +4,7 @@
 #include "core/dtype.h"
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/loops.h"
-#include "ops/grid_position.h"
+#include "ops/detail/grid_position.h"
 
 namespace voxgrad::cpu {
 namespace {
@@ -14,8 +14,8 @@ int64_t positions_of(const View& grid) { return grid.size[1] * grid.size[2] * gr
 
 /// Calls f(i, offset in channel 0 of y, corners in x) for the positions i in [begin, end) of the whole grid.
 template <class C, class F>
-void each_position(const View& y, const View& x, const View& grid, const GridSample& how, int64_t begin, int64_t end,
-                   F f) {
+void each_position(const View& y, const View& x, const View& grid, const GridSampleOptions& how, int64_t begin,
+                   int64_t end, F f) {
   const int64_t depth = grid.size[1], height = grid.size[2], width = grid.size[3];
   for (int64_t i = begin; i < end; ++i) {
     const int64_t n = i / width / height / depth, place[] = {i / width / height % depth, i / width % height, i % width};
@@ -27,15 +27,15 @@ void each_position(const View& y, const View& x, const View& grid, const GridSam
 
 /// In parallel for all positions.
 template <class C, class F>
-void for_all_positions(const View& y, const View& x, const View& grid, const GridSample& how, F f) {
+void for_all_positions(const View& y, const View& x, const View& grid, const GridSampleOptions& how, F f) {
   parallel_for(x.size[0] * positions_of(grid), grain_of(8 * x.size[1]),
                [&](int64_t begin, int64_t end) { each_position<C>(y, x, grid, how, begin, end, f); });
 }
 
 /// The gradient of channel c of sample n; `sums` has a place for each voxel.
 template <class T, class C = compute_t<T>>
-void backward_input(const View& dx, const View& dy, const View& grid, const GridSample& how, int64_t n, int64_t c,
-                    std::vector<C>& sums) {
+void backward_input(const View& dx, const View& dy, const View& grid, const GridSampleOptions& how, int64_t n,
+                    int64_t c, std::vector<C>& sums) {
   const int64_t depth = dx.size[2], height = dx.size[3], width = dx.size[4], positions = positions_of(grid);
   std::fill(sums.begin(), sums.end(), C(0));
   each_position<C>(dy, dx, grid, how, n * positions, (n + 1) * positions, [&](int64_t, int64_t in_dy, const auto& at) {
@@ -53,7 +53,7 @@ void backward_input(const View& dx, const View& dy, const View& grid, const Grid
 
 }  // namespace
 
-void grid_sample(const View& y, const View& x, const View& grid, const GridSample& how) {
+void grid_sample(const View& y, const View& x, const View& grid, const GridSampleOptions& how) {
   dispatch(Floats(), x.dtype, "grid_sample", "CPU", [&]<class T>() {
     using C = compute_t<T>;
     for_all_positions<C>(y, x, grid, how, [&](int64_t i, int64_t in_y, const auto& at) {
@@ -70,7 +70,7 @@ void grid_sample(const View& y, const View& x, const View& grid, const GridSampl
 }
 
 void grid_sample_backward(const View* dx, const View* dgrid, const View& dy, const View& x, const View& grid,
-                          const GridSample& how) {
+                          const GridSampleOptions& how) {
   dispatch(Floats(), x.dtype, "grid_sample_backward", "CPU", [&]<class T>() {
     using C = compute_t<T>;
     if (dgrid)

@@ -2,7 +2,7 @@
 // The table that lists them is ops/cpu/table.cpp.
 #pragma once
 
-#include "ops/kernels.h"
+#include "ops/detail/kernels.h"
 
 namespace voxgrad::cpu {
 
@@ -63,9 +63,9 @@ void max_pool_backward(const View& dx, const View& dy, const View& indices, cons
 void resample(const View& out, const View& in, const ResampleMaps& maps, bool transposed);
 
 // grid_sample.cpp
-void grid_sample(const View& y, const View& x, const View& grid, const GridSample& how);
+void grid_sample(const View& y, const View& x, const View& grid, const GridSampleOptions& how);
 void grid_sample_backward(const View* dx, const View* dgrid, const View& dy, const View& x, const View& grid,
-                          const GridSample& how);
+                          const GridSampleOptions& how);
 
 // gather.cpp
 void gather(const char* op, const View& out, const View& in, const View& index, int axis);

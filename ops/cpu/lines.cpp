@@ -5,7 +5,7 @@
 #include "core/dtype.h"
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/loops.h"
-#include "ops/sort_key.h"
+#include "ops/detail/sort_key.h"
 
 namespace voxgrad::cpu {
 namespace {

@@ -11,7 +11,7 @@
 #include <functional>
 #include <initializer_list>
 
-#include "core/parallel.h"
+#include "core/thread_pool.h"
 #include "core/view.h"
 
 // Element i of a result depends on elements i only, also where a result is written over an operand.

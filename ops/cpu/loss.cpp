@@ -3,9 +3,9 @@
 #include <vector>
 
 #include "core/dtype.h"
-#include "ops/class_voxel.h"
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/loops.h"
+#include "ops/detail/class_voxel.h"
 
 namespace voxgrad::cpu {
 

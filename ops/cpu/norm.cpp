@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "ops/cpu/slabs.h"
-#include "ops/norm_activations.h"
+#include "ops/detail/norm_activations.h"
 
 namespace voxgrad::cpu {
 namespace {

@@ -1,11 +1,11 @@
-// Optimizer steps: the updates of ops/optim_step.h over contiguous arrays.
+// Optimizer steps: the updates of ops/detail/optim_step.h over contiguous arrays.
 #include <numeric>
 #include <vector>
 
 #include "core/dtype.h"
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/loops.h"
-#include "ops/optim_step.h"
+#include "ops/detail/optim_step.h"
 
 namespace voxgrad::cpu {
 namespace {

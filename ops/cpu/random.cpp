@@ -1,8 +1,8 @@
-// Uniform and normal numbers: element i is the i-th of the Philox stream of core/philox.h, counter by counter.
+// Uniform and normal numbers: element i is the i-th of the Philox stream of core/detail/philox.h, counter by counter.
 #include <algorithm>
 
+#include "core/detail/philox.h"
 #include "core/dtype.h"
-#include "core/philox.h"
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/loops.h"
 

@@ -9,7 +9,7 @@
 #include "core/dtype.h"
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/loops.h"
-#include "ops/scalar_ops.h"
+#include "ops/detail/scalar_ops.h"
 
 namespace voxgrad::cpu {
 namespace {

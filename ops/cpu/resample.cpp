@@ -1,12 +1,12 @@
 // Resampling along three axes at once: for each row of the result the rows of the input that it takes are summed, with
 // the weights of depth and height, and the sum is resampled along the width. An axis' map is a sparse matrix, made by
-// ops/resample_taps.h. Sums are of doubles, and rounded once.
+// ops/detail/resample_taps.h. Sums are of doubles, and rounded once.
 #include <vector>
 
 #include "core/dtype.h"
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/loops.h"
-#include "ops/resample_taps.h"
+#include "ops/detail/resample_taps.h"
 
 namespace voxgrad::cpu {
 namespace {

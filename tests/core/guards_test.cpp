@@ -7,9 +7,9 @@
 #include "core/autograd.h"
 #include "core/communicator.h"
 #include "core/layout_copies.h"
-#include "core/parallel.h"
 #include "core/profiler.h"
 #include "core/random.h"
+#include "core/thread_pool.h"
 #include "tests/support.h"
 
 namespace voxgrad {
@@ -45,13 +45,13 @@ TEST(Guards, LeaveNothingBehind) {
 
   // The groups are never used, only pointed to.
   int places[2];
-  const auto group = [&](int i) { return reinterpret_cast<parallel::Communicator*>(&places[i]); };
-  auto group0 = std::make_unique<parallel::SpatialGroupGuard>(group(0));
-  auto group1 = std::make_unique<parallel::SpatialGroupGuard>(group(1));
+  const auto group = [&](int i) { return reinterpret_cast<distributed::Communicator*>(&places[i]); };
+  auto group0 = std::make_unique<distributed::SpatialGroupGuard>(group(0));
+  auto group1 = std::make_unique<distributed::SpatialGroupGuard>(group(1));
   group0.reset();
-  EXPECT_EQ(parallel::spatial_group(), group(1));
+  EXPECT_EQ(distributed::spatial_group(), group(1));
   group1.reset();
-  EXPECT_EQ(parallel::spatial_group(), nullptr);
+  EXPECT_EQ(distributed::spatial_group(), nullptr);
 }
 
 TEST(Guards, LeaveNoGeneratorListOrSerialLoopBehind) {

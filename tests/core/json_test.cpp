@@ -1,5 +1,5 @@
 // Writing JSON. The tests of safetensors and of nnU-Net's folders cover the reader.
-#include "core/json.h"
+#include "core/io/detail/json.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "core/nifti.h"
+#include "core/io/nifti.h"
 
 #include <cmath>
 #include <limits>

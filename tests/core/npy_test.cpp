@@ -1,4 +1,4 @@
-#include "core/npy.h"
+#include "core/io/npy.h"
 
 #include "tests/core/file_support.h"
 

@@ -4,10 +4,10 @@
 #include <exception>
 
 #include "core/autograd.h"
+#include "core/io/nifti.h"
+#include "core/io/npy.h"
+#include "core/io/safetensors.h"
 #include "core/memory_snapshot.h"
-#include "core/nifti.h"
-#include "core/npy.h"
-#include "core/safetensors.h"
 #include "ops/create.h"
 #include "ops/elementwise.h"
 #include "ops/reduce.h"

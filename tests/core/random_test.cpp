@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "core/philox.h"
+#include "core/detail/philox.h"
 #include "ops/create.h"
 #include "ops/elementwise.h"
 #include "ops/reduce.h"

@@ -5,7 +5,7 @@
 #include <set>
 #include <tuple>
 
-#include "ops/conv_geometry.h"
+#include "ops/detail/conv_geometry.h"
 #include "tests/cuda/random_view.h"
 
 namespace voxgrad::cudatest {

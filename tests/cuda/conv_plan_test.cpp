@@ -1,7 +1,7 @@
 // How the CUDA convolutions are cut into tiles: plain C++, tested without a GPU and in builds without CUDA.
 #include "core/precision.h"
 #include "cuda/conv/mma_sync/plan.h"
-#include "ops/conv_geometry.h"
+#include "ops/detail/conv_geometry.h"
 #include "tests/cuda/random_view.h"
 
 namespace voxgrad::cudatest {

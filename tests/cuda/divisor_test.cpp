@@ -1,5 +1,5 @@
 // Division by one multiplication, on the host.
-#include "cuda/divisor.h"
+#include "cuda/detail/divisor.h"
 
 #include <gtest/gtest.h>
 

@@ -10,9 +10,9 @@
 
 #include "core/tensor.h"
 #include "ops/create.h"
-#include "ops/kernels.h"
+#include "ops/detail/kernels.h"
+#include "ops/detail/scalar_ops.h"
 #include "ops/loss.h"
-#include "ops/scalar_ops.h"
 #include "ops/shape.h"
 #include "tests/support.h"
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "core/tensor.h"
-#include "ops/kernels.h"
+#include "ops/detail/kernels.h"
 #include "tests/support.h"
 
 namespace voxgrad::cudatest {

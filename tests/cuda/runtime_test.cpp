@@ -7,7 +7,7 @@
 
 #include "core/tensor.h"
 #include "ops/create.h"
-#include "ops/kernels.h"
+#include "ops/detail/kernels.h"
 #include "tests/failing_allocations.h"
 #include "tests/support.h"
 

@@ -1,4 +1,5 @@
 // CUDA's softmax, pooling and resampling against the CPU's: all floating dtypes, layouts and alignments.
+#include "ops/grid_sample.h"
 #include "tests/cuda/random_view.h"
 
 namespace voxgrad {
@@ -190,8 +191,8 @@ TEST_F(CudaVolume, GridSampleAndItsGradients) {
       RandomView x(dtype, size, layout, random), y(dtype, to, layout, random), dx(dtype, size, layout, random);
       RandomView dy(dtype, to, layout, random), grid(wide, places, Layout::spaced, random);
       RandomView dgrid(wide, places, Layout::contiguous, random);
-      const GridSample how{random.chance(0.7), static_cast<GridSample::Padding>(random.integer(0, 2)),
-                           random.chance(0.5)};
+      const GridSampleOptions how{random.chance(0.3), static_cast<GridSampleOptions::Padding>(random.integer(0, 2)),
+                                  random.chance(0.5)};
       x.fill(random, -4, 4, false);
       dy.fill(random, -4, 4, false);
       grid.fill(random, -1.7, 1.7, false);
@@ -203,7 +204,8 @@ TEST_F(CudaVolume, GridSampleAndItsGradients) {
       }
       for (const RandomView* result : {&y, &dx, &dgrid})
         EXPECT_TRUE(result->same(4 * rounding(result == &dgrid ? wide : dtype)))
-            << dtype << " linear " << how.linear << " padding " << static_cast<int>(how.padding) << " seed " << seed;
+            << dtype << " nearest " << how.nearest << " padding " << static_cast<int>(how.padding_mode) << " seed "
+            << seed;
     }
 }
 

@@ -9,8 +9,8 @@
 #include <cstdio>
 #include <thread>
 
-#include "core/nifti.h"
-#include "core/safetensors.h"
+#include "core/io/nifti.h"
+#include "core/io/safetensors.h"
 #include "examples/common/output.h"
 #include "tests/examples/programs.h"
 

@@ -6,10 +6,10 @@
 #include <cstring>
 #include <map>
 
-#include "core/nifti.h"
-#include "core/npy.h"
+#include "core/io/nifti.h"
+#include "core/io/npy.h"
+#include "core/io/safetensors.h"
 #include "core/random.h"
-#include "core/safetensors.h"
 #include "ops/create.h"
 #include "ops/shape.h"
 #include "tests/examples/programs.h"

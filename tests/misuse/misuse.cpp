@@ -10,9 +10,9 @@
 #include "core/autograd.h"
 #include "core/communicator.h"
 #include "core/layout_copies.h"
-#include "core/parallel.h"
 #include "core/profiler.h"
 #include "core/random.h"
+#include "core/thread_pool.h"
 #include "cuda/cuda.h"
 #include "nn/init.h"
 
@@ -43,20 +43,20 @@ void assignments_to_handles(Tensor& a, Tensor& b, std::optional<Tensor>& maybe, 
 
 #ifdef MISUSE
 void misuse(Tensor& x, const Tensor& y, Generator& generator, const cuda::Stream& stream) {
-  x[0] = y;                              // error: deleted
-  x.narrow(0, 1, 2) = made();            // error: deleted
-  x[0] = 1.0;                            // error: deleted
-  x.grad() = y;                          // error: deleted
-  NoGradGuard();                         // error: nodiscard
-  GradModeGuard(false);                  // error: nodiscard
-  autocast(bf16, true);                  // error: nodiscard
-  parallel::SpatialGroupGuard(nullptr);  // error: nodiscard
-  GeneratorGuard{generator};             // error: nodiscard
-  SerialGuard();                         // error: nodiscard
-  LayoutCopies();                        // error: nodiscard
-  profiler::RecordFunction("name");      // error: nodiscard
-  profiler::Session();                   // error: nodiscard
-  nn::init::SkipInit();                  // error: nodiscard
-  cuda::StreamGuard{stream};             // error: nodiscard
+  x[0] = y;                                 // error: deleted
+  x.narrow(0, 1, 2) = made();               // error: deleted
+  x[0] = 1.0;                               // error: deleted
+  x.grad() = y;                             // error: deleted
+  NoGradGuard();                            // error: nodiscard
+  GradModeGuard(false);                     // error: nodiscard
+  autocast(bf16, true);                     // error: nodiscard
+  distributed::SpatialGroupGuard(nullptr);  // error: nodiscard
+  GeneratorGuard{generator};                // error: nodiscard
+  SerialGuard();                            // error: nodiscard
+  LayoutCopies();                           // error: nodiscard
+  profiler::RecordFunction("name");         // error: nodiscard
+  profiler::Session();                      // error: nodiscard
+  nn::init::SkipInit();                     // error: nodiscard
+  cuda::StreamGuard{stream};                // error: nodiscard
 }
 #endif

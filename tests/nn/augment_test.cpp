@@ -8,7 +8,7 @@
 #include <set>
 
 #include "core/autocast.h"
-#include "nn/data/seed.h"
+#include "nn/data/detail/seed.h"
 #include "ops/create.h"
 #include "ops/elementwise.h"
 #include "ops/shape.h"
@@ -194,7 +194,7 @@ TEST(Augmentation, ReadsTheBorderOnRequest) {
   const Tensor x = ones({1, 1, 4, 4, 4}), t = ones({1, 4, 4, 4}, {.dtype = i64});
   const Sample zeros = Augmentation().apply({x, t}, {params});
   EXPECT_EQ(zeros.input.at({0, 0, 0, 0, 0}), 0);
-  const Sample border = Augmentation({.padding_mode = GridSample::Padding::border}).apply({x, t}, {params});
+  const Sample border = Augmentation({.padding_mode = GridSampleOptions::Padding::border}).apply({x, t}, {params});
   EXPECT_EQ(border.input.at({0, 0, 0, 0, 0}), 1);
   EXPECT_EQ(border.target.at({0, 0, 0, 0}), 0);
 }

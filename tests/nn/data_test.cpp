@@ -6,7 +6,7 @@
 #include <set>
 #include <thread>
 
-#include "core/parallel.h"
+#include "core/thread_pool.h"
 #include "nn/data/loader.h"
 #include "ops/create.h"
 #include "ops/elementwise.h"

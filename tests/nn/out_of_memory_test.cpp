@@ -1,6 +1,5 @@
 // Small allocations that fail while a program's state is saved and read.
 #include "nn/checkpoint.h"
-#include "nn/data/nnunet.h"
 #include "nn/init.h"
 #include "nn/layers.h"
 #include "nn/optim/optimizers.h"
@@ -21,14 +20,6 @@ TEST_F(OutOfMemoryInState, Checkpoints) {
   save_checkpoint(path("c"), parts);
   with_each_allocation_failing([&] { load_checkpoint(path("c"), parts); });
   EXPECT_EQ(file_count(), 1);
-}
-
-TEST_F(OutOfMemoryInState, NnUNetFolders) {
-  for (const char* folder : {"imagesTr", "labelsTr"}) std::filesystem::create_directory(path(folder));
-  for (const char* name : {"imagesTr/a_0000.nii", "labelsTr/a.nii"}) put(name, "");
-  put("dataset.json", R"({"channel_names": {"0": "T1"}, "labels": {"background": 0, "a name that takes memory": 1},
-    "file_ending": ".nii", "numTraining": 1, "training": [{"image": [[1], {"b": null}]}, true, "a text of some length"]})");
-  with_each_allocation_failing([&] { EXPECT_EQ(data::NnUNetFolder(path("")).training.size(), 1u); });
 }
 
 TEST(SkipInit, MayEndInAnyOrder) {

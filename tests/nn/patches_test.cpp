@@ -14,10 +14,16 @@ namespace {
 
 using PatchTest = FileTest;
 
+struct Case {
+  Tensor image;  ///< (C, D, H, W) f32
+  Tensor label;  ///< (D, H, W) u8
+};
+
+PatchSource patch_source(const Case& c) { return data::patch_source(c.image, c.label); }
+
 /// Voxel i of its image is i + 1; two voxels of class 1, one of class 2 at [8, 9, 1].
 Case example() {
-  Case c{"case", arange(1, 10 * 12 * 8 + 1).reshape({1, 10, 12, 8}), zeros({10, 12, 8}, {.dtype = u8}), {}, {}, {}};
-  c.geometry.shape = {10, 12, 8};
+  Case c{arange(1, 10 * 12 * 8 + 1).reshape({1, 10, 12, 8}), zeros({10, 12, 8}, {.dtype = u8})};
   c.label.set({0, 0, 0}, 1);
   c.label.set({5, 6, 4}, 1);
   c.label.set({8, 9, 1}, 2);
@@ -86,15 +92,10 @@ TEST_F(PatchTest, FilesGiveThePatchesOfMemory) {
   const Case c = example();
   save_npy(path("image.npy"), c.image);
   save_npy(path("label.npy"), c.label);
-  NiftiImage image, label;
-  image.data = c.image[0];
-  label.data = c.label;
-  save_nifti(path("image.nii"), image);
-  save_nifti(path("label.nii"), label);
   const PatchOptions options{.size = {4, 14, 5}, .samples = 20};
   const PatchDataset memory({patch_source(c), patch_source(c)}, options);
-  const PatchSource npy = patch_source(NpyFile(path("image.npy")), NpyFile(path("label.npy")));
-  const PatchDataset files({npy, open_case({path("image.nii")}, path("label.nii"))}, options);
+  const PatchSource npy = data::patch_source(NpyFile(path("image.npy")), NpyFile(path("label.npy")));
+  const PatchDataset files({npy, npy}, options);
   Loader a(memory, {.batch_size = 2, .seed = 3}), b(files, {.batch_size = 2, .num_workers = 3, .seed = 3});
   auto from_files = b.begin();
   for (const auto& [x, y] : a) {
@@ -107,9 +108,7 @@ TEST_F(PatchTest, FilesGiveThePatchesOfMemory) {
 }
 
 TEST_F(PatchTest, ClassesOfManyVoxelsAreDrawnEvenly) {
-  Case c{"case", zeros({1, 20, 40, 50}), ones({20, 40, 50}, {.dtype = u8}), {}, {}, {}};  // 40,000 of one class
-  c.geometry.shape = {20, 40, 50};
-  c.image = arange(0, 40000).reshape({1, 20, 40, 50});
+  const Case c{arange(0, 40000).reshape({1, 20, 40, 50}), ones({20, 40, 50}, {.dtype = u8})};  // 40,000 of one class
   const PatchDataset dataset({patch_source(c)}, {.size = {1, 1, 1}, .foreground = 1});
   Generator random(5);
   double total = 0, late = 0;
@@ -179,12 +178,14 @@ TEST_F(PatchTest, RefusesWhatMakesNoSense) {
   EXPECT_ERROR(PatchDataset({source}, {.size = {1, 1, 1}, .batch_size = 0}), "batch size 0");
   Case c = example();
   c.label = {};
-  EXPECT_ERROR(patch_source(c), "case 'case' needs an image and a label");
+  EXPECT_ERROR(
+      patch_source(c),
+      "expected an image (C, D, H, W) f32 and a label (D, H, W) u8, got [1, 10, 12, 8] f32 on cpu and undefined");
   save_npy(path("image.npy"), zeros({1, 2, 3, 4}));
   save_npy(path("label.npy"), zeros({2, 3, 5}, {.dtype = u8}));
-  EXPECT_ERROR(patch_source(NpyFile(path("image.npy")), NpyFile(path("label.npy"))),
+  EXPECT_ERROR(data::patch_source(NpyFile(path("image.npy")), NpyFile(path("label.npy"))),
                "an image has shape [1, 2, 3, 4], its label [2, 3, 5]");
-  EXPECT_ERROR(patch_source(NpyFile(path("label.npy")), NpyFile(path("label.npy"))), "expected (C, D, H, W) f32");
+  EXPECT_ERROR(data::patch_source(NpyFile(path("label.npy")), NpyFile(path("label.npy"))), "expected (C, D, H, W) f32");
 }
 
 }  // namespace

@@ -21,8 +21,8 @@
 #include "nn/recompute.h"
 #include "nn/sequential.h"
 #include "ops/create.h"
+#include "ops/detail/kernels.h"
 #include "ops/elementwise.h"
-#include "ops/kernels.h"
 #include "ops/linalg.h"
 #include "ops/loss.h"
 #include "ops/reduce.h"
@@ -171,7 +171,7 @@ TEST(Profiler, NamesModulesForwardAndBackward) {
 TEST(Profiler, NamesModulesThatAreComputedAgain) {
   ProfiledNet net;
   Session profile;
-  mean(nn::checkpoint(net, rand({1, 2, 4, 4, 4}))).backward();
+  mean(nn::recompute(net, rand({1, 2, 4, 4, 4}))).backward();
   profile.stop();
   const auto again = find(profile.rows(), "conv_forward", "forward");
   EXPECT_EQ(again->calls, 2);

@@ -8,7 +8,7 @@
 #include <memory>
 
 #include "core/autograd.h"
-#include "core/safetensors.h"
+#include "core/io/safetensors.h"
 #include "nn/layers.h"
 #include "ops/create.h"
 #include "ops/elementwise.h"

@@ -1,4 +1,4 @@
-// autograd::checkpoint: the bits, orders and readers of gradients are those without it, and less memory is kept.
+// autograd::recompute: the bits, orders and readers of gradients are those without it, and less memory is kept.
 #include "nn/recompute.h"
 
 #include <map>
@@ -48,9 +48,9 @@ void expect_same_bits(Device device) {
   model.to(device);
   const Tensor x = randn({2, 3, 4, 6, 4}, {f32, device});
   const auto plain = [&](const Tensor& t) { return model(t); };
-  const auto whole = [&](const Tensor& t) { return nn::checkpoint(model, t); };
+  const auto whole = [&](const Tensor& t) { return nn::recompute(model, t); };
   const auto nested = [&](const Tensor& t) {
-    return nn::checkpoint([&](const Tensor& u) { return nn::checkpoint(model, u * 1.5) * 2.0; }, t);
+    return nn::recompute([&](const Tensor& u) { return nn::recompute(model, u * 1.5) * 2.0; }, t);
   };
   const auto nested_plain = [&](const Tensor& t) { return model(t * 1.5) * 2.0; };
   for (const bool low : {false, true}) {
@@ -74,7 +74,7 @@ TEST(Recompute, BackwardOutsideOfAutocastComputesInTheDtypesOfTheForwardPass) {
     Tensor y;
     {
       const autocast guard(f16);
-      y = recompute ? nn::checkpoint(model, x) : model(x);
+      y = recompute ? nn::recompute(model, x) : model(x);
     }
     return grad({sum(y)}, {x})[0].to_vector();
   };
@@ -85,7 +85,7 @@ TEST(Recompute, GradientsOfGradients) {
   const Tensor x = randn({2, 3}, {.dtype = f64, .requires_grad = true});
   const Tensor w = randn({3}, {.dtype = f64, .requires_grad = true});
   const auto function = [](const Tensors& t) {
-    return Tensors{nn::checkpoint([w = t[1]](const Tensor& u) { return sigmoid(exp(u * 0.5) * w * w); }, t[0] * t[0])};
+    return Tensors{nn::recompute([w = t[1]](const Tensor& u) { return sigmoid(exp(u * 0.5) * w * w); }, t[0] * t[0])};
   };
   EXPECT_TRUE(gradcheck(function, {x, w}));
   EXPECT_TRUE(gradgradcheck(function, {x, w}));
@@ -96,7 +96,7 @@ TEST(Recompute, KeepsTheInputAlone) {
   const Tensor x = randn({2, 3, 16, 16, 16}).requires_grad_();
   const auto kept = [&](bool recompute) {
     const int64_t before = memory::stats(Device::cpu()).current;
-    const Tensor y = recompute ? nn::checkpoint(model, x) : model(x);
+    const Tensor y = recompute ? nn::recompute(model, x) : model(x);
     return memory::stats(Device::cpu()).current - before;
   };
   EXPECT_GT(kept(false), 6 * x.numel() * 4);
@@ -106,7 +106,7 @@ TEST(Recompute, KeepsTheInputAlone) {
 TEST(Recompute, RunsTheFunctionOnceMore) {
   int calls = 0;
   const Tensor x = rand({3}).requires_grad_();
-  const Tensor y = nn::checkpoint(
+  const Tensor y = nn::recompute(
       [&](const Tensor& t) {
         ++calls;
         return exp(t) * sin(t);
@@ -118,29 +118,29 @@ TEST(Recompute, RunsTheFunctionOnceMore) {
   sum(y).backward();
   EXPECT_EQ(calls, 2);  // kept for the second pass
   NoGradGuard no_grad;
-  nn::checkpoint([&](const Tensor& t) { return ++calls, t; }, x);
+  nn::recompute([&](const Tensor& t) { return ++calls, t; }, x);
   EXPECT_EQ(calls, 3);
 }
 
 TEST(Recompute, RefusesWhatCannotBeComputedAgain) {
-  EXPECT_ERROR(nn::checkpoint(std::function<Tensor(const Tensor&)>(), rand({3})), "checkpoint: the function is empty");
+  EXPECT_ERROR(nn::recompute(std::function<Tensor(const Tensor&)>(), rand({3})), "recompute: the function is empty");
   const Tensor leaf = rand({3}).requires_grad_();
   const Tensor x = leaf * 2.0;
-  const Tensor y = nn::checkpoint([](const Tensor& t) { return exp(t); }, x);
+  const Tensor y = nn::recompute([](const Tensor& t) { return exp(t); }, x);
   x.detach().fill_(1);
   EXPECT_ERROR(sum(y).backward(), "was written to in place");
-  EXPECT_ERROR(nn::checkpoint([](const Tensor& t) { return grad({sum(exp(t))}, {t}, {}, true, true)[0]; }, leaf),
-               "checkpoint: a gradient of what a checkpointed function computes cannot be taken within it");
+  EXPECT_ERROR(nn::recompute([](const Tensor& t) { return grad({sum(exp(t))}, {t}, {}, true, true)[0]; }, leaf),
+               "recompute: a gradient of what a recomputed function computes cannot be taken within it");
 }
 
 TEST(Recompute, ASecondCallThatDiffersLeavesNothingBehind) {
   const Tensor leaf = rand({3}).requires_grad_();
   int calls = 0;
-  const Tensor y = nn::checkpoint([&](const Tensor& t) { return calls++ ? t * 1.0 : exp(t); }, leaf);
-  EXPECT_ERROR(sum(y).backward({}, true), "checkpoint: the function's operations saved 1 tensors");
-  EXPECT_ERROR(sum(y).backward(), "checkpoint: the function's operations saved 1 tensors");
+  const Tensor y = nn::recompute([&](const Tensor& t) { return calls++ ? t * 1.0 : exp(t); }, leaf);
+  EXPECT_ERROR(sum(y).backward({}, true), "recompute: the function's operations saved 1 tensors");
+  EXPECT_ERROR(sum(y).backward(), "recompute: the function's operations saved 1 tensors");
   int64_t length = 2;
-  const Tensor z = nn::checkpoint([&](const Tensor& t) { return sin(narrow(t, 0, 0, length)); }, leaf);
+  const Tensor z = nn::recompute([&](const Tensor& t) { return sin(narrow(t, 0, 0, length)); }, leaf);
   length = 3;
   EXPECT_ERROR(sum(z).backward({}, true), "saved a tensor [2] f32 on cpu with strides [1] when it was first called");
   length = 2;
@@ -150,7 +150,7 @@ TEST(Recompute, ASecondCallThatDiffersLeavesNothingBehind) {
     h.detach().zero_();
     return product;
   };
-  EXPECT_ERROR(sum(nn::checkpoint(overwrites, leaf)).backward(), "was written to in place");
+  EXPECT_ERROR(sum(nn::recompute(overwrites, leaf)).backward(), "was written to in place");
 }
 
 TEST(Recompute, StateMovesOnce) {
@@ -165,7 +165,7 @@ TEST(Recompute, StateMovesOnce) {
   const auto run = [&](bool recompute) {
     model.load_state_dict(start);
     model.zero_grad();
-    sum(sin(recompute ? nn::checkpoint(model, x) : model(x))).backward();
+    sum(sin(recompute ? nn::recompute(model, x) : model(x))).backward();
     std::map<std::string, std::vector<double>> all;
     for (const auto& [name, tensor] : model.state_dict()) all[name] = tensor.to_vector();
     for (const auto& [name, tensor] : model.named_parameters()) all["d" + name] = tensor.grad().to_vector();
@@ -177,7 +177,7 @@ TEST(Recompute, StateMovesOnce) {
 TEST(Recompute, ThreadsShareARetainedGraph) {
   const nn::Sequential model = block();
   const Tensor x = randn({1, 3, 4, 4, 4}).requires_grad_();
-  const Tensor y = sum(nn::checkpoint(model, x));
+  const Tensor y = sum(nn::recompute(model, x));
   std::vector<double> results[2];
   const auto run = [&](int i) { results[i] = grad({y}, {x}, {}, true)[0].to_vector(); };
   std::thread first(run, 0), second(run, 1);

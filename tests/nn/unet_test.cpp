@@ -22,14 +22,6 @@
 namespace voxgrad {
 namespace {
 
-struct PlanReference {
-  Triple patch_size;
-  std::array<double, 3> spacing;
-  std::vector<Triple> kernel_sizes, strides;
-  Triple padded;
-};
-#include "tests/nn/nnunet_plans.inc"
-
 /// The networks of nnunet_models.py.
 nn::UNetOptions small(bool residual) {
   return {.in_channels = 2,
@@ -134,7 +126,7 @@ void expect_same_bits_recomputed(Device device) {
     for (const bool low : {false, true}) {
       nn::UNetOptions options = small(residual);
       const nn::UNet plain(options);
-      options.checkpoint = true;
+      options.recompute = true;
       nn::UNet recomputed(options);
       recomputed.load_state_dict(plain.state_dict());
       const Tensor x = randn({2, 2, 4, 8, 8}, {f32, device}), target = (rand({2, 4, 8, 8}, {f32, device}) * 3.0).to(u8);
@@ -154,8 +146,8 @@ TEST(UNet, CheckpointGivesTheSameBitsOnCuda) {
 TEST(UNet, CheckpointKeepsLess) {
   nn::UNetOptions options = small(false);
   options.stages[0].convs = options.stages[0].decoder_convs = 4;
-  const auto kept = [&](bool checkpoint) {
-    options.checkpoint = checkpoint;
+  const auto kept = [&](bool recompute) {
+    options.recompute = recompute;
     const nn::UNet model(options);
     const Tensor x = randn({1, 2, 16, 16, 16});
     const int64_t before = memory::stats(Device::cpu()).current;
@@ -214,63 +206,8 @@ TEST(UNet, RefusesWhatDoesNotFit) {
   refuses({{}, {.stride = {1, 0, 1}}}, "got [3, 3, 3] and [1, 0, 1]");
   refuses({{}, {.convs = 0}}, "UNet: stage 1 must have features, convs and decoder_convs, got 32, 0 and 2");
   EXPECT_ERROR(nn::UNet({.num_classes = 0, .stages = {{}, {}}}), "in_channels and num_classes must be positive");
-}
-
-// ---- plans
-
-TEST(UNetPlan, IsThatOfNnUNet) {
-  for (const PlanReference& row : kPlanReference) {
-    if (row.strides.size() == 1) {
-      EXPECT_ERROR(nn::plan_unet(row.patch_size, row.spacing), "too small for a second stage");
-      continue;
-    }
-    const nn::UNetPlan plan = nn::plan_unet(row.patch_size, row.spacing);
-    std::vector<Triple> kernel_sizes, strides;
-    for (const nn::UNetStage& stage : plan.network.stages) {
-      kernel_sizes.push_back(stage.kernel_size);
-      strides.push_back(stage.stride);
-    }
-    EXPECT_EQ(kernel_sizes, row.kernel_sizes) << row.patch_size;
-    EXPECT_EQ(strides, row.strides) << row.patch_size;
-    EXPECT_EQ(plan.patch_size, row.padded) << row.patch_size;
-  }
-}
-
-TEST(UNetPlan, FeaturesAndConvolutions) {
-  const auto numbers = [](bool residual) {
-    const nn::UNetPlan plan = nn::plan_unet(128, {1, 1, 1}, {.in_channels = 4, .num_classes = 5, .residual = residual});
-    EXPECT_EQ(plan.network.in_channels, 4);
-    EXPECT_EQ(plan.network.num_classes, 5);
-    EXPECT_EQ(plan.network.residual, residual);
-    std::vector<std::array<int64_t, 3>> rows;
-    for (const nn::UNetStage& stage : plan.network.stages)
-      rows.push_back({stage.features, stage.convs, stage.decoder_convs});
-    return rows;
-  };
-  using Rows = std::vector<std::array<int64_t, 3>>;
-  EXPECT_EQ(numbers(false), (Rows{{32, 2, 2}, {64, 2, 2}, {128, 2, 2}, {256, 2, 2}, {320, 2, 2}, {320, 2, 2}}));
-  EXPECT_EQ(numbers(true), (Rows{{32, 1, 1}, {64, 3, 1}, {128, 4, 1}, {256, 6, 1}, {320, 6, 1}, {320, 6, 1}}));
-}
-
-TEST(UNetPlan, MakesTheNetworkOfNnUNet) {
-  const nn::UNetPlan plan = nn::plan_unet(128, {1, 1, 1}, {.num_classes = 3});
-  const nn::UNet model(plan.network);
-  int64_t count = 0;
-  for (const Tensor& p : model.parameters()) count += p.numel();
-  EXPECT_EQ(count, 31196399);  // PyTorch's PlainConvUNet
-}
-
-TEST(UNetPlan, RefusesWhatMakesNoSense) {
-  EXPECT_ERROR(nn::plan_unet({16, 0, 16}, {1, 1, 1}), "plan_unet: patch_size must lie in [1, 2^31), got [16, 0, 16]");
-  EXPECT_ERROR(nn::plan_unet({16, 16, INT64_MAX}, {1, 1, 1}), "plan_unet: patch_size must lie in [1, 2^31)");
-  EXPECT_ERROR(nn::plan_unet(16, {1, 1, 1}, {.base_features = INT64_MAX, .max_features = INT64_MAX}),
-               "base_features, max_features and min_size must lie in [1, 2^31)");
-  EXPECT_ERROR(nn::plan_unet(16, {1, 1, 1}, {.min_size = INT64_MAX}), "min_size must lie in [1, 2^31)");
-  EXPECT_ERROR(nn::plan_unet(16, {1, std::nan(""), 1}), "plan_unet: spacing must be positive");
-  EXPECT_ERROR(nn::plan_unet(16, {1, 1, -1}), "plan_unet: spacing must be positive, got [1, 1, -1]");
   const nn::UNetStage wide{.features = 1, .stride = int64_t{1} << 30};
   EXPECT_ERROR(nn::UNet({.stages = {{}, wide, wide, wide}}), "UNet: the product of the strides up to stage 2 must be");
-  EXPECT_ERROR(nn::plan_unet(16, {1, 1, 1}, {.min_size = 0}), "base_features, max_features and min_size");
 }
 
 // ---- deep supervision

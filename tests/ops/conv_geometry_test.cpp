@@ -1,5 +1,5 @@
 // The gather form of a convolution against its definition: i + padding = o * stride + k * dilation.
-#include "ops/conv_geometry.h"
+#include "ops/detail/conv_geometry.h"
 
 #include <gtest/gtest.h>
 

@@ -7,9 +7,9 @@
 #include <random>
 #include <vector>
 
-#include "core/parallel.h"
-#include "ops/conv_geometry.h"
-#include "ops/kernels.h"
+#include "core/thread_pool.h"
+#include "ops/detail/conv_geometry.h"
+#include "ops/detail/kernels.h"
 
 namespace voxgrad {
 namespace {

@@ -3,7 +3,7 @@
 #include <cstring>
 #include <vector>
 
-#include "core/parallel.h"
+#include "core/thread_pool.h"
 #include "tests/ops/cpu_kernels_support.h"
 
 namespace voxgrad {

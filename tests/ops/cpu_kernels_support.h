@@ -9,7 +9,7 @@
 #include <random>
 #include <vector>
 
-#include "ops/kernels.h"
+#include "ops/detail/kernels.h"
 #include "tests/support.h"
 
 namespace voxgrad::kerneltest {

@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/philox.h"
+#include "core/detail/philox.h"
 #include "tests/ops/cpu_kernels_support.h"
 
 namespace voxgrad {

@@ -4,8 +4,8 @@
 #include <numeric>
 #include <vector>
 
-#include "core/parallel.h"
-#include "ops/resample_taps.h"
+#include "core/thread_pool.h"
+#include "ops/detail/resample_taps.h"
 #include "tests/ops/cpu_kernels_support.h"
 
 namespace voxgrad {

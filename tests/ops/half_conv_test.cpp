@@ -10,8 +10,8 @@
 #include "cuda/cuda.h"
 #include "ops/conv.h"
 #include "ops/create.h"
+#include "ops/detail/unrecorded.h"
 #include "ops/elementwise.h"
-#include "ops/unrecorded.h"
 
 namespace voxgrad {
 namespace {

@@ -201,9 +201,9 @@ Array grid_sample_reference(const Array& x, const Array& grid, const GridSampleO
       const double g = grid({index[0], index[2], index[3], index[4], 2 - i});
       double p = o.align_corners ? (g + 1) / 2 * (n - 1) : ((g + 1) * n - 1) / 2;
       const double low = o.align_corners ? 0 : -0.5, span = o.align_corners ? n - 1 : n;
-      if (o.padding_mode == GridSample::Padding::reflection)
+      if (o.padding_mode == GridSampleOptions::Padding::reflection)
         p = span > 0 ? low + span - std::fabs(std::fmod(std::fabs(p - low), 2 * span) - span) : 0;
-      if (o.padding_mode != GridSample::Padding::zeros) p = std::clamp(p, 0.0, n - 1);
+      if (o.padding_mode != GridSampleOptions::Padding::zeros) p = std::clamp(p, 0.0, n - 1);
       at[i] = o.nearest ? std::nearbyint(p) : p;
     }
     double total = 0;
@@ -220,7 +220,7 @@ Array grid_sample_reference(const Array& x, const Array& grid, const GridSampleO
 }
 
 void add_grids(std::vector<OpCase>& cases) {
-  using enum GridSample::Padding;
+  using enum GridSampleOptions::Padding;
   const std::pair<const char*, GridSampleOptions> table[] = {
       {"zeros", {}},
       {"zeros_aligned", {.align_corners = true}},

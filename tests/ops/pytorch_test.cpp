@@ -208,7 +208,7 @@ std::vector<Function> sampling_functions() {
   for (const bool aligned : {false, true})
     for (size_t i = 0; i < 3; ++i) {
       const std::string suffix = std::string(paddings[i]) + (aligned ? "_aligned" : "");
-      const auto padding = static_cast<GridSample::Padding>(i);
+      const auto padding = static_cast<GridSampleOptions::Padding>(i);
       for (const bool nearest_voxel : {false, true})
         all.push_back(
             {"grid_sample_" + suffix + (nearest_voxel ? "_nearest" : "_bilinear"), volume, [=](const Tensor& x) {

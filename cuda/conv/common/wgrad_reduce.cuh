@@ -1,7 +1,7 @@
 // Second kernel of split-K: adds up the ranges of a weight gradient.
 #pragma once
 
-#include "cuda/launch.h"
+#include "cuda/detail/launch.h"
 
 namespace voxgrad::cuda {
 

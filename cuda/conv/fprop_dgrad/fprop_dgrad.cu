@@ -7,8 +7,8 @@
 #include "cuda/conv/fprop_dgrad/launch.h"
 #include "cuda/conv/fprop_dgrad/split.h"
 #include "cuda/conv/tensor_map.h"
-#include "cuda/kernels.h"
-#include "ops/halves.h"
+#include "cuda/detail/kernels.h"
+#include "ops/detail/halves.h"
 
 namespace voxgrad::cuda {
 namespace {

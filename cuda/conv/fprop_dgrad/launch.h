@@ -2,8 +2,8 @@
 #pragma once
 
 #include "cuda/conv/fprop_dgrad/plan.h"
-#include "cuda/launch.h"
-#include "ops/kernels.h"
+#include "cuda/detail/launch.h"
+#include "ops/detail/kernels.h"
 
 namespace voxgrad::cuda {
 

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "cuda/divisor.h"
+#include "cuda/detail/divisor.h"
 
 namespace voxgrad::cuda::implicit_gemm {
 

@@ -2,7 +2,7 @@
 
 #include "cuda/conv/common/mma.cuh"
 #include "cuda/conv/tensor_map.h"
-#include "cuda/kernels.h"
+#include "cuda/detail/kernels.h"
 #include "cuda/vector.cuh"
 
 namespace voxgrad::cuda::implicit_gemm {

@@ -5,7 +5,7 @@
 #include <optional>
 
 #include "core/view.h"
-#include "cuda/launch.h"
+#include "cuda/detail/launch.h"
 
 namespace voxgrad::cuda::implicit_gemm {
 

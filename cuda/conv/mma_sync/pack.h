@@ -3,7 +3,7 @@
 
 #include "cuda/conv/axis_phases.h"
 #include "cuda/conv/plan.h"
-#include "cuda/launch.h"
+#include "cuda/detail/launch.h"
 
 namespace voxgrad::cuda {
 

@@ -2,8 +2,8 @@
 #pragma once
 
 #include "cuda/conv/axis_phases.h"
-#include "cuda/divisor.h"
-#include "cuda/launch.h"
+#include "cuda/detail/divisor.h"
+#include "cuda/detail/launch.h"
 
 namespace voxgrad::cuda {
 

@@ -18,8 +18,8 @@
 #include "cuda/conv/axis_phases.h"
 #include "cuda/conv/common/arithmetic.cuh"
 #include "cuda/conv/instances.h"
-#include "cuda/divisor.h"
-#include "cuda/launch.h"
+#include "cuda/detail/divisor.h"
+#include "cuda/detail/launch.h"
 
 namespace voxgrad::cuda {
 

@@ -7,7 +7,7 @@
 #include "cuda/conv/common/wgrad_reduce.cuh"
 #include "cuda/conv/dispatch.h"
 #include "cuda/conv/plan_common.h"
-#include "cuda/divisor.h"
+#include "cuda/detail/divisor.h"
 #include "cuda/vector.cuh"
 
 namespace voxgrad::cuda {

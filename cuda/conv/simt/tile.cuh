@@ -11,8 +11,8 @@
 #include <cstdint>
 
 #include "core/error.h"
-#include "cuda/launch.h"
-#include "ops/kernels.h"
+#include "cuda/detail/launch.h"
+#include "ops/detail/kernels.h"
 
 namespace voxgrad::cuda {
 

@@ -7,7 +7,7 @@
 // the same bits, on any GPU.
 #include "cuda/conv/dispatch.h"
 #include "cuda/conv/simt/tile.cuh"
-#include "cuda/kernels.h"
+#include "cuda/detail/kernels.h"
 
 namespace voxgrad::cuda {
 namespace {

@@ -3,7 +3,7 @@
 
 #include "cuda/conv/instances.h"
 #include "cuda/conv/small_channel/producer.cuh"
-#include "cuda/launch.h"
+#include "cuda/detail/launch.h"
 
 namespace voxgrad::cuda {
 

@@ -9,8 +9,8 @@
 #include "cuda/conv/common/mma.cuh"
 #include "cuda/conv/common/tma.cuh"
 #include "cuda/conv/small_channel/plan.h"
-#include "cuda/divisor.h"
-#include "cuda/launch.h"
+#include "cuda/detail/divisor.h"
+#include "cuda/detail/launch.h"
 
 namespace voxgrad::cuda {
 

@@ -5,10 +5,10 @@
 #include "cuda/conv/common/wgmma.cuh"
 #include "cuda/conv/plan_common.h"
 #include "cuda/conv/tensor_map.h"
-#include "cuda/divisor.h"
-#include "cuda/kernels.h"
+#include "cuda/detail/divisor.h"
+#include "cuda/detail/kernels.h"
 #include "cuda/transpose.cuh"
-#include "ops/halves.h"
+#include "ops/detail/halves.h"
 
 namespace voxgrad::cuda::implicit_wgrad {
 namespace {

@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "cuda/conv/wgrad/plan.h"
-#include "cuda/divisor.h"
+#include "cuda/detail/divisor.h"
 
 namespace voxgrad::cuda::implicit_wgrad {
 

@@ -3,7 +3,7 @@
 
 #include "cuda/conv/instances.h"
 #include "cuda/conv/wgrad/kernel.cuh"
-#include "cuda/launch.h"
+#include "cuda/detail/launch.h"
 
 namespace voxgrad::cuda::implicit_wgrad {
 

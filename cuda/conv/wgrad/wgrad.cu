@@ -5,7 +5,7 @@
 #include "cuda/conv/wgrad/operand.h"
 #include "cuda/conv/wgrad/params.h"
 #include "cuda/vector.cuh"
-#include "ops/halves.h"
+#include "ops/detail/halves.h"
 
 namespace voxgrad::cuda {
 namespace {

@@ -1,0 +1,91 @@
+// Philox4x32-10, a counter-based generator: the same integers on every device.
+// Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "../dtype.h"
+
+namespace voxgrad {
+
+struct Philox4 {
+  uint32_t v[4];
+};
+
+/// Four random words from a key (the seed) and a counter.
+VG_HOST_DEVICE inline Philox4 philox(uint64_t seed, uint64_t counter, uint64_t stream = 0) {
+  uint32_t c0 = static_cast<uint32_t>(counter), c1 = static_cast<uint32_t>(counter >> 32);
+  uint32_t c2 = static_cast<uint32_t>(stream), c3 = static_cast<uint32_t>(stream >> 32);
+  uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
+  for (int round = 0; round < 10; ++round) {
+    const uint64_t p0 = uint64_t{0xD2511F53u} * c0;
+    const uint64_t p1 = uint64_t{0xCD9E8D57u} * c2;
+    const uint32_t n0 = static_cast<uint32_t>(p1 >> 32) ^ c1 ^ k0;
+    const uint32_t n2 = static_cast<uint32_t>(p0 >> 32) ^ c3 ^ k1;
+    c1 = static_cast<uint32_t>(p1);
+    c3 = static_cast<uint32_t>(p0);
+    c0 = n0;
+    c2 = n2;
+    k0 += 0x9E3779B9u;
+    k1 += 0xBB67AE85u;
+  }
+  return {{c0, c1, c2, c3}};
+}
+
+/// [0, 1) with 24 bits.
+VG_HOST_DEVICE inline float uniform_float(uint32_t word) { return static_cast<float>(word >> 8) * 0x1p-24f; }
+/// [0, 1) with 53 bits.
+VG_HOST_DEVICE inline double uniform_double(uint32_t high, uint32_t low) {
+  const uint64_t bits = (static_cast<uint64_t>(high) << 32 | low) >> 11;
+  return static_cast<double>(bits) * 0x1p-53;
+}
+
+/// Uniforms on [0, 1) that one counter gives: four floats or two doubles. Halves are floats, rounded.
+template <class T>
+inline constexpr uint64_t kUniformsPerCounter = 16 / sizeof(compute_t<T>);
+
+/// Number `j` of these.
+template <class T>
+VG_HOST_DEVICE T uniform_of(const Philox4& r, uint64_t j) {
+  if constexpr (sizeof(T) == 8)
+    return j ? uniform_double(r.v[2], r.v[3]) : uniform_double(r.v[0], r.v[1]);
+  else
+    return uniform_float(r.v[j]);
+}
+
+/// A uniform rounded to T: to the largest number below 1 where it would become 1.
+template <class T>
+VG_HOST_DEVICE T rounded_uniform(compute_t<T> u) {
+  constexpr compute_t<T> kMost = std::is_same_v<T, Float16> ? 1 - 0x1p-11f : 1 - 0x1p-8f;
+  if constexpr (std::is_same_v<T, compute_t<T>>)
+    return u;
+  else
+    return T(u < kMost ? u : kMost);
+}
+
+/// One of the two standard normals that a pair of uniforms gives (Box and Muller 1958).
+template <class T>
+VG_HOST_DEVICE T normal_of(T u, T v, bool second) {
+  // 1 - u lies in (0, 1], where the logarithm is finite.
+  const T radius = std::sqrt(T(-2) * std::log(T(1) - u));
+  const T angle = T(6.283185307179586476925286766559) * v;
+  return radius * (second ? std::sin(angle) : std::cos(angle));
+}
+
+/// Element `i` of a stream of uniforms on [0, 1).
+template <class T>
+VG_HOST_DEVICE T philox_uniform(uint64_t seed, uint64_t offset, uint64_t i) {
+  constexpr uint64_t n = kUniformsPerCounter<T>;
+  return rounded_uniform<T>(uniform_of<compute_t<T>>(philox(seed, offset + i / n), i % n));
+}
+
+/// Element `i` of a stream of standard normals.
+template <class T>
+VG_HOST_DEVICE T philox_normal(uint64_t seed, uint64_t offset, uint64_t i) {
+  const uint64_t pair = i & ~uint64_t{1};
+  const auto uniform = [=](uint64_t k) { return philox_uniform<compute_t<T>>(seed, offset, k); };
+  return convert<T>(normal_of(uniform(pair), uniform(pair + 1), i % 2 != 0));
+}
+
+}  // namespace voxgrad

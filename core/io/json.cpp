@@ -1,0 +1,93 @@
+#include "core/io/detail/json.h"
+
+#include <nlohmann/json.hpp>
+
+namespace voxgrad {
+namespace {
+
+using nlohmann::json;
+
+/// The interface of nlohmann::json_sax. Functions return true to continue; errors are thrown.
+class Reader {
+ public:
+  Reader(const InputFile& file, const char* what, const std::function<void(const JsonPath&, const JsonValue&)>& visit)
+      : file_(file), what_(what), visit_(visit) {}
+
+  bool null() { return take({"null"}); }
+  bool boolean(bool) { return take({"a boolean"}); }
+  bool number_integer(int64_t value) { return take({.type = "a negative number", .integer = value}); }
+  bool number_unsigned(uint64_t value) {
+    if (value > INT64_MAX) return take({"a number that does not fit in 64 bits"});
+    return take({.type = "a number", .integer = static_cast<int64_t>(value)});
+  }
+  bool number_float(double, const std::string&) { return take({"a number that is no 64-bit integer"}); }
+  bool string(std::string& text) { return take({.type = "a string", .text = std::move(text)}); }
+  bool binary(std::vector<uint8_t>&) { return false; }  // not in texts
+  bool start_object(size_t) { return open("an object"); }
+  bool start_array(size_t) { return open("an array"); }
+  bool key(std::string& key) {
+    path_.back() = std::move(key);
+    return true;
+  }
+  bool end_object() { return end_array(); }
+  bool end_array() {
+    path_.pop_back();
+    return true;
+  }
+  bool parse_error(size_t position, const std::string&, const json::exception&) {
+    file_.fail(what_, "is not valid JSON at byte ", position);
+  }
+
+ private:
+  bool take(const JsonValue& value) {
+    visit_(path_, value);
+    return true;
+  }
+  bool open(std::string_view type) {
+    file_.check(path_.size() < 64, what_, "has more than 64 levels of JSON");
+    take({type});
+    path_.emplace_back();
+    return true;
+  }
+
+  const InputFile& file_;
+  const char* what_;
+  const std::function<void(const JsonPath&, const JsonValue&)>& visit_;
+  JsonPath path_;
+};
+
+std::string joined(char open, const std::vector<std::string>& parts, char close) {
+  std::string text{open};
+  for (const std::string& part : parts) text += (text.size() > 1 ? "," : "") + part;
+  return text += close;
+}
+
+}  // namespace
+
+void read_json(const InputFile& file, const char* what, const std::string& text,
+               const std::function<void(const JsonPath&, const JsonValue&)>& visit) {
+  Reader reader(file, what, visit);
+  json::sax_parse(text, &reader);
+}
+
+std::string to_json(std::string_view text) { return json(text).dump(-1, ' ', false, json::error_handler_t::replace); }
+std::string to_json(double value) { return json(value).dump(); }
+
+std::string json_object(const std::vector<std::pair<std::string, std::string>>& members) {
+  std::vector<std::string> parts;
+  for (const auto& [name, value] : members) parts.push_back(to_json(name) + ':' + value);
+  return joined('{', parts, '}');
+}
+
+std::string json_array(const std::vector<std::string>& values) { return joined('[', values, ']'); }
+
+bool is_utf8(const std::string& text) {
+  try {
+    static_cast<void>(json(text).dump());
+  } catch (const json::exception&) {
+    return false;
+  }
+  return true;
+}
+
+}  // namespace voxgrad

@@ -1,0 +1,421 @@
+// A packed file says nothing reliable about its unpacked size, so it is unpacked twice: once to count what
+// it holds, in constant memory, and once into the tensor that the header asks for.
+#include "core/io/nifti.h"
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <optional>
+#include <system_error>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "core/io/atomic_file.h"
+#include "core/io/detail/gzip_file.h"
+#include "core/io/detail/input_file.h"
+
+namespace voxgrad {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "headers are written as they lie in memory");
+
+// Bytes from the start of the header to each field (nifti1.h).
+namespace field {
+constexpr size_t kSizeofHdr = 0, kDim = 40, kDatatype = 70, kBitpix = 72, kPixdim = 76, kVoxOffset = 108,
+                 kSclSlope = 112, kSclInter = 116, kXyztUnits = 123, kDescrip = 148, kQformCode = 252, kSformCode = 254,
+                 kQuatern = 256, kQoffset = 268, kSrow = 280, kMagic = 344;
+}
+constexpr size_t kHeaderBytes = 348;
+constexpr size_t kDescripBytes = 80;
+constexpr int64_t kDataStart = 352;  // the header and four bytes that announce extensions
+constexpr size_t kChunk = 1 << 16;
+constexpr char kMillimetres = 2;
+
+template <class T>
+T swap_bytes(T value) {
+  char bytes[sizeof(T)];
+  std::memcpy(bytes, &value, sizeof(T));
+  std::reverse(bytes, bytes + sizeof(T));
+  std::memcpy(&value, bytes, sizeof(T));
+  return value;
+}
+
+/// The 348 bytes at the start, and the byte order they are in.
+struct RawHeader {
+  std::array<char, kHeaderBytes> bytes{};
+  bool swapped = false;
+
+  template <class T>
+  T get(size_t offset, size_t index = 0) const {
+    T value;
+    std::memcpy(&value, bytes.data() + offset + index * sizeof(T), sizeof(T));
+    return swapped ? swap_bytes(value) : value;
+  }
+  template <class T>
+  void set(size_t offset, std::type_identity_t<T> value, size_t index = 0) {
+    std::memcpy(bytes.data() + offset + index * sizeof(T), &value, sizeof(T));
+  }
+};
+
+struct Scaling {
+  double slope = 1;
+  double intercept = 0;
+};
+
+/// Throws Error if a value is an integer that i32 does not hold: wider integers are read because NumPy's default dtype
+/// is i64, not for their range, which float32 does not have.
+using Decode = void (*)(const InputFile& file, const char* from, float* to, int64_t count, bool swapped,
+                        Scaling scaling);
+
+template <class T>
+void decode(const InputFile& file, const char* from, float* to, int64_t count, bool swapped, Scaling scaling) {
+  const bool scaled = scaling.slope != 1 || scaling.intercept != 0;  // else -0.0f would lose its sign
+  for (int64_t i = 0; i < count; ++i) {
+    T value;
+    std::memcpy(&value, from + i * static_cast<int64_t>(sizeof(T)), sizeof(T));
+    if (swapped) value = swap_bytes(value);
+    if constexpr (std::is_integral_v<T> && sizeof(T) == 8)
+      file.check(std::in_range<int32_t>(value), "a voxel is ", value,
+                 ", which i32 does not hold; convert the file to f32");
+    to[i] = static_cast<float>(scaled ? scaling.slope * static_cast<double>(value) + scaling.intercept
+                                      : static_cast<double>(value));
+  }
+}
+
+struct VoxelType {
+  int code;
+  const char* name;
+  int64_t bytes;
+  Decode decode;  ///< null: of the format, but not read here
+};
+constexpr VoxelType kVoxelTypes[] = {
+    {2, "u8", 1, decode<uint8_t>},      {4, "i16", 2, decode<int16_t>},    {8, "i32", 4, decode<int32_t>},
+    {16, "f32", 4, decode<float>},      {64, "f64", 8, decode<double>},    {256, "i8", 1, decode<int8_t>},
+    {512, "u16", 2, decode<uint16_t>},  {768, "u32", 4, decode<uint32_t>}, {1, "binary", 0, nullptr},
+    {32, "complex64", 8, nullptr},      {128, "rgb24", 3, nullptr},        {1024, "i64", 8, decode<int64_t>},
+    {1280, "u64", 8, decode<uint64_t>}, {1536, "f128", 16, nullptr},       {1792, "complex128", 16, nullptr},
+    {2048, "complex256", 32, nullptr},  {2304, "rgba32", 4, nullptr},
+};
+
+/// What the header says, checked.
+struct Layout {
+  Shape shape;
+  const VoxelType* type = nullptr;
+  int64_t offset = 0;
+  Scaling scaling;
+};
+
+RawHeader read_header(const InputFile& file, UnpackedFile& unpacked) {
+  RawHeader header;
+  const size_t got = unpacked.read(header.bytes.data(), kHeaderBytes);
+  file.check(got == kHeaderBytes, "truncated: ", got, " bytes hold no NIfTI-1 header");
+  const auto size = header.get<int32_t>(field::kSizeofHdr);
+  header.swapped = size != static_cast<int32_t>(kHeaderBytes);
+  const auto other = header.get<int32_t>(field::kSizeofHdr);
+  file.check(size != 540 && other != 540, "NIfTI-2 is not supported");
+  file.check(other == static_cast<int32_t>(kHeaderBytes), "not a NIfTI-1 file: sizeof_hdr is ", size, ", not 348",
+             unpacked.is_packed() ? "" : file.other_format());
+  const std::string_view magic(header.bytes.data() + field::kMagic, 4);
+  file.check(magic != std::string_view("ni1\0", 4),
+             "is the header of a .hdr/.img pair; convert it to a single .nii file");
+  file.check(magic == std::string_view("n+1\0", 4), "not a NIfTI-1 file: the magic string is missing");
+  return header;
+}
+
+/// (D, H, W), or (T, D, H, W) for more than one volume.
+Shape read_shape(const InputFile& file, const RawHeader& header) {
+  const int rank = header.get<int16_t>(field::kDim);
+  file.check(rank >= 1 && rank <= 7, "dim[0] must be 1 to 7, is ", rank);
+  std::array<int64_t, 7> sizes;
+  sizes.fill(1);
+  for (int i = 0; i < rank; ++i) {
+    sizes[i] = header.get<int16_t>(field::kDim, i + 1);
+    file.check(sizes[i] > 0, "dim[", i + 1, "] must be positive, is ", sizes[i]);
+    file.check(i < 4 || sizes[i] == 1, "dim[", i + 1, "] is ", sizes[i], "; more than four axes are not supported");
+  }
+  if (sizes[3] > 1) return {sizes[3], sizes[2], sizes[1], sizes[0]};
+  return {sizes[2], sizes[1], sizes[0]};
+}
+
+Layout read_layout(const InputFile& file, const RawHeader& header) {
+  Layout layout;
+  layout.shape = read_shape(file, header);
+  const int code = header.get<int16_t>(field::kDatatype);
+  layout.type = std::find_if(std::begin(kVoxelTypes), std::end(kVoxelTypes), [&](auto& t) { return t.code == code; });
+  file.check(layout.type != std::end(kVoxelTypes), "unknown datatype ", code);
+  file.check(layout.type->decode != nullptr, "voxels of ", layout.type->name, " are not supported");
+  const int bits = header.get<int16_t>(field::kBitpix);
+  file.check(bits == 8 * layout.type->bytes, "bitpix is ", bits, ", voxels of ", layout.type->name, " have ",
+             8 * layout.type->bytes);
+
+  const auto offset = header.get<float>(field::kVoxOffset);
+  const bool whole = offset >= kDataStart && offset < 0x1p53f && offset == std::floor(offset);
+  file.check(whole, "vox_offset must be a whole number from ", kDataStart, " on, is ", offset);
+  layout.offset = static_cast<int64_t>(offset);
+
+  // The reference reader takes a slope that is 0 or not finite for "not scaled".
+  const auto slope = header.get<float>(field::kSclSlope), intercept = header.get<float>(field::kSclInter);
+  if (slope != 0 && std::isfinite(slope)) {
+    file.check(std::isfinite(intercept), "scl_inter is not finite");
+    layout.scaling = {slope, intercept};
+  }
+  return layout;
+}
+
+/// Along the file's axes i, j, k, without the sign that some writers give.
+std::array<double, 3> read_pixdim(const InputFile& file, const RawHeader& header) {
+  std::array<double, 3> pixdim;
+  const int rank = header.get<int16_t>(field::kDim);
+  for (int i = 0; i < 3; ++i) {
+    pixdim[i] = std::abs(header.get<float>(field::kPixdim, i + 1));
+    const bool single = i >= rank || header.get<int16_t>(field::kDim, i + 1) == 1;
+    if (single && !(pixdim[i] > 0 && std::isfinite(pixdim[i]))) pixdim[i] = 1;  // an axis that nobody measured
+    file.check(std::isfinite(pixdim[i]), "pixdim[", i + 1, "] is not finite");
+    file.check(pixdim[i] > 0, "pixdim[", i + 1, "] is 0");
+  }
+  return pixdim;
+}
+
+/// Method 2 of nifti1.h: a unit quaternion, of which the header stores the imaginary part, and an offset.
+void set_from_qform(const InputFile& file, const RawHeader& header, const std::array<double, 3>& pixdim,
+                    NiftiImage& image) {
+  double b = header.get<float>(field::kQuatern, 0), c = header.get<float>(field::kQuatern, 1),
+         d = header.get<float>(field::kQuatern, 2);
+  double rest = 1 - (b * b + c * c + d * d);
+  file.check(rest >= -1e-5, "the quaternion of the qform (", b, ", ", c, ", ", d, ") is longer than 1 or not finite");
+  // Rounded to float32, a half turn (a = 0) leaves a rest of up to 1e-7, whose root would be 3e-4. The reference
+  // implementation (nifti_quatern_to_mat44) takes such a rest as 0, too.
+  if (rest < 1e-7) {
+    const double length = std::sqrt(b * b + c * c + d * d);
+    for (double* x : {&b, &c, &d}) *x /= length;
+    rest = 0;
+  }
+  const double a = std::sqrt(rest);
+  const double rotation[3][3] = {{a * a + b * b - c * c - d * d, 2 * (b * c - a * d), 2 * (b * d + a * c)},
+                                 {2 * (b * c + a * d), a * a + c * c - b * b - d * d, 2 * (c * d - a * b)},
+                                 {2 * (b * d - a * c), 2 * (c * d + a * b), a * a + d * d - b * b - c * c}};
+  const double handedness = header.get<float>(field::kPixdim, 0) < 0 ? -1 : 1;
+  const double scale[3] = {pixdim[0], pixdim[1], pixdim[2] * handedness};
+  for (size_t row = 0; row < 3; ++row) {
+    for (size_t column = 0; column < 3; ++column) image.affine[row][column] = rotation[row][column] * scale[column];
+    image.affine[row][3] = header.get<float>(field::kQoffset, row);
+  }
+}
+
+void read_geometry(const InputFile& file, const RawHeader& header, NiftiImage& image) {
+  const auto pixdim = read_pixdim(file, header);
+  if (header.get<int16_t>(field::kSformCode) > 0) {
+    for (size_t row = 0; row < 3; ++row)
+      for (size_t column = 0; column < 4; ++column)
+        image.affine[row][column] = header.get<float>(field::kSrow, row * 4 + column);
+  } else if (header.get<int16_t>(field::kQformCode) > 0) {
+    set_from_qform(file, header, pixdim, image);
+  } else {
+    for (size_t i = 0; i < 3; ++i) image.affine[i][i] = pixdim[i];
+  }
+
+  const int unit = header.bytes[field::kXyztUnits] & 7;
+  const double to_mm = unit == 1 ? 1000 : unit == 3 ? 0.001 : 1;  // metres, micrometres, millimetres or unknown
+  for (size_t i = 0; i < 3; ++i) image.spacing[i] = pixdim[2 - i] * to_mm;
+  for (size_t row = 0; row < 3; ++row) {
+    for (double& value : image.affine[row]) {
+      file.check(std::isfinite(value), "the voxel-to-world matrix is not finite");
+      value *= to_mm;
+    }
+  }
+}
+
+/// Compares what the header says with what the file holds.
+void check_voxels(const InputFile& file, UnpackedFile& unpacked, const Layout& layout) {
+  // Four axes below 2^15 and 8 bytes a voxel stay below 2^63.
+  const int64_t bytes = numel(layout.shape) * layout.type->bytes;
+  int64_t end = 0;
+  file.check(!__builtin_add_overflow(layout.offset, bytes, &end) && end < INT64_MAX, "more voxels than 64 bits hold");
+  const int64_t held = unpacked.count(end + 1);
+  file.check(held >= end, "truncated: ", layout.shape, " ", layout.type->name, " end at byte ", end,
+             ", the file holds ", held);
+  file.check(held == end, "trailing bytes: ", layout.shape, " ", layout.type->name, " end at byte ", end,
+             ", the file goes on");
+}
+
+/// Decodes `count` voxels that read(bytes) hands out.
+template <class Read>
+void read_voxels(const InputFile& file, const Layout& layout, bool swapped, float* to, int64_t count, Read read) {
+  const int64_t per_chunk = static_cast<int64_t>(kChunk) / layout.type->bytes;
+  std::vector<char> chunk(static_cast<size_t>(std::min(count, per_chunk) * layout.type->bytes));
+  for (int64_t done = 0; done < count; done += per_chunk) {
+    const int64_t now = std::min(per_chunk, count - done);
+    const auto wanted = static_cast<size_t>(now * layout.type->bytes);
+    read(chunk.data(), wanted);
+    layout.type->decode(file, chunk.data(), to + done, now, swapped, layout.scaling);
+  }
+}
+
+/// A file whose header is right.
+struct OpenNifti {
+  OpenNifti(const std::filesystem::path& path, const char* op, const NiftiOptions& options)
+      : file(path, op, options.max_bytes), unpacked(file), header(read_header(file, *unpacked)) {
+    layout = read_layout(file, header);
+    read_geometry(file, header, image);
+    const char* descrip = header.bytes.data() + field::kDescrip;
+    image.descrip.assign(descrip, strnlen(descrip, kDescripBytes));
+  }
+  void check_limit(const Shape& shape) const { file.check_limit(numel(shape) * item_size(f32), shape, " f32"); }
+  Tensor read_all() {
+    check_limit(layout.shape);
+    check_voxels(file, *unpacked, layout);
+    Tensor tensor = empty(layout.shape);
+    unpacked->seek(layout.offset);
+    read_voxels(
+        file, layout, header.swapped, tensor.mutable_data<float>(), tensor.numel(),
+        [&](char* to, size_t bytes) { file.check(unpacked->read(to, bytes) == bytes, "truncated while it was read"); });
+    return tensor;
+  }
+
+  InputFile file;
+  std::optional<UnpackedFile> unpacked;
+  RawHeader header;
+  Layout layout;
+  NiftiImage image;
+};
+
+bool ends_with(const std::filesystem::path& path, std::string_view suffix) {
+  return path.filename().string().ends_with(suffix);
+}
+
+void check_image(const std::filesystem::path& path, const NiftiImage& image) {
+  constexpr const char* op = "save_nifti";
+  check(ends_with(path, ".nii") || ends_with(path, ".nii.gz"), op, "'", path.string(),
+        "' must end with .nii or .nii.gz");
+  check(image.data.defined(), op, "the image has no data");
+  const Shape& shape = image.data.shape();
+  check(shape.size() == 3 || shape.size() == 4, op, "expected (D, H, W) or (T, D, H, W), got ", shape);
+  for (int64_t size : shape)
+    check(size >= 1 && size <= INT16_MAX, op, "axes must have 1 to ", INT16_MAX, " voxels, got ", shape);
+  for (double spacing : image.spacing)
+    check(std::isfinite(static_cast<float>(spacing)) && static_cast<float>(spacing) > 0, op,
+          "spacing must be positive, got ", spacing);
+  for (const auto& row : image.affine)
+    for (double value : row) check(std::isfinite(static_cast<float>(value)), op, "the affine is not finite");
+  check(image.affine[3] == std::array<double, 4>{0, 0, 0, 1}, op, "the last row of the affine must be 0 0 0 1");
+  check(image.descrip.size() < kDescripBytes, op, "descrip has ", image.descrip.size(), " bytes, at most ",
+        kDescripBytes - 1, " fit");
+}
+
+/// The dtype of the voxels in a file, and its code.
+std::pair<DType, int16_t> voxel_type_for(DType dtype) {
+  if (dtype == u8) return {u8, 2};
+  return dtype == i32 ? std::pair{i32, int16_t{8}} : std::pair{f32, int16_t{16}};
+}
+
+RawHeader make_header(const NiftiImage& image) {
+  RawHeader header;
+  const Shape& shape = image.data.shape();
+  const auto rank = static_cast<size_t>(shape.size());
+  header.set<int32_t>(field::kSizeofHdr, kHeaderBytes);
+  header.set<int16_t>(field::kDim, static_cast<int16_t>(rank));
+  header.set<float>(field::kPixdim, 1);
+  for (size_t i = 0; i < 7; ++i) {
+    const int64_t size = i < rank ? shape[static_cast<int64_t>(rank - 1 - i)] : 1;
+    header.set<int16_t>(field::kDim, static_cast<int16_t>(size), i + 1);
+    header.set<float>(field::kPixdim, i < 3 ? static_cast<float>(image.spacing[2 - i]) : 1.0f, i + 1);
+  }
+  const auto [dtype, code] = voxel_type_for(image.data.dtype());
+  header.set<int16_t>(field::kDatatype, code);
+  header.set<int16_t>(field::kBitpix, static_cast<int16_t>(8 * item_size(dtype)));
+  header.set<float>(field::kVoxOffset, kDataStart);
+  header.set<float>(field::kSclSlope, 1);
+  header.bytes[field::kXyztUnits] = kMillimetres;
+  std::copy(image.descrip.begin(), image.descrip.end(), header.bytes.begin() + field::kDescrip);
+  header.set<int16_t>(field::kSformCode, 1);  // scanner coordinates
+  for (size_t row = 0; row < 3; ++row)
+    for (size_t column = 0; column < 4; ++column)
+      header.set<float>(field::kSrow, static_cast<float>(image.affine[row][column]), row * 4 + column);
+  std::copy_n("n+1", 4, header.bytes.begin() + field::kMagic);
+  return header;
+}
+
+/// Passes the parts to `write` one after the other.
+template <class Write>
+void write_parts(const RawHeader& header, const Tensor& voxels, Write write) {
+  write(header.bytes.data(), kHeaderBytes);
+  const char no_extensions[kDataStart - kHeaderBytes] = {};
+  write(no_extensions, sizeof(no_extensions));
+  const auto* data = static_cast<const char*>(voxels.raw_data());
+  const auto bytes = static_cast<size_t>(voxels.numel() * item_size(voxels.dtype()));
+  for (size_t done = 0; done < bytes; done += kChunk) write(data + done, std::min(kChunk, bytes - done));
+}
+
+}  // namespace
+
+NiftiImage load_nifti(const std::filesystem::path& path, Device device, const NiftiOptions& options) {
+  runtime(device).require(device.index);
+  OpenNifti open(path, "load_nifti", options);
+  NiftiImage image = open.image;
+  image.data = open.read_all();
+  if (!device.is_cpu()) image.data = image.data.to(device);
+  return image;
+}
+
+struct NiftiFile::Body : OpenNifti {
+  Body(const std::filesystem::path& path, const NiftiOptions& options) : OpenNifti(path, "NiftiFile", options) {
+    if (unpacked->is_packed())
+      whole = read_all();
+    else
+      check_voxels(file, *unpacked, layout);
+    unpacked.reset();  // parts are read from the file itself
+  }
+  Tensor whole;  ///< of a packed file
+};
+
+NiftiFile::NiftiFile(const std::filesystem::path& path, const NiftiOptions& options)
+    : body_(std::make_shared<const Body>(path, options)) {}
+
+const Shape& NiftiFile::shape() const { return body_->layout.shape; }
+const NiftiImage& NiftiFile::header() const { return body_->image; }
+
+Tensor NiftiFile::read(const Dims& start, const Shape& size) const {
+  const Body& body = *body_;
+  check_part(body.file, shape(), start, size);
+  body.check_limit(size);
+  Tensor tensor = empty(size);
+  float* data = tensor.mutable_data<float>();
+  for_each_run(shape(), start, size, [&](int64_t from, int64_t to, int64_t count) {
+    if (body.whole.defined()) {
+      std::copy_n(body.whole.data<float>() + from, count, data + to);
+      return;
+    }
+    int64_t position = body.layout.offset + from * body.layout.type->bytes;
+    read_voxels(body.file, body.layout, body.header.swapped, data + to, count, [&](char* chunk, size_t bytes) {
+      body.file.read_at(position, chunk, bytes);
+      position += static_cast<int64_t>(bytes);
+    });
+  });
+  return tensor;
+}
+
+void save_nifti(const std::filesystem::path& path, const NiftiImage& image) {
+  check_image(path, image);
+  const RawHeader header = make_header(image);
+  const Tensor voxels = image.data.detach().to(Device::cpu(), voxel_type_for(image.data.dtype()).first).contiguous();
+  AtomicFile file(path, "save_nifti");
+  if (ends_with(path, ".nii")) {
+    write_parts(header, voxels, [&](const char* data, size_t bytes) { file.write(data, bytes); });
+  } else {
+    GzHandle gz = open_gz(file.descriptor(), "wb6");
+    check(gz != nullptr, "save_nifti", "zlib cannot write '", path.string(), "'");
+    const auto check_gz = [&](bool written) {
+      check(written, "save_nifti", "cannot write '", path.string(), "': ", std::generic_category().message(errno));
+    };
+    write_parts(header, voxels, [&](const char* data, size_t bytes) {
+      check_gz(gzwrite(gz.get(), data, static_cast<unsigned>(bytes)) == static_cast<int>(bytes));
+    });
+    check_gz(gzclose(gz.release()) == Z_OK);
+  }
+  file.commit();
+}
+
+}  // namespace voxgrad

@@ -1,0 +1,19 @@
+// Seeds that follow from a loader's seed: one for each epoch's order and one for each sample in each epoch.
+#pragma once
+
+#include <cstdint>
+
+#include "../../../core/detail/philox.h"
+
+namespace voxgrad::data {
+
+/// No sample has this index.
+inline constexpr int64_t kOrderStream = -1;
+
+/// Philox as a hash of (seed, epoch, index).
+inline uint64_t derived_seed(uint64_t seed, int64_t epoch, int64_t index) {
+  const Philox4 r = philox(seed, static_cast<uint64_t>(index), static_cast<uint64_t>(epoch));
+  return static_cast<uint64_t>(r.v[0]) << 32 | r.v[1];
+}
+
+}  // namespace voxgrad::data

@@ -1,0 +1,32 @@
+// Communicators for the processes of a launcher: NCCL between GPUs, MPI between CPUs.
+#pragma once
+
+#include "../../core/communicator.h"
+
+namespace voxgrad::distributed {
+
+/// Returns whether this build has NCCL.
+bool nccl_available();
+/// Returns the group of all processes that torchrun, another launcher that sets the same variables (environment.h),
+/// mpirun or srun started; without a launcher, a group of this process alone. Each rank uses the GPU of its local rank.
+/// Processes join with the token VOXGRAD_TOKEN, or with a random token under MPI (docs/scaling.md describes the trust
+/// model). Throws Error if this build has no NCCL, if the GPU does not exist, if the environment is inconsistent, if
+/// ranks are missing after a minute, and if MPI started the processes but this build has no MPI.
+///
+/// The group queues collectives of GPU tensors on a separate stream, after earlier work of the current stream, and the
+/// host continues. If a process ends, NCCL fails, or a rank exceeds the timeout, all processes end after one line on
+/// stderr that names the rank. Replays of a CUDAGraph have no timeout.
+Communicator& nccl_world();
+/// Leaves the group. Must be the last call on every rank.
+void nccl_finalize();
+
+/// Returns whether this build has MPI.
+bool mpi_available();
+/// Returns the group of all processes that mpirun or srun started; otherwise a group of this process alone. The first
+/// call starts MPI. Throws if this build has no MPI, and if the launcher or the environment (environment.h) disagrees
+/// with MPI about ranks.
+Communicator& mpi_world();
+/// Ends MPI if mpi_world() started it. Must be the last call on every rank.
+void mpi_finalize();
+
+}  // namespace voxgrad::distributed

@@ -1,0 +1,166 @@
+#include "nn/distributed/detail/connection.h"
+
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <memory>
+#include <utility>
+
+namespace voxgrad::distributed {
+namespace {
+
+using Head = std::array<int64_t, 3>;          // kind, number, bytes of the text
+constexpr int64_t kMaxOutput = 2 * kMaxText;  // bytes in the buffer of a peer that does not read
+constexpr double kMaxAttempt = 5;             // seconds per address, except for the last address of a host
+
+/// Returns the time to the deadline, at most a minute.
+int milliseconds_to(Deadline deadline) {
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now()).count();
+  return static_cast<int>(std::clamp<int64_t>(left, 0, 60'000));
+}
+
+bool would_block() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
+
+}  // namespace
+
+Deadline after(double seconds) {
+  return std::chrono::steady_clock::now() +
+         std::chrono::duration_cast<Deadline::duration>(std::chrono::duration<double>(seconds));
+}
+
+Connection::Connection(int handle) : handle_(handle) {
+  const int on = 1;
+  ::setsockopt(handle, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  ::setsockopt(handle, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);  // detects a machine that is gone
+}
+
+Connection& Connection::operator=(Connection&& other) noexcept {
+  std::swap(handle_, other.handle_);
+  std::swap(max_text_, other.max_text_);
+  std::swap(input_, other.input_);
+  std::swap(output_, other.output_);
+  return *this;
+}
+
+void Connection::close() {
+  if (is_open()) ::close(std::exchange(handle_, -1));
+}
+
+void Connection::send(const Frame& frame) {
+  if (!is_open()) return;
+  const Head head{static_cast<int64_t>(frame.kind), frame.number, std::ssize(frame.text)};
+  output_.append(reinterpret_cast<const char*>(head.data()), sizeof head);
+  output_ += frame.text;
+  flush();
+  if (std::ssize(output_) > kMaxOutput) close();
+}
+
+void Connection::flush() {
+  while (is_sending()) {
+    const ssize_t sent = ::send(handle_, output_.data(), output_.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (sent > 0)
+      output_.erase(0, static_cast<size_t>(sent));
+    else if (would_block())
+      return;
+    else if (errno == EPIPE || errno == ECONNRESET)
+      output_.clear();  // transfer() still receives the last frames of the peer before it closes
+    else
+      close();
+  }
+}
+
+void Connection::transfer() {
+  flush();
+  std::array<char, 4096> bytes;
+  // Buffers about one frame. Later bytes stay in the socket until next() has removed that frame.
+  while (is_open() && std::ssize(input_) <= max_text_ + std::ssize(Head{}) * 8) {
+    const ssize_t got = ::recv(handle_, bytes.data(), bytes.size(), MSG_DONTWAIT);
+    if (got > 0)
+      input_.append(bytes.data(), static_cast<size_t>(got));
+    else if (got < 0 && would_block())
+      return;
+    else
+      close();
+  }
+}
+
+std::optional<Frame> Connection::next() {
+  Head head;
+  if (input_.size() < sizeof head) return std::nullopt;
+  std::memcpy(head.data(), input_.data(), sizeof head);
+  const auto [kind, number, bytes] = head;
+  if (kind < static_cast<int64_t>(FrameKind::hello) || kind > static_cast<int64_t>(FrameKind::bye) || bytes < 0 ||
+      bytes > max_text_) {
+    input_.clear();
+    close();
+    return std::nullopt;
+  }
+  const size_t whole = sizeof head + static_cast<size_t>(bytes);
+  if (input_.size() < whole) return std::nullopt;
+  Frame frame{static_cast<FrameKind>(kind), number, input_.substr(sizeof head, static_cast<size_t>(bytes))};
+  input_.erase(0, whole);
+  return frame;
+}
+
+void poll_connections(const std::vector<Connection*>& connections, const std::vector<int>& handles, Deadline deadline) {
+  std::vector<pollfd> polled;
+  for (const Connection* c : connections)  // poll() skips closed connections, whose handle is negative
+    polled.push_back({c->handle(), static_cast<short>(c->is_sending() ? POLLIN | POLLOUT : POLLIN), 0});
+  for (const int handle : handles) polled.push_back({handle, POLLIN, 0});
+  ::poll(polled.data(), polled.size(), milliseconds_to(std::min(deadline, after(0.1))));
+  for (size_t i = 0; i < connections.size(); ++i)
+    if (polled[i].revents != 0) connections[i]->transfer();
+}
+
+Connection connect_to(const std::string& host, int port, Deadline deadline, std::string& reason) {
+  addrinfo hints{}, *found = nullptr;
+  hints.ai_family = AF_UNSPEC;
+  hints.ai_socktype = SOCK_STREAM;
+  if (const int code = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found); code != 0) {
+    reason = ::gai_strerror(code);
+    return {};
+  }
+  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> addresses(found, ::freeaddrinfo);
+  for (const addrinfo* a = found; a; a = a->ai_next) {
+    const int handle = ::socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK, a->ai_protocol);
+    if (handle < 0) continue;
+    Connection connection(handle);
+    int error = ::connect(handle, a->ai_addr, a->ai_addrlen) == 0 ? 0 : errno;
+    if (error == EINPROGRESS) {
+      pollfd wanted{handle, POLLOUT, 0};
+      error = ETIMEDOUT;
+      socklen_t bytes = sizeof error;
+      const Deadline attempt = a->ai_next ? std::min(deadline, after(kMaxAttempt)) : deadline;
+      int ready = 0;
+      while ((ready = ::poll(&wanted, 1, milliseconds_to(attempt))) < 0 && errno == EINTR) {
+      }
+      if (ready > 0) ::getsockopt(handle, SOL_SOCKET, SO_ERROR, &error, &bytes);
+    }
+    if (error == 0) return connection;
+    reason = std::strerror(error);
+  }
+  return {};
+}
+
+std::string escape(std::string_view text) {
+  constexpr const char* kDigits = "0123456789abcdef";
+  std::string result;
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte >= ' ' && byte <= '~')
+      result += c;
+    else
+      result += {'\\', 'x', kDigits[byte >> 4], kDigits[byte & 15]};
+  }
+  return result;
+}
+
+}  // namespace voxgrad::distributed

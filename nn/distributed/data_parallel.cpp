@@ -1,0 +1,285 @@
+#include "nn/distributed/data_parallel.h"
+
+#include <algorithm>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "core/autograd.h"
+#include "core/capture.h"
+#include "cuda/cuda.h"
+#include "ops/create.h"
+#include "ops/detail/volume.h"
+#include "ops/optim.h"
+
+namespace voxgrad::nn {
+namespace {
+
+constexpr const char* kOp = "DataParallel";
+using distributed::Communicator;
+
+/// Describes the options and tensors that must be the same on all ranks, one line each.
+std::vector<std::string> describe_lines(const Module& module, const DataParallelOptions& options) {
+  std::vector<std::string> lines{
+      concat("options reduce_dtype ", options.reduce_dtype, ", bucket_cap_mb ", options.bucket_cap_mb)};
+  for (const bool buffers : {false, true})
+    for (const auto& [name, tensor] : buffers ? module.named_buffers() : module.named_parameters())
+      lines.push_back(concat(buffers ? "buffer " : "parameter ", name, ", ", tensor.shape(), ' ', tensor.dtype(),
+                             tensor.is_contiguous() ? "" : concat(" with strides ", tensor.strides()),
+                             !buffers && !tensor.requires_grad() ? " that is frozen" : ""));
+  return lines;
+}
+
+/// Returns the lines of rank `root` on all ranks.
+std::vector<std::string> broadcast_lines(Communicator& group, const std::vector<std::string>& lines, int root) {
+  std::string text;
+  for (const std::string& line : lines) text += line + '\n';
+  const Tensor size = full({}, static_cast<double>(text.size()), {.dtype = i64});
+  group.broadcast(size, root);
+  const Tensor bytes = zeros({size.item<int64_t>()}, {.dtype = u8});
+  if (group.rank() == root) std::copy(text.begin(), text.end(), bytes.mutable_data<uint8_t>());
+  group.broadcast(bytes, root);
+  std::istringstream all(std::string(reinterpret_cast<const char*>(bytes.data<uint8_t>()), size.item<int64_t>()));
+  std::vector<std::string> result;
+  for (std::string line; std::getline(all, line);) result.push_back(line);
+  result.push_back("no more tensors");
+  return result;
+}
+
+/// Throws on all ranks unless the lines of all ranks are the same.
+void check_same(Communicator& group, const std::vector<std::string>& own) {
+  const std::vector<std::string> first = broadcast_lines(group, own, 0);
+  const auto place = std::mismatch(own.begin(), own.end(), first.begin(), first.end() - 1);
+  const bool same = place.first == own.end() && place.second == first.end() - 1;
+  const int64_t difference = same ? -1 : place.first - own.begin();
+  const std::vector<int64_t> all =
+      group.all_gather(full({}, static_cast<double>(difference), {.dtype = i64})).to_vector<int64_t>();
+  for (int rank = 0; rank < group.size(); ++rank) {
+    const int64_t line = all[static_cast<size_t>(rank)];
+    if (line < 0) continue;
+    const auto other = broadcast_lines(group, own, rank);
+    throw distributed::CollectiveError(
+        0, concat(kOp, ": the ranks' models differ: rank ", rank, " has ", other[static_cast<size_t>(line)],
+                  ", where rank 0 has ", first[static_cast<size_t>(line)]));
+  }
+}
+
+}  // namespace
+
+/// The buckets and their hooks.
+class DataParallel::Reducer {
+ public:
+  Reducer(const Module& module, Communicator& group, const DataParallelOptions& options);
+  ~Reducer() {
+    for (const HookHandle& hook : hooks_) hook.remove();
+  }
+  Reducer(const Reducer&) = delete;
+  Reducer& operator=(const Reducer&) = delete;
+
+  const std::shared_ptr<int> no_sync_guards = std::make_shared<int>(0);  // number of NoSync objects alive
+
+ private:
+  /// A parameter and the location of its gradient in a bucket.
+  struct Slot {
+    Tensor param;
+    size_t bucket = 0;
+    Tensor values{};       // the part of the bucket, with the shape and strides of the parameter
+    bool arrived = false;  // the gradient has been computed, or this pass does not compute it
+  };
+  /// Gradients of one dtype and device.
+  struct Bucket {
+    Tensor memory{};
+    Tensor wire{};  // the reduced tensor: memory itself, or a copy in another dtype
+    std::vector<size_t> slots{};
+    size_t missing = 0;
+    std::unique_ptr<distributed::Work> work{};
+  };
+
+  DType wire_dtype(const Tensor& param) const { return param.dtype() == f64 ? f64 : reduce_dtype_; }
+  void make_buckets(const Tensors& params, double cap_bytes);
+  void begin();
+  void send_flags();
+  void arrived(size_t slot);
+  void mark(Slot& slot);
+  void start_full_buckets();
+  void start(Bucket& bucket);
+  std::vector<double> used();
+  void finish();
+
+  Communicator& group_;
+  DType reduce_dtype_;
+  std::vector<Slot> slots_;
+  std::vector<Bucket> buckets_;
+  std::vector<HookHandle> hooks_;
+  size_t next_ = 0;          // next bucket to start; all ranks start buckets in the same order
+  std::weak_ptr<int> pass_;  // expires when the backward pass ends, even if it throws
+  // By slot. Nonzero if, on this rank, the running pass reaches the parameter or the parameter has a gradient.
+  std::vector<double> here_;
+  // By slot. Nonzero if here_ was nonzero on any rank in the last pass that was not captured.
+  std::vector<double> anywhere_;
+  std::optional<cuda::Stream> flags_stream_;  // on a GPU
+  Tensor flags_;                              // the reduction of here_, which becomes anywhere_
+  std::unique_ptr<distributed::Work> flags_work_;
+};
+
+DataParallel::Reducer::Reducer(const Module& module, Communicator& group, const DataParallelOptions& options)
+    : group_(group), reduce_dtype_(options.reduce_dtype) {
+  check(reduce_dtype_ == f32 || reduce_dtype_ == bf16, kOp, "reduce_dtype must be f32 or bf16, got ", reduce_dtype_);
+  check(options.bucket_cap_mb > 0, kOp, "bucket_cap_mb must be positive, got ", options.bucket_cap_mb);
+  check_same(group, describe_lines(module, options));
+  for (const auto& [name, param] : module.named_parameters())
+    check(is_dense_volume(param), kOp, "parameter ", name,
+          " is neither contiguous nor channels_last: ", describe(param));
+  const NoGradGuard no_grad;
+  for (const Tensor& tensor : module.parameters()) group.broadcast(tensor);
+  for (const Tensor& tensor : module.buffers()) group.broadcast(tensor);
+  if (group.size() == 1) return;  // a gradient is its own mean
+  Tensors params = module.parameters();
+  std::erase_if(params, [](const Tensor& param) { return !param.requires_grad(); });
+  std::reverse(params.begin(), params.end());
+  make_buckets(params, options.bucket_cap_mb * 1024 * 1024);
+  for (size_t i = 0; i < slots_.size(); ++i)
+    hooks_.push_back(slots_[i].param.register_post_accumulate_grad_hook([this, i](const Tensor&) { arrived(i); }));
+  if (group.device().is_cuda()) flags_stream_.emplace(group.device().index);
+}
+
+void DataParallel::Reducer::make_buckets(const Tensors& params, double cap_bytes) {
+  double bytes = 0;
+  for (const Tensor& param : params) {
+    const auto own = static_cast<double>(param.numel() * item_size(wire_dtype(param)));
+    if (buckets_.empty() || bytes + own > cap_bytes || slots_.back().param.dtype() != param.dtype() ||
+        slots_.back().param.device() != param.device()) {
+      buckets_.emplace_back();
+      bytes = 0;
+    }
+    bytes += own;
+    buckets_.back().slots.push_back(slots_.size());
+    slots_.push_back({.param = param, .bucket = buckets_.size() - 1});
+  }
+  for (Bucket& bucket : buckets_) {
+    int64_t count = 0;
+    for (const size_t i : bucket.slots) count += slots_[i].param.numel();
+    const Tensor& first = slots_[bucket.slots[0]].param;
+    bucket.memory = empty({count}, {first.dtype(), first.device()});
+    bucket.wire =
+        wire_dtype(first) == first.dtype() ? bucket.memory : empty({count}, {wire_dtype(first), first.device()});
+    int64_t place = 0;
+    for (const size_t i : bucket.slots) {
+      const Tensor& param = slots_[i].param;
+      slots_[i].values = as_strided(bucket.memory, param.shape(), param.strides(), place);
+      place += param.numel();
+    }
+  }
+}
+
+void DataParallel::Reducer::begin() {
+  bool under_way = flags_work_ != nullptr;
+  for (const Bucket& bucket : buckets_) under_way = under_way || bucket.work;
+  check(!under_way, kOp, "the backward pass before this one failed while gradients travelled: the ranks are apart");
+  const auto pass = std::make_shared<int>();
+  autograd::queue_callback([this, pass] { finish(); });
+  pass_ = pass;
+  next_ = 0;
+  here_.assign(slots_.size(), 0);
+  for (Bucket& bucket : buckets_) bucket.missing = bucket.slots.size();
+  for (Slot& slot : slots_) slot.arrived = false;
+  const auto reached = autograd::reached_leaves();
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    const bool comes = reached.contains(slots_[i].param.body().get());
+    here_[i] = comes || slots_[i].param.grad().defined();
+    if (!comes) mark(slots_[i]);
+  }
+  send_flags();
+}
+
+/// Starts the reduction of here_ on a separate stream, so that it does not wait for queued kernels of the pass.
+void DataParallel::Reducer::send_flags() {
+  if (Capture::current()) return;
+  std::optional<cuda::StreamGuard> guard;
+  if (flags_stream_) guard.emplace(*flags_stream_);
+  flags_ = from_span<double>(here_, {std::ssize(here_)}, group_.device());
+  flags_work_ = group_.all_reduce_async(flags_, distributed::ReduceOp::max);
+}
+
+void DataParallel::Reducer::arrived(size_t slot) {
+  if (*no_sync_guards > 0) return;
+  check(!grad_enabled(), kOp, "gradients that are recorded (create_graph) cannot be averaged");
+  const NoGradGuard no_grad;
+  if (pass_.expired()) begin();
+  mark(slots_[slot]);
+  start_full_buckets();
+  for (const Bucket& bucket : buckets_)
+    if (bucket.work) bucket.work->test();  // MPI makes progress only during calls
+}
+
+void DataParallel::Reducer::mark(Slot& slot) {
+  if (!slot.arrived) --buckets_[slot.bucket].missing;
+  slot.arrived = true;
+}
+
+void DataParallel::Reducer::start_full_buckets() {
+  for (; next_ < buckets_.size() && buckets_[next_].missing == 0; ++next_) start(buckets_[next_]);
+}
+
+/// Starts the reduction of a bucket. Each gradient is divided by the number of ranks; a missing gradient counts as
+/// zero.
+void DataParallel::Reducer::start(Bucket& bucket) {
+  Tensors places, grads;
+  for (const size_t i : bucket.slots) {
+    const Tensor grad = slots_[i].param.grad();
+    if (!grad.defined()) {
+      slots_[i].values.zero_();
+      continue;
+    }
+    places.push_back(slots_[i].values);
+    grads.push_back(grad);
+  }
+  // Divides in the wider of the two dtypes.
+  const double part = 1.0 / group_.size();
+  const bool widens = item_size(bucket.wire.dtype()) > item_size(bucket.memory.dtype());
+  scaled_copies(places, grads, widens ? 1 : part);
+  if (!bucket.wire.is_same(bucket.memory)) bucket.wire.copy_(bucket.memory);
+  if (widens) bucket.wire.mul_(part);
+  bucket.work = group_.all_reduce_async(bucket.wire);
+}
+
+/// Returns anywhere_ for this pass. Only a rank that lacks a gradient waits for the result on the host.
+std::vector<double> DataParallel::Reducer::used() {
+  std::vector<double> result = here_;
+  if (Capture::current()) {
+    for (size_t i = 0; i < anywhere_.size(); ++i) result[i] = std::max(result[i], anywhere_[i]);
+    return result;
+  }
+  std::optional<cuda::StreamGuard> guard;
+  if (flags_stream_) guard.emplace(*flags_stream_);
+  std::exchange(flags_work_, nullptr)->wait();
+  if (std::ranges::find(here_, 0.0) != here_.end()) result = flags_.to_vector();
+  flags_ = {};
+  return anywhere_ = result;
+}
+
+void DataParallel::Reducer::finish() {
+  const NoGradGuard no_grad;
+  for (Slot& slot : slots_)
+    if (!slot.arrived) mark(slot);
+  start_full_buckets();
+  const std::vector<double> is_used = used();
+  for (Bucket& bucket : buckets_) {
+    bucket.work->wait();
+    bucket.work.reset();
+    if (!bucket.wire.is_same(bucket.memory)) bucket.memory.copy_(bucket.wire);
+    for (const size_t i : bucket.slots)
+      if (is_used[i] != 0) slots_[i].param.set_grad(slots_[i].values);
+  }
+  pass_.reset();
+}
+
+DataParallel::DataParallel(const Module& module, Communicator& communicator, const DataParallelOptions& options)
+    : reducer_(std::make_unique<Reducer>(module, communicator, options)) {}
+
+DataParallel::~DataParallel() = default;
+
+DataParallel::NoSync DataParallel::no_sync() { return NoSync(reducer_->no_sync_guards); }
+
+}  // namespace voxgrad::nn

@@ -1,0 +1,83 @@
+// Non-blocking TCP connections between ranks. Frames wait in buffers until the socket accepts or delivers them.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace voxgrad::distributed {
+
+using Deadline = std::chrono::steady_clock::time_point;
+/// Returns the point in time `seconds` from now.
+Deadline after(double seconds);
+
+/// Kinds of messages between rank 0 and another rank. Each message has a kind, a number and a text.
+enum class FrameKind : int64_t {
+  hello = 0x766f78'67726164,  ///< number: rank << 32 | size; text: token, line end, host ("voxgrad" marks the protocol)
+  welcome,                    ///< text: rank 0's message
+  refused,                    ///< text: the reason
+  calls,                      ///< to rank 0; number: of collectives so far; text: the calls since the last such frame
+  late,                       ///< to rank 0; number: index of the late call; text: its name
+  end,                        ///< the receiver ends its process
+  bye                         ///< the sender leaves the group
+};
+inline constexpr int64_t kMaxText = 1 << 24;  // bytes
+
+/// A message.
+struct Frame {
+  FrameKind kind;
+  int64_t number = 0;
+  std::string text{};
+};
+
+/// A connected, non-blocking socket with a buffer for each direction. The connection closes itself when the peer is
+/// gone, sends an invalid frame, or does not read.
+class Connection {
+ public:
+  Connection() = default;  ///< closed
+  /// Takes ownership of the socket.
+  explicit Connection(int handle);
+  ~Connection() { close(); }
+  Connection(Connection&& other) noexcept { *this = std::move(other); }
+  Connection& operator=(Connection&& other) noexcept;
+
+  bool is_open() const { return handle_ >= 0; }
+  int handle() const { return handle_; }
+  /// Returns whether the buffer still contains frames to send.
+  bool is_sending() const { return is_open() && !output_.empty(); }
+  /// Limits the text of received frames, kMaxText by default.
+  void set_max_text(int64_t bytes) { max_text_ = bytes; }
+
+  /// Appends a frame to the buffer and sends as much of the buffer as the socket accepts. Does nothing if closed.
+  void send(const Frame& frame);
+  /// Moves bytes in both directions without blocking.
+  void transfer();
+  /// Returns the next complete frame, if any. Also returns frames that arrived before the connection was closed.
+  std::optional<Frame> next();
+  void close();
+
+ private:
+  void flush();
+
+  int handle_ = -1;
+  int64_t max_text_ = kMaxText;
+  std::string input_;
+  std::string output_;
+};
+
+/// Waits until a connection can transfer bytes or a handle is readable, until the deadline, but at most 0.1 seconds.
+/// Then transfers on the connections that are ready. Skips closed connections.
+void poll_connections(const std::vector<Connection*>& connections, const std::vector<int>& handles, Deadline deadline);
+
+/// Connects to one of the addresses of a host before the deadline. If none accepts, returns a closed connection and
+/// sets `reason`.
+Connection connect_to(const std::string& host, int port, Deadline deadline, std::string& reason);
+
+/// Replaces bytes that are not printable ASCII by escapes such as "\x1b", so that a peer's text can be printed.
+std::string escape(std::string_view text);
+
+}  // namespace voxgrad::distributed

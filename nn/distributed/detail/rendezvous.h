@@ -1,0 +1,98 @@
+// The rendezvous connects processes before NCCL connects their GPUs. Afterwards it detects processes that are gone and
+// compares the ranks' calls of collectives.
+//
+// Rank 0 listens, and the other ranks connect. Every connection starts with a hello that contains the token of the job.
+// Rank 0 refuses a hello with another token: the peer receives the reason and nothing else. Everything is sent in plain
+// text, including the token. docs/scaling.md describes the trust model.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "../../../core/communicator.h"
+
+namespace voxgrad::distributed {
+
+/// The sockets on which rank 0 waits for the other ranks.
+class Listener {
+ public:
+  /// Listens on the addresses of `host` that belong to this machine. If there are none, or if a host name resolves to
+  /// loopback addresses only (Debian's 127.0.1.1), other machines may need another address: with a token, the listener
+  /// then uses all interfaces. Port 0 selects a free port. Throws Error with the reason if no address can be used.
+  Listener(const std::string& host, int port, std::string token);
+  ~Listener();
+  Listener(const Listener&) = delete;
+  Listener& operator=(const Listener&) = delete;
+
+  int port() const { return port_; }
+  const std::string& token() const { return token_; }
+  const std::vector<int>& handles() const { return handles_; }
+  /// Returns whether no other machine can connect.
+  bool is_loopback_only() const;
+  /// Returns "127.0.1.1, port 29500", for messages.
+  std::string describe() const;
+
+ private:
+  std::string listen_on(const char* host);
+  void close();
+
+  std::vector<int> handles_;
+  std::vector<std::string> addresses_;
+  int port_;
+  std::string token_;
+};
+
+/// The state of a rank's collectives.
+struct Progress {
+  std::string late{};     ///< "all_reduce within 600 s": a collective that exceeded the timeout; empty if there is none
+  int64_t late_call = 0;  ///< index of the late collective among this rank's calls, from 1
+  std::string error{};    ///< error message of a collective; empty if there is none
+};
+
+/// TCP connections between rank 0 and each other rank, which collectives do not use. No function blocks for longer than
+/// its time limit, regardless of what the peers send and whether they read.
+class Rendezvous {
+ public:
+  /// Rank 0: waits until all others have joined and sends them `message`. Refuses peers without the token, with another
+  /// number of ranks, or with a rank that has already joined; this does not affect the other peers. If ranks are
+  /// missing after `seconds`, throws Error on all ranks that joined. The message names the missing ranks and the last
+  /// refusal.
+  Rendezvous(const Listener& listener, int size, const std::string& message, double seconds);
+  /// Other ranks: joins rank 0. If the connection is closed before an answer, connects again. Throws Error if rank 0
+  /// refuses this rank or does not answer within `seconds`.
+  Rendezvous(int rank, int size, const std::string& host, int port, const std::string& token, double seconds);
+  /// Leaves the group. Takes up to two seconds if the others do not answer.
+  ~Rendezvous();
+  Rendezvous(const Rendezvous&) = delete;
+  Rendezvous& operator=(const Rendezvous&) = delete;
+
+  /// The message of rank 0.
+  const std::string& message() const { return message_; }
+  /// Starts a thread that calls `progress` every 0.1 seconds. If a process ends without leaving the group, if a
+  /// collective is late or fails, or if the ranks' calls differ, the thread prints one line on stderr that names the
+  /// rank and the cause, and ends the processes of all ranks.
+  void watch(std::function<Progress()> progress);
+  /// Records a call of a collective, which rank 0 compares and counts. The description must be one line. Thread-safe.
+  void add_call(const Call& call);
+  /// Ends the processes of all other ranks. Prints nothing.
+  void end_others();
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+  std::string message_;
+};
+
+/// Returns 128 random bits as hexadecimal digits, for a token.
+std::string random_token();
+/// Prints the line "rank 1 of 4 on host node7: <what>" on stderr with one write.
+void print_failure(int rank, int size, const std::string& what);
+/// Returns the name of this machine.
+std::string host_name();
+/// Calls f(world). An exception ends all processes, after one line on stderr.
+void run_guarded(Communicator& world, const std::function<void(Communicator& world)>& f);
+
+}  // namespace voxgrad::distributed

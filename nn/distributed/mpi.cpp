@@ -1,0 +1,386 @@
+// The communicator for CPU tensors. It uses MPI's nonblocking collectives and waits in a loop of MPI_Test, so that a
+// timeout can end the wait.
+#include <mpi.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstdlib>
+#include <deque>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "nn/distributed/communicator.h"
+#include "nn/distributed/environment.h"
+
+namespace voxgrad::distributed {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// Throws on an error of MPI, and stores its message in `failure`.
+void check_mpi(int code, const char* call, std::string* failure = nullptr) {
+  if (code == MPI_SUCCESS) return;
+  char text[MPI_MAX_ERROR_STRING] = "";
+  int length = 0;
+  MPI_Error_string(code, text, &length);
+  if (failure) *failure = text;
+  fail(call, text);
+}
+
+/// Reduces bf16 and f16, for which MPI has no type. They are sent as 16-bit integers.
+template <class Half, ReduceOp op>
+void reduce_halves(void* in, void* result, int* count, MPI_Datatype*) {
+  const auto* a = static_cast<const Half*>(in);
+  auto* b = static_cast<Half*>(result);
+  for (int i = 0; i < *count; ++i) {
+    const float x = a[i], y = b[i];
+    b[i] = Half(op == ReduceOp::sum ? x + y : op == ReduceOp::max ? std::max(x, y) : std::min(x, y));
+  }
+}
+
+/// Returns MPI's type for elements that are copied and not reduced.
+MPI_Datatype moved_type(DType dtype) {
+  switch (item_size(dtype)) {
+    case 1:
+      return MPI_UINT8_T;
+    case 2:
+      return MPI_UINT16_T;
+    case 4:
+      return MPI_UINT32_T;
+    default:
+      return MPI_UINT64_T;
+  }
+}
+
+MPI_Datatype reduced_type(DType dtype) {
+  switch (dtype) {
+    case f32:
+      return MPI_FLOAT;
+    case f64:
+      return MPI_DOUBLE;
+    case i64:
+      return MPI_INT64_T;
+    default:
+      return MPI_UINT16_T;  // halves
+  }
+}
+
+int count_of(const Tensor& tensor) { return static_cast<int>(tensor.numel()); }
+
+int rank_in(MPI_Comm comm) {
+  int rank = 0;
+  check_mpi(MPI_Comm_rank(comm, &rank), "MPI_Comm_rank");
+  return rank;
+}
+
+int size_of(MPI_Comm comm) {
+  int size = 1;
+  check_mpi(MPI_Comm_size(comm, &size), "MPI_Comm_size");
+  return size;
+}
+
+int rank_on_machine() {
+  MPI_Comm machine = MPI_COMM_NULL;
+  check_mpi(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &machine),
+            "MPI_Comm_split_type");
+  const int rank = rank_in(machine);
+  MPI_Comm_free(&machine);
+  return rank;
+}
+
+/// A running collective. Its Work owns it, and so does the communicator until it has completed.
+struct Operation {
+  const char* name;
+  int64_t number;  ///< index of the collective, from 1
+  Tensors tensors;
+  std::vector<MPI_Request> requests;
+  bool is_over = false;
+};
+
+/// A call in a form that MPI can gather.
+struct FixedCall {
+  Signature signature;
+  std::array<char, 240> text{};  ///< the beginning of the description, and a zero
+};
+
+/// An all-gather that compares the ranks' calls of one collective.
+struct Comparison {
+  const char* name;
+  FixedCall own;
+  std::vector<FixedCall> all;
+  MPI_Request request = MPI_REQUEST_NULL;
+};
+
+class MpiCommunicator : public Communicator {
+ public:
+  MpiCommunicator();
+  /// finish() must have returned.
+  ~MpiCommunicator() override;
+
+  std::unique_ptr<Work> start(const Collective& collective) override;
+  void abort(int code) override { MPI_Abort(MPI_COMM_WORLD, code); }
+  /// Makes progress without blocking. Returns true once the operation has completed and all ranks called the same.
+  bool advance(Operation& operation);
+  void wait(Operation& operation);
+  /// Waits for all operations, including those whose Work was destroyed.
+  void finish();
+
+ private:
+  MPI_Op reduction(ReduceOp op, DType dtype) const;
+  void start_comparison(const Collective& collective);
+  void compare_calls();
+  bool alarm_rings() const;
+  [[noreturn]] void give_up(const char* op);
+
+  MPI_Comm comm_ = MPI_COMM_NULL;
+  MPI_Comm calls_ = MPI_COMM_NULL;                     // for comparisons, which match even if calls on comm_ differ
+  MPI_Comm alarm_ = MPI_COMM_NULL;                     // for signals between ranks whose wait timed out
+  std::array<std::array<MPI_Op, 3>, 2> halves_ops_{};  // for bf16 and f16, by ReduceOp
+  std::vector<std::shared_ptr<Operation>> operations_;
+  std::deque<Comparison> comparisons_;  // running, in the order of the collectives
+  int64_t started_ = 0;                 // number of collectives started
+  int64_t compared_ = 0;                // number of collectives whose calls agree on all ranks
+  std::string failure_;                 // the first error, after which the group cannot be used
+};
+
+class MpiWork : public Work {
+ public:
+  MpiWork(MpiCommunicator& group, std::shared_ptr<Operation> operation)
+      : group_(group), operation_(std::move(operation)) {}
+
+  // A Work may outlive its group, which completes all operations before it is destroyed.
+  bool test() override { return operation_->is_over || group_.advance(*operation_); }
+  void wait() override {
+    if (!operation_->is_over) group_.wait(*operation_);
+  }
+
+ private:
+  MpiCommunicator& group_;
+  std::shared_ptr<Operation> operation_;
+};
+
+MpiCommunicator::MpiCommunicator()
+    : Communicator(rank_in(MPI_COMM_WORLD), size_of(MPI_COMM_WORLD), rank_on_machine(), Device::cpu()) {
+  for (MPI_Comm* comm : {&comm_, &calls_, &alarm_}) check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, comm), "MPI_Comm_dup");
+  using enum ReduceOp;
+  const auto make = [](MPI_User_function* function) {
+    MPI_Op op = MPI_OP_NULL;
+    check_mpi(MPI_Op_create(function, 1, &op), "MPI_Op_create");
+    return op;
+  };
+  halves_ops_ = {
+      {{make(reduce_halves<BFloat16, sum>), make(reduce_halves<BFloat16, max>), make(reduce_halves<BFloat16, min>)},
+       {make(reduce_halves<Float16, sum>), make(reduce_halves<Float16, max>), make(reduce_halves<Float16, min>)}}};
+}
+
+MpiCommunicator::~MpiCommunicator() {
+  for (auto& ops : halves_ops_)
+    for (MPI_Op& op : ops) MPI_Op_free(&op);
+  for (MPI_Comm* comm : {&alarm_, &calls_, &comm_}) MPI_Comm_free(comm);
+}
+
+bool MpiCommunicator::advance(Operation& operation) {
+  compare_calls();
+  int over = 0;
+  const int code =
+      MPI_Testall(static_cast<int>(operation.requests.size()), operation.requests.data(), &over, MPI_STATUSES_IGNORE);
+  // Calls that differ may also cause an error of MPI ("message truncated"). The comparison explains it.
+  if (code != MPI_SUCCESS)
+    for (const auto end = Clock::now() + std::chrono::seconds(1); compared_ < operation.number && Clock::now() < end;)
+      compare_calls();
+  check_mpi(code, operation.name, &failure_);
+  operation.is_over = over && operation.number <= compared_;
+  if (operation.is_over) operation.tensors.clear();
+  return operation.is_over;
+}
+
+void MpiCommunicator::wait(Operation& operation) {
+  const Clock::time_point start = Clock::now();
+  Clock::time_point look = start + std::chrono::milliseconds(50);
+  while (!advance(operation)) {
+    std::this_thread::yield();
+    const Clock::time_point now = Clock::now();
+    if (now < look) continue;
+    look = now + std::chrono::milliseconds(50);
+    if (now - start > std::chrono::duration<double>(timeout()) || alarm_rings()) give_up(operation.name);
+  }
+}
+
+void MpiCommunicator::finish() {
+  check(failure_.empty(), "distributed::mpi_finalize", "the group failed before: ", failure_);
+  for (const auto& operation : operations_)
+    if (!operation->is_over) wait(*operation);
+  operations_.clear();
+}
+
+void MpiCommunicator::start_comparison(const Collective& collective) {
+  ++started_;
+  if (size() == 1) {
+    compared_ = started_;
+    return;
+  }
+  Comparison& c = comparisons_.emplace_back(Comparison{.name = collective.name, .own = {}, .all = {}});
+  const Call call = collective.call(rank());
+  c.own.signature = call.signature;
+  call.description.copy(c.own.text.data(), c.own.text.size() - 1);
+  c.all.resize(static_cast<size_t>(size()));
+  check_mpi(MPI_Iallgather(&c.own, sizeof c.own, MPI_BYTE, c.all.data(), sizeof c.own, MPI_BYTE, calls_, &c.request),
+            collective.name, &failure_);
+}
+
+/// Makes progress with the comparisons, in order, so that all ranks detect the same difference.
+void MpiCommunicator::compare_calls() {
+  for (; !comparisons_.empty(); comparisons_.pop_front(), ++compared_) {
+    Comparison& oldest = comparisons_.front();
+    int over = 0;
+    check_mpi(MPI_Test(&oldest.request, &over, MPI_STATUS_IGNORE), oldest.name, &failure_);
+    if (!over) return;
+    std::vector<Signature> signatures;
+    for (const FixedCall& call : oldest.all) signatures.push_back(call.signature);
+    if (calls_agree(signatures)) continue;
+    std::vector<std::string> texts;
+    for (const FixedCall& call : oldest.all) texts.emplace_back(call.text.data());
+    failure_ = concat(oldest.name, ": ", describe_disagreement(texts));
+    throw CollectiveError(0, failure_);
+  }
+}
+
+MPI_Op MpiCommunicator::reduction(ReduceOp op, DType dtype) const {
+  const auto number = static_cast<size_t>(op);
+  if (dtype == bf16 || dtype == f16) return halves_ops_[dtype == f16][number];
+  return std::array{MPI_SUM, MPI_MAX, MPI_MIN}[number];
+}
+
+bool MpiCommunicator::alarm_rings() const {
+  int rings = 0;
+  MPI_Iprobe(MPI_ANY_SOURCE, 0, alarm_, &rings, MPI_STATUS_IGNORE);
+  return rings != 0;
+}
+
+/// Exchanges a signal with all ranks that wait. Ranks that send no signal are missing.
+void MpiCommunicator::give_up(const char* op) {
+  std::vector<bool> waiting(static_cast<size_t>(size()), false);
+  waiting[static_cast<size_t>(rank())] = true;
+  for (int other = 0; other < size(); ++other) {
+    MPI_Request request;
+    if (other == rank()) continue;
+    MPI_Isend(nullptr, 0, MPI_BYTE, other, 0, alarm_, &request);
+    MPI_Request_free(&request);
+  }
+  const Clock::time_point end = Clock::now() + std::chrono::seconds(1);
+  while (Clock::now() < end) {
+    int rings = 0;
+    MPI_Status status;
+    MPI_Iprobe(MPI_ANY_SOURCE, 0, alarm_, &rings, &status);
+    if (!rings) {
+      std::this_thread::yield();
+      continue;
+    }
+    MPI_Recv(nullptr, 0, MPI_BYTE, status.MPI_SOURCE, 0, alarm_, MPI_STATUS_IGNORE);
+    waiting[static_cast<size_t>(status.MPI_SOURCE)] = true;
+  }
+  std::vector<int> missing;
+  for (int other = 0; other < size(); ++other)
+    if (!waiting[static_cast<size_t>(other)]) missing.push_back(other);
+  failure_ = concat(op, ": ", missing.empty() ? "all ranks wait, and no other rank" : list_ranks(missing),
+                    " did not come within ", timeout(), " s");
+  const auto first = std::find(waiting.begin(), waiting.end(), true);
+  throw CollectiveError(static_cast<int>(first - waiting.begin()), failure_);
+}
+
+std::unique_ptr<Work> MpiCommunicator::start(const Collective& c) {
+  using enum Collective::Kind;
+  check(failure_.empty(), c.name, "the group failed before: ", failure_);
+  for (const auto& own : operations_)
+    if (own.use_count() == 1 && !own->is_over) advance(*own);
+  std::erase_if(operations_, [](const auto& own) { return own->is_over; });
+  start_comparison(c);
+  const auto& operation = operations_.emplace_back(std::make_shared<Operation>(
+      Operation{.name = c.name,
+                .number = started_,
+                .tensors = c.tensors(),
+                .requests = std::vector(std::max<size_t>(1, c.sends.size() + c.receives.size()), MPI_REQUEST_NULL)}));
+  auto work = std::make_unique<MpiWork>(*this, operation);
+  MPI_Request* request = operation->requests.data();
+  if (c.kind == send_receive) {
+    for (const auto& [t, peer] : c.receives)
+      check_mpi(MPI_Irecv(t.mutable_raw_data(), count_of(t), moved_type(t.dtype()), peer, 0, comm_, request++), c.name,
+                &failure_);
+    for (const auto& [t, peer] : c.sends)
+      check_mpi(MPI_Isend(t.raw_data(), count_of(t), moved_type(t.dtype()), peer, 0, comm_, request++), c.name,
+                &failure_);
+    return work;
+  }
+  const void* const in = c.in.raw_data();
+  void* const out = c.out.mutable_raw_data();
+  const int count = count_of(c.in);
+  const MPI_Datatype moved = moved_type(c.in.dtype()), reduced = reduced_type(c.in.dtype());
+  const MPI_Op op = reduction(c.op, c.in.dtype());
+  const auto call = [&] {
+    switch (c.kind) {
+      case all_reduce:
+        return MPI_Iallreduce(MPI_IN_PLACE, out, count, reduced, op, comm_, request);
+      case broadcast:
+        return MPI_Ibcast(out, count, moved, c.root, comm_, request);
+      case all_gather:
+        return MPI_Iallgather(in, count, moved, out, count, moved, comm_, request);
+      default:
+        return MPI_Ireduce_scatter_block(in, out, count_of(c.out), reduced, op, comm_, request);
+    }
+  };
+  check_mpi(call(), c.name, &failure_);
+  return work;
+}
+
+MpiCommunicator* world = nullptr;  // deleted by mpi_finalize(), because MPI must not be called at exit
+bool started_here = false;
+
+/// Throws if the launcher and MPI disagree about the number of ranks. Otherwise each process would be a group of its
+/// own, and the processes would train separate models and overwrite each other's files.
+void check_launch(int rank, int size) {
+  constexpr const char* kOp = "distributed::mpi_world";
+  if (const auto given = environment()) {
+    check(given->world_size == size, kOp, "WORLD_SIZE says ", given->world_size, " ranks, MPI has ", size,
+          "; on CPUs the ranks are started by mpirun or srun, not by torchrun");
+    check(given->rank == rank, kOp, "RANK says ", given->rank, ", for MPI this is rank ", rank);
+  }
+  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"})
+    if (const char* text = std::getenv(name))
+      check(std::atoi(text) == size, kOp, "the launcher started ", text, " ranks (", name, "), MPI has ", size,
+            ": the launcher is that of another MPI than voxgrad was built with");
+  const char* tasks = std::getenv("SLURM_STEP_NUM_TASKS");
+  check(!tasks || std::getenv("OMPI_COMM_WORLD_SIZE") || size > 1 || std::atoi(tasks) <= 1, kOp, "srun started ", tasks,
+        " tasks that do not find each other: try srun --mpi=pmix");
+}
+
+}  // namespace
+
+bool mpi_available() { return true; }
+
+Communicator& mpi_world() {
+  if (world) return *world;
+  environment();  // throws if it is inconsistent, before MPI starts
+  int initialized = 0;
+  MPI_Initialized(&initialized);
+  if (!initialized) {
+    int threads = MPI_THREAD_SINGLE;
+    check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &threads), "MPI_Init_thread");
+    started_here = true;
+  }
+  MPI_Comm_set_errhandler(MPI_COMM_WORLD,
+                          MPI_ERRORS_RETURN);  // voxgrad throws; copies of the communicator inherit the handler
+  check_launch(rank_in(MPI_COMM_WORLD), size_of(MPI_COMM_WORLD));
+  world = new MpiCommunicator;
+  return *world;
+}
+
+void mpi_finalize() {
+  if (world) world->finish();
+  delete std::exchange(world, nullptr);
+  if (std::exchange(started_here, false)) MPI_Finalize();
+}
+
+}  // namespace voxgrad::distributed

@@ -1,0 +1,321 @@
+// The communicator for GPUs. It queues collectives on a separate stream, so that they overlap with computation.
+#include <cuda_runtime.h>
+#include <nccl.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <deque>
+#include <exception>
+#include <mutex>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "core/capture.h"
+#include "core/profiler.h"
+#include "core/random.h"
+#include "cuda/cuda.h"
+#include "nn/distributed/communicator.h"
+#include "nn/distributed/detail/rendezvous.h"
+#include "nn/distributed/environment.h"
+#include "nn/distributed/run.h"
+#include "ops/create.h"
+
+namespace voxgrad::distributed {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using cuda::DeviceGuard, cuda::Event;
+constexpr double kRendezvousSeconds = 60;
+
+void check_nccl(ncclResult_t code, const char* call) {
+  if (code != ncclSuccess && code != ncclInProgress)
+    fail(call, "NCCL: ", ncclGetErrorString(code), "; ", ncclGetLastError(nullptr));
+}
+
+ncclRedOp_t operation(ReduceOp op) { return op == ReduceOp::sum ? ncclSum : op == ReduceOp::max ? ncclMax : ncclMin; }
+
+ncclDataType_t reduced_type(DType dtype) {
+  switch (dtype) {
+    case f64:
+      return ncclFloat64;
+    case bf16:
+      return ncclBfloat16;
+    case f16:
+      return ncclFloat16;
+    case i64:
+      return ncclInt64;
+    default:
+      return ncclFloat32;
+  }
+}
+
+size_t bytes_of(const Tensor& t) { return static_cast<size_t>(t.numel() * item_size(t.dtype())); }
+
+class NcclCommunicator : public Communicator {
+ public:
+  /// The message of `rendezvous` is NCCL's id. `rendezvous` is null for a single rank.
+  NcclCommunicator(int rank, int size, int local_rank, int device, std::unique_ptr<Rendezvous> rendezvous);
+  ~NcclCommunicator() override;
+
+  std::unique_ptr<Work> start(const Collective& collective) override;
+  void abort(int code) override {
+    if (rendezvous_) rendezvous_->end_others();
+    std::_Exit(code);
+  }
+
+ private:
+  class NcclWork;
+  struct Pending {
+    const char* op;
+    int64_t number;  // index of the call, from 1
+    std::shared_ptr<Event> over;
+    Clock::time_point begun;
+  };
+  ncclResult_t queue(const Collective& c, cudaStream_t stream) const;
+  Progress progress();
+
+  ncclComm_t comm_ = nullptr;
+  std::optional<cuda::Stream> stream_;
+  int64_t calls_ = 0;
+  std::mutex mutex_;  // guards pending_, which the monitoring thread reads
+  std::deque<Pending> pending_;
+  std::unique_ptr<Rendezvous> rendezvous_;
+};
+
+/// wait() makes the current stream wait for the collective. The host does not wait.
+class NcclCommunicator::NcclWork : public Work {
+ public:
+  NcclWork(std::shared_ptr<Event> over, Tensors tensors) : over_(std::move(over)), tensors_(std::move(tensors)) {}
+  ~NcclWork() override {  // waits before the memory of the tensors returns to the current stream
+    try {
+      wait();
+    } catch (const Error&) {  // the device is lost
+    }
+  }
+  NcclWork(const NcclWork&) = delete;
+  NcclWork& operator=(const NcclWork&) = delete;
+
+  bool test() override { return false; }  // NCCL makes progress without calls
+  void wait() override {
+    if (const auto over = std::exchange(over_, nullptr)) over->wait();
+  }
+
+ private:
+  std::shared_ptr<Event> over_;
+  Tensors tensors_;
+};
+
+NcclCommunicator::NcclCommunicator(int rank, int size, int local_rank, int device,
+                                   std::unique_ptr<Rendezvous> rendezvous)
+    : Communicator(rank, size, local_rank, Device::cuda(device)), rendezvous_(std::move(rendezvous)) {
+  cuda_runtime().require(device);
+  const DeviceGuard guard(device);
+  stream_.emplace(device);
+  ncclUniqueId id;
+  if (rendezvous_)
+    rendezvous_->message().copy(id.internal, sizeof id.internal);
+  else
+    check_nccl(ncclGetUniqueId(&id), "ncclGetUniqueId");
+  check_nccl(ncclCommInitRank(&comm_, size, id, rank), "ncclCommInitRank");
+  if (rendezvous_) rendezvous_->watch([this] { return progress(); });
+}
+
+NcclCommunicator::~NcclCommunicator() {
+  try {
+    barrier();
+  } catch (const Error&) {  // the device is lost
+  }
+  rendezvous_.reset();
+  ncclCommDestroy(comm_);
+}
+
+/// Called by the monitoring thread.
+Progress NcclCommunicator::progress() {
+  const std::lock_guard lock(mutex_);
+  try {
+    while (!pending_.empty() && pending_.front().over->query()) pending_.pop_front();
+  } catch (const Error&) {  // the device is lost; the thread that uses it reports the error
+  }
+  Progress result;
+  if (!pending_.empty() && Clock::now() - pending_.front().begun > std::chrono::duration<double>(timeout())) {
+    result.late = concat(pending_.front().op, " within ", timeout(), " s");
+    result.late_call = pending_.front().number;
+  }
+  ncclResult_t error = ncclSuccess;
+  if (ncclCommGetAsyncError(comm_, &error) == ncclSuccess && error != ncclSuccess && error != ncclInProgress)
+    result.error = concat("NCCL: ", ncclGetErrorString(error), "; ", ncclGetLastError(comm_));
+  return result;
+}
+
+std::unique_ptr<Work> NcclCommunicator::start(const Collective& collective) {
+  // Recorded before NCCL is called, which may not return if the ranks' calls differ.
+  ++calls_;
+  if (rendezvous_) rendezvous_->add_call(collective.call(rank()));
+  const DeviceGuard guard(device().index);
+  const Tensors tensors = collective.tensors();
+  Event ready(device().index, /*enable_timing=*/false);
+  const auto over = std::make_shared<Event>(device().index, /*enable_timing=*/false);
+  ready.record();
+  {  // the profiler's trace has a separate track for the stream of collectives
+    const cuda::StreamGuard stream(*stream_);
+    ready.wait();
+    const profiler::Scope scope(profiler::Kind::op, collective.name, nullptr, device());
+    if (profiler::Event* event = scope.event())
+      for (const Tensor& tensor : tensors) event->bytes += static_cast<double>(bytes_of(tensor));
+    check_nccl(queue(collective, static_cast<cudaStream_t>(stream_->handle())), collective.name);
+    over->record();
+  }
+  const std::lock_guard lock(mutex_);
+  if (rendezvous_ && !Capture::current()) pending_.push_back({collective.name, calls_, over, Clock::now()});
+  return std::make_unique<NcclWork>(over, tensors);
+}
+
+ncclResult_t NcclCommunicator::queue(const Collective& c, cudaStream_t stream) const {
+  using enum Collective::Kind;
+  if (c.kind == send_receive) {
+    ncclResult_t result = ncclGroupStart();
+    const auto keep = [&result](ncclResult_t code) { result = result == ncclSuccess ? code : result; };
+    for (const auto& [tensor, peer] : c.sends)
+      keep(ncclSend(tensor.raw_data(), bytes_of(tensor), ncclUint8, peer, comm_, stream));
+    for (const auto& [tensor, peer] : c.receives)
+      keep(ncclRecv(tensor.mutable_raw_data(), bytes_of(tensor), ncclUint8, peer, comm_, stream));
+    keep(ncclGroupEnd());
+    return result;
+  }
+  const void* const in = c.in.raw_data();
+  void* const out = c.out.mutable_raw_data();
+  const auto count = static_cast<size_t>(c.kind == reduce_scatter ? c.out.numel() : c.in.numel());
+  const ncclDataType_t type = reduced_type(c.in.dtype());
+  switch (c.kind) {
+    case all_reduce:
+      return ncclAllReduce(in, out, count, type, operation(c.op), comm_, stream);
+    case broadcast:
+      return ncclBroadcast(in, out, bytes_of(c.in), ncclUint8, c.root, comm_, stream);
+    case all_gather:
+      return ncclAllGather(in, out, bytes_of(c.in), ncclUint8, comm_, stream);
+    default:
+      return ncclReduceScatter(in, out, count, type, operation(c.op), comm_, stream);
+  }
+}
+
+std::string new_id() {
+  ncclUniqueId id;
+  check_nccl(ncclGetUniqueId(&id), "ncclGetUniqueId");
+  return std::string(id.internal, sizeof id.internal);
+}
+
+/// The address and the token of the rendezvous.
+struct MeetingPoint {
+  std::string host;
+  int port = 0;
+  std::string token;
+};
+
+/// Connects the ranks. Rank 0 waits at the listener for the others. Returns null for one rank, which needs no listener.
+std::unique_ptr<Rendezvous> meet(int rank, int size, const std::optional<Listener>& listener, const MeetingPoint& at) {
+  if (size == 1) return nullptr;
+  if (rank == 0) return std::make_unique<Rendezvous>(*listener, size, new_id(), kRendezvousSeconds);
+  return std::make_unique<Rendezvous>(rank, size, at.host, at.port, at.token, kRendezvousSeconds);
+}
+
+std::unique_ptr<Communicator> from_environment(const Environment& e) {
+  cuda_runtime().require(e.local_rank);
+  // torchrun's agent listens on MASTER_PORT itself.
+  const char* agent = std::getenv("TORCHELASTIC_USE_AGENT_STORE");
+  const int port = e.master_port + (agent && agent == std::string("True") ? 1 : 0);
+  std::optional<Listener> listener;
+  if (e.rank == 0 && e.world_size > 1) listener.emplace(e.master_addr, port, e.token);
+  return std::make_unique<NcclCommunicator>(e.rank, e.world_size, e.local_rank, e.local_rank,
+                                            meet(e.rank, e.world_size, listener, {e.master_addr, port, e.token}));
+}
+
+/// Connects the ranks that MPI started. Rank 0 broadcasts its meeting point by MPI, with a random token. The host is
+/// 127.0.0.1 if all ranks are on one machine, otherwise rank 0's host name.
+std::unique_ptr<Communicator> from_mpi() {
+  Communicator& world = mpi_world();
+  cuda_runtime().require(world.local_rank());
+  const Tensor on_one_machine = full({}, world.local_rank() == world.rank(), {.dtype = i64});
+  world.all_reduce(on_one_machine, ReduceOp::min);
+  std::optional<Listener> listener;
+  const Tensor message = zeros({512}, {.dtype = u8});  // port, token and host, separated by line ends
+  auto* const text = reinterpret_cast<char*>(message.mutable_data<uint8_t>());
+  if (world.rank() == 0) {
+    const std::string host = on_one_machine.item() != 0 ? "127.0.0.1" : host_name();
+    listener.emplace(host, 0, random_token());
+    concat(listener->port(), '\n', listener->token(), '\n', host).copy(text, 511);
+  }
+  world.broadcast(message, 0);
+  std::istringstream words(text);
+  MeetingPoint at;
+  words >> at.port >> at.token >> at.host;
+  return std::make_unique<NcclCommunicator>(world.rank(), world.size(), world.local_rank(), world.local_rank(),
+                                            meet(world.rank(), world.size(), listener, at));
+}
+
+bool started_by_mpi() {
+  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"})
+    if (const char* text = std::getenv(name); text && std::atoi(text) > 1) return true;
+  return false;
+}
+
+std::unique_ptr<Communicator> world;
+
+}  // namespace
+
+bool nccl_available() { return true; }
+
+void set_environment() {
+  // NCCL does not guarantee that sums in NVLink switches have the same order in two runs.
+  ::setenv("NCCL_NVLS_ENABLE", "0", 0);
+  // With eight hardware queues, a queue that waits for an event delays launches on the others: docs/scaling.md.
+  ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "4", 0);
+}
+
+Communicator& nccl_world() {
+  if (world) return *world;
+  set_environment();
+  if (const auto e = environment())
+    world = from_environment(*e);
+  else if (started_by_mpi())
+    world = from_mpi();
+  else
+    world = std::make_unique<NcclCommunicator>(0, 1, 0, 0, nullptr);
+  return *world;
+}
+
+void nccl_finalize() {
+  world.reset();
+  if (mpi_available()) mpi_finalize();
+}
+
+int launch(int ranks, const std::function<void(Communicator& world)>& f) {
+  constexpr const char* kOp = "distributed::launch";
+  check(static_cast<bool>(f), kOp, "the function is empty");
+  set_environment();
+  check(ranks > 0 && ranks <= cuda::device_count(), kOp, "there are ", cuda::device_count(), " GPUs for ", ranks,
+        " ranks");
+  MeetingPoint at{.host = "127.0.0.1", .token = random_token()};
+  std::optional<Listener> listener;
+  if (ranks > 1) at.port = listener.emplace(at.host, 0, at.token).port();
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < ranks; ++rank)
+    threads.emplace_back([&, rank, generator = default_generator()]() mutable {
+      const GeneratorGuard guard(generator);
+      std::unique_ptr<Communicator> group;
+      try {
+        group = std::make_unique<NcclCommunicator>(rank, ranks, rank, rank, meet(rank, ranks, listener, at));
+      } catch (const std::exception& error) {
+        print_failure(rank, ranks, error.what());
+        std::_Exit(1);
+      }
+      run_guarded(*group, f);
+    });
+  for (std::thread& thread : threads) thread.join();
+  return 0;
+}
+
+}  // namespace voxgrad::distributed

@@ -1,0 +1,410 @@
+// Connections with rank 0: setup (gather, join) and the thread that monitors them (look).
+#include "nn/distributed/detail/rendezvous.h"
+
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <mutex>
+#include <optional>
+#include <string_view>
+#include <thread>
+#include <utility>
+
+#include "core/error.h"
+#include "nn/distributed/detail/connection.h"
+
+namespace voxgrad::distributed {
+namespace {
+
+constexpr const char* kOp = "distributed::Rendezvous";
+constexpr double kHelloSeconds = 5;     // from a connection to its hello
+constexpr double kFarewellSeconds = 1;  // for the last frames, if a peer does not read
+constexpr double kGraceSeconds = 2;     // after the time limit, for the refusal that rank 0 sends at the limit
+constexpr double kSilentSeconds = 2;   // without a frame, after which a rank counts as missing; ranks send every second
+constexpr double kCallsSeconds = 2.5;  // for the latest calls to reach rank 0, or a frozen rank to be silent
+constexpr double kVerdictSeconds = 5;  // from a report of a late collective until rank 0 ends all processes
+constexpr int64_t kMaxHello = 4096;    // bytes of the text; the peer may not have the token
+constexpr int kMaxAccepted = 64;       // connections per round
+using Clock = std::chrono::steady_clock;
+
+/// Compares in a time that depends only on the lengths.
+bool is_same_token(std::string_view given, std::string_view token) {
+  volatile unsigned char difference = given.size() != token.size();
+  for (size_t i = 0; i < given.size(); ++i)
+    difference = static_cast<unsigned char>(difference | (given[i] ^ (i < token.size() ? token[i] : '\0')));
+  return difference == 0;
+}
+
+/// A connection that has not sent its hello.
+struct Newcomer {
+  Connection connection;
+  Deadline deadline;
+};
+
+struct Peer {
+  Connection connection{};
+  bool is_present = false;   // from its hello to its bye
+  Deadline last_heard{};     // when its last frame arrived
+  int64_t num_calls = 0;     // number of its calls that rank 0 has received
+  std::deque<Call> calls{};  // calls that have not been compared
+};
+
+}  // namespace
+
+std::string host_name() {
+  char name[256] = "";
+  return ::gethostname(name, sizeof name - 1) == 0 ? name : "?";
+}
+
+std::string random_token() {
+  std::array<unsigned char, 16> bytes;
+  check(::getentropy(bytes.data(), bytes.size()) == 0, kOp, "getentropy failed: ", std::strerror(errno));
+  std::string token;
+  for (const unsigned char byte : bytes) token += {"0123456789abcdef"[byte >> 4], "0123456789abcdef"[byte & 15]};
+  return token;
+}
+
+void print_failure(int rank, int size, const std::string& what) {
+  const std::string line = concat("rank ", rank, " of ", size, " on host ", escape(host_name()), ": ", what, '\n');
+  std::fflush(nullptr);
+  [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
+}
+
+class Rendezvous::Impl {
+ public:
+  Impl(int rank, int size) : rank_(rank), size_(size), peers_(static_cast<size_t>(rank == 0 ? size : 1)) {}
+  ~Impl();
+  void gather(const Listener& listener, const std::string& message, double seconds);
+  std::string join(const std::string& host, int port, const std::string& token, double seconds);
+  void watch(std::function<Progress()> progress);
+  void add_call(const Call& call);
+  void end_others();
+
+ private:
+  std::string admit(Connection& connection, const Frame& hello, const std::string& token);
+  std::vector<int> missing() const;
+  std::vector<Connection*> connections();
+  void tell_all(const Frame& frame);
+  void flush(double seconds);
+  void stop_watching();
+  void look();
+  void receive(Deadline deadline);
+  void handle(Peer& peer, const Frame& frame);
+  void share_calls();
+  void compare_calls();
+  void note_late(const Frame& frame);
+  [[noreturn]] void end_late();
+  [[noreturn]] void end(const std::string& what);
+  [[noreturn]] void end_without(size_t peer);
+
+  const int rank_;
+  const int size_;
+  std::vector<Peer> peers_;  // rank 0: all ranks, where the connection of rank 0 itself stays closed; others: rank 0
+  std::function<Progress()> progress_;
+  std::optional<Deadline> error_deadline_;  // when an error of this rank ends all processes
+  std::optional<Frame> late_;               // the first report of a late collective
+  Deadline late_deadline_;                  // when the late collective ends all processes
+  Deadline next_calls_{};                   // when to send a frame of calls even without new calls
+  std::atomic<bool> stopping_ = false;
+  std::thread watcher_;
+
+  std::mutex mutex_;         // guards the members below
+  std::string fresh_calls_;  // calls not sent yet: signature, description and line end of each
+  int64_t num_calls_ = 0;
+};
+
+/// Takes ownership of the connection, or refuses it and returns the reason.
+std::string Rendezvous::Impl::admit(Connection& connection, const Frame& hello, const std::string& token) {
+  if (hello.kind != FrameKind::hello) return {};  // a stranger
+  const size_t cut = std::min(hello.text.rfind('\n'), hello.text.size());
+  const std::string host = escape(hello.text.substr(std::min(cut + 1, hello.text.size())).substr(0, 255));
+  const auto rank = static_cast<int>(hello.number >> 32), size = static_cast<int>(hello.number & 0x7fffffff);
+  std::string why;
+  if (!is_same_token(std::string_view(hello.text).substr(0, cut), token))
+    why = "a process came with another token (VOXGRAD_TOKEN) than rank 0's";
+  else if (size != size_)
+    why = concat("rank ", rank, " on host ", host, " counts ", size, " ranks (WORLD_SIZE), rank 0 counts ", size_);
+  else if (rank <= 0 || rank >= size_)
+    why = concat("a process on host ", host, rank == 0 ? " is rank 0, too" : concat(" is rank ", rank, " of ", size));
+  else if (peers_[static_cast<size_t>(rank)].connection.is_open())
+    why = concat("two processes are rank ", rank, ", the second one on host ", host);
+  if (why.empty()) {
+    connection.set_max_text(kMaxText);
+    peers_[static_cast<size_t>(rank)] = {.connection = std::move(connection), .is_present = true};
+  } else {
+    connection.send({FrameKind::refused, 0, why});
+  }
+  return why;
+}
+
+std::vector<int> Rendezvous::Impl::missing() const {
+  std::vector<int> ranks;
+  for (int rank = 1; rank < size_; ++rank)
+    if (!peers_[static_cast<size_t>(rank)].connection.is_open()) ranks.push_back(rank);
+  return ranks;
+}
+
+void Rendezvous::Impl::gather(const Listener& listener, const std::string& message, double seconds) {
+  const Deadline end = after(seconds);
+  std::deque<Newcomer> newcomers;
+  std::string refused;  // the last reason
+  while (!missing().empty()) {
+    if (Clock::now() >= end) {
+      const std::string why = concat(
+          list_ranks(missing()), " of ", size_, " did not come to rank 0 on host ", escape(host_name()), ", ",
+          listener.describe(), ", within ", seconds, " s", refused.empty() ? "" : "; refused: ", refused,
+          listener.is_loopback_only() && listener.token().empty()
+              ? "; for ranks on other machines, set MASTER_ADDR to an address of rank 0's network, or VOXGRAD_TOKEN"
+              : "");
+      tell_all({FrameKind::refused, 0, why});
+      flush(kFarewellSeconds);
+      fail(kOp, why);
+    }
+    std::vector<Connection*> all = connections();
+    for (Newcomer& newcomer : newcomers) all.push_back(&newcomer.connection);
+    poll_connections(all, listener.handles(), end);
+    for (Newcomer& newcomer : newcomers) {
+      const auto hello = newcomer.connection.next();
+      if (hello)
+        if (std::string why = admit(newcomer.connection, *hello, listener.token()); !why.empty()) refused = why;
+      if (hello || Clock::now() > newcomer.deadline) newcomer.connection.close();
+    }
+    std::erase_if(newcomers, [](const Newcomer& newcomer) { return !newcomer.connection.is_open(); });
+    // Limits the connections per round and drops the oldest, so that a flood cannot delay rank 0 or exhaust its file
+    // descriptors.
+    for (const int handle : listener.handles())
+      for (int i = 0; i < kMaxAccepted; ++i) {
+        const int socket = ::accept4(handle, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        if (socket < 0) break;
+        newcomers.push_back({Connection(socket), after(kHelloSeconds)});
+        newcomers.back().connection.set_max_text(kMaxHello);
+      }
+    while (std::ssize(newcomers) > size_ + 4 * kMaxAccepted) newcomers.pop_front();
+  }
+  tell_all({FrameKind::welcome, 0, message});
+  flush(kFarewellSeconds);
+}
+
+std::string Rendezvous::Impl::join(const std::string& host, int port, const std::string& token, double seconds) {
+  const Deadline end = after(seconds), verdict = after(seconds + kGraceSeconds);
+  Connection& rank0 = peers_[0].connection;
+  std::string reason;
+  while (Clock::now() < end) {
+    rank0 = connect_to(host, port, end, reason);
+    if (rank0.is_open()) reason = "the process there does not admit it";
+    rank0.send({FrameKind::hello, int64_t{rank_} << 32 | size_, token + '\n' + host_name()});
+    while (rank0.is_open() && Clock::now() < verdict) {
+      poll_connections({&rank0}, {}, verdict);
+      if (const auto answer = rank0.next()) {
+        check(answer->kind == FrameKind::welcome, kOp, escape(answer->text));
+        peers_[0].is_present = true;
+        return answer->text;
+      }
+    }
+    std::this_thread::sleep_until(after(0.05));
+  }
+  fail(kOp, "rank ", rank_, " cannot reach rank 0 at ", host, ", port ", port, ", within ", seconds, " s: ", reason);
+}
+
+void Rendezvous::Impl::watch(std::function<Progress()> progress) {
+  progress_ = std::move(progress);
+  watcher_ = std::thread([this] {
+    while (!stopping_) look();
+  });
+}
+
+void Rendezvous::Impl::stop_watching() {
+  stopping_ = true;
+  if (watcher_.joinable()) watcher_.join();
+}
+
+/// One round of the monitoring thread. Receives for 0.1 seconds, so that frames do not cause more rounds.
+void Rendezvous::Impl::look() {
+  for (const Deadline end = after(0.1); Clock::now() < end && !stopping_;) receive(end);
+  share_calls();
+  compare_calls();
+  const Progress own = progress_();
+  if (!own.late.empty()) note_late({FrameKind::late, own.late_call, own.late});
+  if (late_ && Clock::now() > late_deadline_) end_late();
+  if (own.error.empty()) return;
+  // Waits in case another rank that caused the error is found.
+  if (!error_deadline_) error_deadline_ = after(2);
+  if (Clock::now() > *error_deadline_) end(own.error);
+}
+
+std::vector<Connection*> Rendezvous::Impl::connections() {
+  std::vector<Connection*> all;
+  for (Peer& peer : peers_) all.push_back(&peer.connection);
+  return all;
+}
+
+void Rendezvous::Impl::tell_all(const Frame& frame) {
+  for (Peer& peer : peers_) peer.connection.send(frame);
+}
+
+/// Waits until all frames have been sent, at most for the given time.
+void Rendezvous::Impl::flush(double seconds) {
+  const auto is_sending = [](const Peer& peer) { return peer.connection.is_sending(); };
+  for (const Deadline end = after(seconds); Clock::now() < end && std::ranges::any_of(peers_, is_sending);)
+    poll_connections(connections(), {}, end);
+}
+
+/// Waits for frames and handles them. Ends all processes if a peer is gone.
+void Rendezvous::Impl::receive(Deadline deadline) {
+  poll_connections(connections(), {}, deadline);
+  for (size_t i = 0; i < peers_.size(); ++i) {
+    while (const auto frame = peers_[i].connection.next()) handle(peers_[i], *frame);
+    if (peers_[i].is_present && !peers_[i].connection.is_open()) end_without(i);
+  }
+}
+
+void Rendezvous::Impl::handle(Peer& peer, const Frame& frame) {
+  peer.last_heard = Clock::now();
+  switch (frame.kind) {
+    case FrameKind::bye:
+      peer.is_present = false;
+      return peer.connection.close();
+    case FrameKind::end:
+      return end({});
+    case FrameKind::late:
+      return note_late({frame.kind, frame.number, escape(frame.text)});
+    case FrameKind::calls:
+      peer.num_calls = frame.number;
+      for (size_t at = 0, line_end = 0; at + sizeof(Signature) < frame.text.size(); at = line_end + 1) {
+        Call& call = peer.calls.emplace_back();
+        std::memcpy(&call.signature, &frame.text[at], sizeof(Signature));
+        line_end = std::min(frame.text.find('\n', at + sizeof(Signature)), frame.text.size());
+        call.description = frame.text.substr(at + sizeof(Signature), line_end - at - sizeof(Signature));
+      }
+      return;
+    default:
+      return;
+  }
+}
+
+void Rendezvous::Impl::add_call(const Call& call) {
+  const std::lock_guard lock(mutex_);
+  ++num_calls_;
+  fresh_calls_.append(reinterpret_cast<const char*>(&call.signature), sizeof call.signature);
+  fresh_calls_ += call.description;
+  fresh_calls_ += '\n';
+}
+
+/// Sends this rank's new calls to rank 0, and without new calls an empty frame once a second.
+void Rendezvous::Impl::share_calls() {
+  Frame calls{FrameKind::calls};
+  {
+    const std::lock_guard lock(mutex_);
+    calls.number = num_calls_;
+    calls.text.swap(fresh_calls_);
+  }
+  if (calls.text.empty() && Clock::now() < next_calls_) return;
+  next_calls_ = after(1);
+  if (rank_ == 0)
+    handle(peers_[0], calls);
+  else
+    peers_[0].connection.send(calls);
+}
+
+/// On rank 0, compares the calls that all ranks have made, and ends all processes if they differ.
+void Rendezvous::Impl::compare_calls() {
+  const auto has_call = [](const Peer& peer) { return !peer.calls.empty(); };
+  while (rank_ == 0 && std::ranges::all_of(peers_, has_call)) {
+    std::vector<Signature> signatures;
+    for (const Peer& peer : peers_) signatures.push_back(peer.calls.front().signature);
+    if (!calls_agree(signatures)) {
+      std::vector<std::string> descriptions;
+      for (const Peer& peer : peers_) descriptions.push_back(escape(peer.calls.front().description));
+      end(describe_disagreement(descriptions));
+    }
+    for (Peer& peer : peers_) peer.calls.pop_front();
+  }
+}
+
+/// Reports a late collective to rank 0, which names the missing ranks once it has the latest calls of the others.
+void Rendezvous::Impl::note_late(const Frame& frame) {
+  if (late_) return;
+  late_ = frame;
+  late_deadline_ = after(rank_ == 0 ? kCallsSeconds : kVerdictSeconds);
+  if (rank_ != 0) peers_[0].connection.send(frame);
+}
+
+/// Names the ranks that have not made the late call or that are silent, and ends all processes.
+void Rendezvous::Impl::end_late() {
+  std::vector<int> missing;
+  const Deadline oldest = after(-kSilentSeconds);
+  for (size_t rank = 0; rank < peers_.size(); ++rank) {
+    const Peer& peer = peers_[rank];
+    if (rank_ != 0 || peer.num_calls < late_->number || (peer.is_present && peer.last_heard < oldest))
+      missing.push_back(static_cast<int>(rank));
+  }
+  end(missing.empty() ? concat("all ranks came to ", late_->text, ", but it did not end")
+                      : concat(list_ranks(missing), " did not come to ", late_->text));
+}
+
+/// Ends this process and, through rank 0, all others.
+void Rendezvous::Impl::end(const std::string& what) {
+  if (!what.empty()) print_failure(rank_, size_, what);
+  tell_all({FrameKind::end});
+  flush(kFarewellSeconds);
+  std::_Exit(1);
+}
+
+/// Ends all processes because a peer is gone. If the peer is rank 0, rank 1 prints the cause.
+void Rendezvous::Impl::end_without(size_t peer) {
+  if (rank_ == 0) end(concat("rank ", peer, ": its process ended"));
+  end(rank_ == 1 ? "rank 0: its process ended" : "");
+}
+
+void Rendezvous::Impl::end_others() {
+  stop_watching();
+  tell_all({FrameKind::end});
+  flush(kFarewellSeconds);
+}
+
+/// Leaves the group. Rank 0 first compares the last calls of the others, which arrive before their bye frames.
+Rendezvous::Impl::~Impl() {
+  stop_watching();
+  share_calls();
+  if (rank_ != 0) tell_all({FrameKind::bye});
+  const auto is_present = [](const Peer& peer) { return peer.connection.is_open(); };
+  const Deadline end = after(num_calls_ > 0 ? kFarewellSeconds : 0);
+  while (Clock::now() < end && std::ranges::any_of(peers_, is_present)) {
+    poll_connections(connections(), {}, end);
+    for (Peer& peer : peers_)
+      while (const auto frame = peer.connection.next()) handle(peer, *frame);
+    compare_calls();
+  }
+  if (rank_ == 0) tell_all({FrameKind::bye});
+  flush(kFarewellSeconds);
+}
+
+Rendezvous::Rendezvous(const Listener& listener, int size, const std::string& message, double seconds)
+    : impl_(std::make_unique<Impl>(0, size)), message_(message) {
+  impl_->gather(listener, message, seconds);
+}
+
+Rendezvous::Rendezvous(int rank, int size, const std::string& host, int port, const std::string& token, double seconds)
+    : impl_(std::make_unique<Impl>(rank, size)) {
+  message_ = impl_->join(host, port, token, seconds);
+}
+
+Rendezvous::~Rendezvous() = default;
+
+void Rendezvous::watch(std::function<Progress()> progress) { impl_->watch(std::move(progress)); }
+
+void Rendezvous::add_call(const Call& call) { impl_->add_call(call); }
+
+void Rendezvous::end_others() { impl_->end_others(); }
+
+}  // namespace voxgrad::distributed

@@ -1,0 +1,119 @@
+#include "nn/distributed/zero.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "core/autograd.h"
+#include "ops/create.h"
+#include "ops/optim.h"
+
+namespace voxgrad::nn {
+namespace {
+
+constexpr const char* kOp = "ZeroRedundancy";
+
+/// Of parameters of so many elements: each, from the largest on, to the rank that has the fewest so far.
+std::vector<int> share_out(const std::vector<int64_t>& sizes, int ranks) {
+  std::vector<size_t> order(sizes.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return sizes[a] > sizes[b]; });
+  std::vector<int64_t> load(static_cast<size_t>(ranks), 0);
+  std::vector<int> owners(sizes.size());
+  for (const size_t i : order) {
+    const auto least = std::min_element(load.begin(), load.end());
+    *least += sizes[i];
+    owners[i] = static_cast<int>(least - load.begin());
+  }
+  return owners;
+}
+
+/// The elements of a parameter, which are dense, in the order of memory.
+Tensor in_memory_order(const Tensor& param) { return as_strided(param, {param.numel()}, {1}, param.storage_offset()); }
+
+}  // namespace
+
+ZeroRedundancy::ZeroRedundancy(optim::Optimizer& optimizer, distributed::Communicator& communicator)
+    : optimizer_(optimizer), group_(communicator) {
+  std::vector<int64_t> sizes;
+  for (const auto& slot : optimizer_.slots_) sizes.push_back(slot.param.numel());
+  bool fresh = !optimizer_.after_step_;
+  for (size_t g = 0; g < optimizer_.num_groups(); ++g) fresh = fresh && !optimizer_.has_state(g);
+  const Tensor own = zeros({3}, {.dtype = i64});
+  own.mutable_data<int64_t>()[0] = std::ssize(sizes);
+  own.mutable_data<int64_t>()[1] = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
+  own.mutable_data<int64_t>()[2] = fresh;
+  const Tensor all = group_.all_gather(own);
+  const std::vector<int64_t> given = all.to_vector<int64_t>();
+  for (size_t i = 0; i < given.size(); i += 3) {
+    check(given[i] == given[0] && given[i + 1] == given[1], kOp, "rank ", i / 3, " has ", given[i], " parameters of ",
+          given[i + 1], " elements, rank 0 has ", given[0], " of ", given[1]);
+    check(given[i + 2] != 0, kOp, "the optimizer of rank ", i / 3, " has state already, or is sharded");
+  }
+  owners_ = share_out(sizes, group_.size());
+  optimizer_.owned_.assign(sizes.size(), false);
+  for (size_t i = 0; i < sizes.size(); ++i) optimizer_.owned_[i] = owners_[i] == group_.rank();
+  optimizer_.consolidated_ = group_.size() == 1;
+  optimizer_.after_step_ = [this] { exchange(); };
+}
+
+ZeroRedundancy::~ZeroRedundancy() {
+  optimizer_.after_step_ = [] { fail(kOp, "the object that shared this optimizer's state is gone"); };
+}
+
+/// One message of each rank and dtype.
+void ZeroRedundancy::exchange() {
+  const NoGradGuard no_grad;
+  for (int rank = 0; rank < group_.size(); ++rank)
+    for (const DType dtype : {f32, f64, bf16, f16}) {
+      Tensors params;
+      int64_t count = 0;
+      for (size_t i = 0; i < owners_.size(); ++i) {
+        auto& slot = optimizer_.slots_[i];
+        if (owners_[i] != rank || slot.param.dtype() != dtype) continue;
+        params.push_back(in_memory_order(slot.param));
+        count += slot.param.numel();
+        if (rank == group_.rank()) continue;
+        slot = {.param = slot.param, .group = slot.group};  // without what consolidate_state_dict() left
+      }
+      if (count == 0) continue;
+      const Tensor message = empty({count}, {.dtype = dtype, .device = params[0].device()});
+      Tensors parts;
+      int64_t place = 0;
+      for (const Tensor& param : params) {
+        parts.push_back(as_strided(message, {param.numel()}, {1}, place));
+        place += param.numel();
+      }
+      if (rank == group_.rank()) scaled_copies(parts, params, 1);
+      group_.broadcast(message, rank);
+      if (rank != group_.rank()) scaled_copies(params, parts, 1);
+    }
+  optimizer_.consolidated_ = group_.size() == 1;
+}
+
+void ZeroRedundancy::consolidate_state_dict(int to) {
+  check(to >= 0 && to < group_.size(), kOp, "there is no rank ", to, " among ", group_.size());
+  const NoGradGuard no_grad;
+  for (size_t i = 0; i < owners_.size(); ++i) {
+    auto& slot = optimizer_.slots_[i];
+    const int owner = owners_[i];
+    const bool here = group_.rank() == owner, takes = !here && group_.rank() == to;
+    // Without the steps that a GradScaler left out, of which the owner alone counts.
+    const int64_t steps = slot.step - (here && slot.skipped.defined() ? slot.skipped.item<int64_t>() : 0);
+    const Tensor step = full({}, static_cast<double>(here ? steps : 0), {.dtype = i64});
+    group_.broadcast(step, owner);
+    if (takes) slot = {.param = slot.param, .group = slot.group, .step = step.item<int64_t>()};
+    if (step.item<int64_t>() == 0) continue;
+    const optim::BufferSpecs specs = optimizer_.buffers(slot.group);
+    for (size_t b = 0; b < specs.size(); ++b) {
+      if (!specs[b].used) continue;
+      const bool half = slot.param.dtype() == bf16 || slot.param.dtype() == f16;
+      const Tensor buffer =
+          here ? slot.buffers[b] : empty_like(slot.param.detach()).to(half ? f32 : slot.param.dtype());
+      group_.broadcast(buffer, owner);
+      if (takes) slot.buffers[b] = buffer;
+    }
+  }
+  optimizer_.consolidated_ = group_.rank() == to || group_.size() == 1;
+}
+
+}  // namespace voxgrad::nn

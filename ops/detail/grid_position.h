@@ -1,0 +1,117 @@
+// Where grid_sample reads along an axis; once for both devices.
+#pragma once
+
+#include <cmath>
+
+#include "../grid_sample.h"
+#include "kernels.h"
+
+namespace voxgrad {
+
+/// The voxels `index` and index + 1 (the first alone where `linear` is false), and how far the position is from the
+/// first to the second. `slope`: what a step of the grid adds to the position.
+template <class C>
+struct GridPosition {
+  int64_t index;
+  C fraction, slope;
+};
+
+/// Brings a position on the axis [low, low + span] back to it as a mirror at both ends does.
+template <class C>
+VG_HOST_DEVICE C reflect(C at, C low, C span, C& slope) {
+  if (span <= 0) {
+    slope = 0;
+    return low > 0 ? low : 0;
+  }
+  at -= low;
+  if (at < 0) {
+    at = -at;
+    slope = -slope;
+  }
+  at -= 2 * span * std::floor(at / (2 * span));
+  if (at <= span) return at + low;
+  slope = -slope;
+  return 2 * span - at + low;
+}
+
+/// For coordinate `g` of an axis of `n` voxels; -1 and 1 are the centres of the outer ones (align_corners), or their
+/// outer edges.
+template <class C>
+VG_HOST_DEVICE GridPosition<C> grid_position(C g, int64_t n, const GridSampleOptions& how) {
+  const C size = static_cast<C>(n), last = size - 1;
+  C slope = how.align_corners ? last / 2 : size / 2;
+  C at = how.align_corners ? (g + 1) * slope : ((g + 1) * size - 1) / 2;
+  if (how.padding_mode == GridSampleOptions::Padding::reflection)
+    at = how.align_corners ? reflect(at, C(0), last, slope) : reflect(at, C(-0.5), size, slope);
+  if (how.padding_mode != GridSampleOptions::Padding::zeros) {
+    if (!(at > 0 && at < last)) slope = 0;
+    at = at > 0 ? at : 0;  // also for NaN
+    at = at < last ? at : last;
+  }
+  // Farther out there is nothing either, and the numbers of voxels fit; NaN lies outside.
+  at = at > -2 ? at : -2;
+  at = at < size + 1 ? at : size + 1;
+  if (how.nearest) return {static_cast<int64_t>(std::nearbyint(at)), 0, 0};
+  const C below = std::floor(at);
+  return {static_cast<int64_t>(below), at - below, slope};
+}
+
+/// Offset of a voxel of one channel.
+VG_HOST_DEVICE inline int64_t voxel_offset(const View& x, const int64_t (&voxel)[3]) {
+  return voxel[0] * x.stride[2] + voxel[1] * x.stride[3] + voxel[2] * x.stride[4];
+}
+
+/// The up to eight voxels that one position of a grid (x, y, z) reads.
+template <class C>
+struct GridCorners {
+  GridPosition<C> axis[3];  // depth, height, width
+  int64_t size[3];
+  bool linear;
+
+  VG_HOST_DEVICE GridCorners(const C* grid, int64_t step, const View& x, const GridSampleOptions& how)
+      : linear(!how.nearest) {
+    for (int i = 0; i < 3; ++i) {
+      size[i] = x.size[i + 2];
+      axis[i] = grid_position(grid[(2 - i) * step], size[i], how);
+    }
+  }
+  /// Calls f(voxel, weight, change), change[i]: the derivative of the weight in grid coordinate i.
+  template <class F>
+  VG_HOST_DEVICE void each(F f) const {
+    const int ends = linear ? 2 : 1;
+    for (int d = 0; d < ends; ++d)
+      for (int h = 0; h < ends; ++h)
+        for (int w = 0; w < ends; ++w) {
+          const int end[3] = {d, h, w};
+          int64_t voxel[3];
+          C part[3];
+          bool inside = true;
+          for (int i = 0; i < 3; ++i) {
+            voxel[i] = axis[i].index + end[i];
+            inside = inside && voxel[i] >= 0 && voxel[i] < size[i];
+            part[i] = end[i] ? axis[i].fraction : 1 - axis[i].fraction;
+          }
+          if (!inside) continue;
+          const C change[3] = {part[0] * part[1] * (w ? axis[2].slope : -axis[2].slope),
+                               part[0] * part[2] * (h ? axis[1].slope : -axis[1].slope),
+                               part[1] * part[2] * (d ? axis[0].slope : -axis[0].slope)};
+          f(voxel, part[0] * part[1] * part[2], change);
+        }
+  }
+  /// The gradient of the position, from that of what all channels read there: dy[0], dy[step], ...; `sample` is where
+  /// a sample of x begins.
+  template <class T>
+  VG_HOST_DEVICE void gradient(C* out, const View& x, const T* sample, const T* dy, int64_t step) const {
+    C sum[3] = {};
+    each([&](const int64_t(&voxel)[3], C, const C(&change)[3]) {
+      const T* from = sample + voxel_offset(x, voxel);
+      C product = 0;
+      for (int64_t c = 0; c < x.size[1]; ++c)
+        product += static_cast<C>(from[c * x.stride[1]]) * static_cast<C>(dy[c * step]);
+      for (int i = 0; i < 3; ++i) sum[i] += change[i] * product;
+    });
+    for (int i = 0; i < 3; ++i) out[i] = sum[i];
+  }
+};
+
+}  // namespace voxgrad

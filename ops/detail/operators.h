@@ -1,0 +1,105 @@
+// The elementwise operators: one row each, from which the enums, the names, both devices' kernels, the gradients and
+// the dtypes that tests run follow.
+//
+// A row of one operand: name, dtypes, formula in x, what the gradient reads (x, the operand; y, the result; nothing),
+// and the gradient in differentiable operators, from g, the result's gradient.
+// A row of two operands: name, dtypes, formula in x and y, then for each operand what its gradient reads and that
+// gradient; the sums over broadcast axes are added where the rows are used.
+// a and b are an operator's constants. T is the type in which it computes (compute_t); a formula that gives bool makes
+// a tensor of bool, which has no gradient. Helpers of formulas stand in ops/detail/scalar_ops.h, those of gradients in
+// ops/elementwise.cpp.
+//
+// Rows *_grad are gradients that have a kernel of their own: x is the gradient that came in, y what was saved. They are
+// linear in x, so that the gradient in x is the same row again.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+// clang-format off
+#define VG_UNARY_OPERATORS(ROW) \
+  ROW(affine,      Numbers,  static_cast<T>(wrapping(a) * wrapping(x) + wrapping(b)), nothing, affine(g, a, 0)) \
+  ROW(neg,         Numbers,  static_cast<T>(-wrapping(x)), nothing, neg(g)) \
+  ROW(abs,         Numbers,  is_negative(x) ? static_cast<T>(-wrapping(x)) : (x == T(0) ? T(0) : x), x, g * sign(x)) \
+  ROW(sign,        Numbers,  is_nan(x) ? x : static_cast<T>((x > T(0)) - is_negative(x)), nothing, zeros_like(g)) \
+  ROW(clamp,       Numbers,  (x < a ? a : x) > b ? b : (x < a ? a : x), x, again<BinaryOp::clamp_grad>(g, x, a, b)) \
+  ROW(exp,         Floats,   std::exp(x), y, g * y) \
+  ROW(log,         Floats,   std::log(x), x, g / x) \
+  ROW(sqrt,        Floats,   std::sqrt(x), y, g * 0.5 / y) \
+  ROW(rsqrt,       Floats,   T(1) / std::sqrt(x), y, g * -0.5 * y * y * y) \
+  ROW(reciprocal,  Floats,   T(1) / x, y, -(g * y * y)) \
+  ROW(sin,         Floats,   std::sin(x), x, g * cos(x)) \
+  ROW(cos,         Floats,   std::cos(x), x, -(g * sin(x))) \
+  ROW(erf,         Floats,   std::erf(x), x, g * exp(-(x * x)) * kTwoOverSqrtPi) \
+  ROW(pow,         Floats,   a == T(2) ? x * x : std::pow(x, a), \
+                           x, a == 0 ? zeros_like(g) : g * affine(pow(x, a - 1), a, 0)) \
+  ROW(relu,        Floats,   x < T(0) ? T(0) : x, y, again<BinaryOp::relu_grad>(g, y)) \
+  ROW(leaky_relu,  Floats,   x < T(0) ? a * x : x, y, again<BinaryOp::leaky_relu_grad>(g, y, a)) \
+  ROW(sigmoid,     Floats,   sigmoid_of(x), y, again<BinaryOp::sigmoid_grad>(g, y)) \
+  ROW(tanh,        Floats,   std::tanh(x), y, again<BinaryOp::tanh_grad>(g, y)) \
+  ROW(gelu,        Floats,   T(0.5) * x * (T(1) + std::erf(x * T(kSqrtHalf))), x, again<BinaryOp::gelu_grad>(g, x)) \
+  ROW(silu,        Floats,   x * sigmoid_of(x), x, again<BinaryOp::silu_grad>(g, x)) \
+  ROW(mish,        Floats,   x * mish_gate(x), x, again<BinaryOp::mish_grad>(g, x)) \
+  ROW(softplus,    Floats,   a * x > b ? x : std::log1p(std::exp(a * x)) / a, \
+                           x, again<BinaryOp::softplus_grad>(g, x, a, b)) \
+  ROW(elu,         Floats,   x > T(0) ? b * x : b * a * std::expm1(x), x, again<BinaryOp::elu_grad>(g, x, a, b)) \
+  ROW(hardsigmoid, Floats,   x <= T(-3) ? T(0) : x >= T(3) ? T(1) : x / T(6) + T(0.5), \
+                           x, again<BinaryOp::hardsigmoid_grad>(g, x)) \
+  ROW(hardswish,   Floats,   x <= T(-3) ? T(0) : x >= T(3) ? x : x * (x + T(3)) / T(6), \
+                           x, again<BinaryOp::hardswish_grad>(g, x)) \
+  ROW(logical_not, Anything, x == T(0), nothing, Tensor()) \
+  ROW(isfinite,    Floats,   x - x == T(0), nothing, Tensor())
+
+#define VG_BINARY_OPERATORS(ROW) \
+  ROW(add,              Anything, static_cast<T>(wrapping(x) + wrapping(y)), nothing, g, nothing, g) \
+  ROW(sub,              Numbers,  static_cast<T>(wrapping(x) - wrapping(y)), nothing, g, nothing, neg(g)) \
+  ROW(mul,              Anything, static_cast<T>(wrapping(x) * wrapping(y)), y, g * y, x, g * x) \
+  ROW(maximum,          Anything, is_nan(x) || x > y ? x : y, \
+                                both, g * share(x, y, lt(x, y)), both, g * share(x, y, lt(y, x))) \
+  ROW(minimum,          Anything, is_nan(x) || x < y ? x : y, \
+                                both, g * share(x, y, gt(x, y)), both, g * share(x, y, gt(y, x))) \
+  ROW(div,              Floats,   x / y, y, g / y, both, -(g * (x / y / y))) \
+  ROW(pow,              Floats,   std::pow(x, y), \
+                                both, g * pow_slope_in_base(x, y), both, g * pow_slope_in_exponent(x, y)) \
+  ROW(relu_grad,        Floats,   y <= T(0) ? T(0) : x, y, again<BinaryOp::relu_grad>(g, y), nothing, Tensor()) \
+  ROW(leaky_relu_grad,  Floats,   y > T(0) ? x : a * x, \
+                                y, again<BinaryOp::leaky_relu_grad>(g, y, a), nothing, Tensor()) \
+  ROW(clamp_grad,       Floats,   y >= a && y <= b ? x : T(0), \
+                                y, again<BinaryOp::clamp_grad>(g, y, a, b), nothing, Tensor()) \
+  ROW(sigmoid_grad,     Floats,   x * y * (T(1) - y), \
+                                y, again<BinaryOp::sigmoid_grad>(g, y), both, g * x * affine(y, -2, 1)) \
+  ROW(tanh_grad,        Floats,   x * (T(1) - y * y), \
+                                y, again<BinaryOp::tanh_grad>(g, y), both, g * x * affine(y, -2, 0)) \
+  ROW(gelu_grad,        Floats,   x * gelu_slope(y), \
+                                y, again<BinaryOp::gelu_grad>(g, y), both, g * x * gelu_curvature(y)) \
+  ROW(silu_grad,        Floats,   x * silu_slope(y), \
+                                y, again<BinaryOp::silu_grad>(g, y), both, g * x * silu_curvature(y)) \
+  ROW(mish_grad,        Floats,   x * mish_slope(y), \
+                                y, again<BinaryOp::mish_grad>(g, y), both, g * x * mish_curvature(y)) \
+  ROW(softplus_grad,    Floats,   a * y > b ? x : x * sigmoid_of(a * y), \
+                                y, again<BinaryOp::softplus_grad>(g, y, a, b), both, g * x * softplus_curvature(y, a, b)) \
+  ROW(elu_grad,         Floats,   y > T(0) ? b * x : x * b * a * std::exp(y), \
+                                y, again<BinaryOp::elu_grad>(g, y, a, b), both, g * x * elu_curvature(y, a, b)) \
+  ROW(hardsigmoid_grad, Floats,   y > T(-3) && y < T(3) ? x / T(6) : T(0), \
+                                y, again<BinaryOp::hardsigmoid_grad>(g, y), nothing, Tensor()) \
+  ROW(hardswish_grad,   Floats,   y < T(-3) ? T(0) : y <= T(3) ? x * (y / T(3) + T(0.5)) : x, \
+                                y, again<BinaryOp::hardswish_grad>(g, y), both, g * x * hardswish_curvature(y)) \
+  ROW(eq,               Anything, x == y, nothing, Tensor(), nothing, Tensor()) \
+  ROW(ne,               Anything, x != y, nothing, Tensor(), nothing, Tensor()) \
+  ROW(lt,               Anything, x < y, nothing, Tensor(), nothing, Tensor()) \
+  ROW(le,               Anything, x <= y, nothing, Tensor(), nothing, Tensor()) \
+  ROW(gt,               Anything, x > y, nothing, Tensor(), nothing, Tensor()) \
+  ROW(ge,               Anything, x >= y, nothing, Tensor(), nothing, Tensor())
+
+// clang-format on
+
+namespace voxgrad {
+
+#define VG_NAME(name, ...) name,
+/// out = op(x; a, b).
+enum class UnaryOp : uint8_t { VG_UNARY_OPERATORS(VG_NAME) };
+/// out = op(x, y; a, b). Broadcasting comes in as zero strides.
+enum class BinaryOp : uint8_t { VG_BINARY_OPERATORS(VG_NAME) };
+#undef VG_NAME
+
+}  // namespace voxgrad

@@ -1,0 +1,143 @@
+// The formulas of the elementwise operators, once for both devices.
+#pragma once
+
+#include <cmath>
+#include <type_traits>
+#include <utility>
+
+#include "../../core/dtype.h"
+#include "operators.h"
+
+namespace voxgrad {
+
+inline constexpr double kSqrtHalf = 0.70710678118654752440;
+inline constexpr double kTwoOverSqrtPi = 1.12837916709551257390;
+inline constexpr double kInvSqrtTwoPi = 0.39894228040143267794;
+
+/// The operators' names in messages, in the order of the enums.
+#define VG_NAME(name, ...) #name,
+inline constexpr const char* kUnaryNames[] = {VG_UNARY_OPERATORS(VG_NAME)};
+inline constexpr const char* kBinaryNames[] = {VG_BINARY_OPERATORS(VG_NAME)};
+#undef VG_NAME
+constexpr const char* name(UnaryOp op) { return kUnaryNames[static_cast<size_t>(op)]; }
+constexpr const char* name(BinaryOp op) { return kBinaryNames[static_cast<size_t>(op)]; }
+
+template <class T>
+VG_HOST_DEVICE T sigmoid_of(T x) {
+  return T(1) / (T(1) + std::exp(-x));
+}
+
+template <class T>
+VG_HOST_DEVICE bool is_nan(T x) {
+  return x != x;
+}
+
+template <class T>
+VG_HOST_DEVICE bool is_negative(T x) {
+  if constexpr (std::is_unsigned_v<T>)
+    return false;
+  else
+    return x < T(0);
+}
+
+/// x for +, - and * that wrap around: signed integers, whose overflow C++ leaves undefined, as unsigned ones.
+template <class T>
+VG_HOST_DEVICE auto wrapping(T x) {
+  if constexpr (std::is_integral_v<T> && std::is_signed_v<T>)
+    return static_cast<std::make_unsigned_t<T>>(x);
+  else
+    return x;
+}
+
+/// Element `i` of arange, rounded once: whether a compiler fuses the product and the sum makes no difference.
+VG_HOST_DEVICE inline double arange_value(double start, double step, int64_t i) {
+  return std::fma(static_cast<double>(i), step, start);
+}
+
+// ---- what formulas are made of
+
+template <class T>
+VG_HOST_DEVICE T gelu_slope(T x) {
+  return T(0.5) * (T(1) + std::erf(x * T(kSqrtHalf))) + x * T(kInvSqrtTwoPi) * std::exp(T(-0.5) * x * x);
+}
+template <class T>
+VG_HOST_DEVICE T silu_slope(T x) {
+  const T s = sigmoid_of(x);
+  return s * (T(1) + x * (T(1) - s));
+}
+/// tanh(softplus(x)).
+template <class T>
+VG_HOST_DEVICE T mish_gate(T x) {
+  if (x > T(20)) return T(1);
+  const T e = std::exp(x), n = e * (e + T(2));
+  return n / (n + T(2));
+}
+template <class T>
+VG_HOST_DEVICE T mish_slope(T x) {
+  const T gate = mish_gate(x);
+  return gate + x * sigmoid_of(x) * (T(1) - gate * gate);
+}
+
+// ---- the rows as types: formula and dtypes
+
+template <auto op>
+struct Operator;
+
+#define VG_ROW(name, types, formula, ...)                                               \
+  template <>                                                                           \
+  struct Operator<UnaryOp::name> {                                                      \
+    using DTypes = types;                                                               \
+    template <class T>                                                                  \
+    static VG_HOST_DEVICE auto apply(T x, [[maybe_unused]] T a, [[maybe_unused]] T b) { \
+      return formula;                                                                   \
+    }                                                                                   \
+    template <class C>                                                                  \
+    using Computed = decltype(apply(C(), C(), C()));                                    \
+  };
+VG_UNARY_OPERATORS(VG_ROW)
+#undef VG_ROW
+
+#define VG_ROW(name, types, formula, ...)                                                    \
+  template <>                                                                                \
+  struct Operator<BinaryOp::name> {                                                          \
+    using DTypes = types;                                                                    \
+    template <class T>                                                                       \
+    static VG_HOST_DEVICE auto apply(T x, T y, [[maybe_unused]] T a, [[maybe_unused]] T b) { \
+      return formula;                                                                        \
+    }                                                                                        \
+    template <class C>                                                                       \
+    using Computed = decltype(apply(C(), C(), C(), C()));                                    \
+  };
+VG_BINARY_OPERATORS(VG_ROW)
+#undef VG_ROW
+
+#define VG_ROW(name, types, ...) \
+  case UnaryOp::name:            \
+    return has(types(), dtype);
+/// Whether an operator takes elements of `dtype`.
+constexpr bool takes(UnaryOp op, DType dtype) {
+  switch (op) { VG_UNARY_OPERATORS(VG_ROW) }
+  return false;
+}
+#undef VG_ROW
+#define VG_ROW(name, types, ...) \
+  case BinaryOp::name:           \
+    return has(types(), dtype);
+constexpr bool takes(BinaryOp op, DType dtype) {
+  switch (op) { VG_BINARY_OPERATORS(VG_ROW) }
+  return false;
+}
+#undef VG_ROW
+
+/// op(x..., a, b) of one type: compute_t of the operands' elements.
+template <auto op, class T, class... Ts>
+VG_HOST_DEVICE auto apply(T x, Ts... rest) {
+  return Operator<op>::apply(x, rest...);
+}
+
+/// The element type of op's result on elements of type T: T, or bool.
+template <auto op, class T>
+using result_t =
+    std::conditional_t<std::is_same_v<typename Operator<op>::template Computed<compute_t<T>>, bool>, bool, T>;
+
+}  // namespace voxgrad

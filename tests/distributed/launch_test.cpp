@@ -1,0 +1,260 @@
+// Whole runs, as mpirun starts them: what they compute on 1, 2 and 4 ranks, how they go on, and how they end.
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <string>
+
+#include "core/io/safetensors.h"
+#include "cuda/cuda.h"
+#include "nn/distributed/communicator.h"
+#include "ops/elementwise.h"
+#include "ops/reduce.h"
+#include "ops/shape.h"
+#include "tests/support.h"
+
+namespace voxgrad {
+namespace {
+
+namespace fs = std::filesystem;
+
+class Launch : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!distributed::mpi_available()) GTEST_SKIP() << "built without MPI";
+    make_folder();
+  }
+  void make_folder() {
+    std::string pattern = (fs::temp_directory_path() / "voxgrad-parallel-XXXXXX").string();
+    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
+    folder_ = pattern;
+  }
+  void TearDown() override {
+    if (!folder_.empty()) fs::remove_all(folder_);
+  }
+
+  struct Result {
+    int code;
+    double seconds;
+    std::string output;  // both streams
+  };
+
+  /// Runs a command of the shell in the test's folder.
+  Result run_line(const std::string& line) const {
+    const auto start = std::chrono::steady_clock::now();
+    const int status = std::system(("cd '" + folder_.string() + "' && { " + line + "; } >log 2>&1 </dev/null").c_str());
+    const std::chrono::duration<double> time = std::chrono::steady_clock::now() - start;
+    std::ifstream file(folder_ / "log");
+    std::ostringstream text;
+    text << file.rdbuf();
+    return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, time.count(), text.str()};
+  }
+  Result run(int ranks, const std::string& options, const std::string& environment = "") const {
+    return run_line(environment + concat(" '" MPIEXEC "' -n ", ranks, " '" PROGRAM "' ") + options);
+  }
+
+  /// The results of a run that ends well.
+  TensorMap train(int ranks, const std::string& options = "") const {
+    const Result result = run(ranks, options + " out=out.safetensors");
+    EXPECT_EQ(result.code, 0) << result.output;
+    return load_safetensors(folder_ / "out.safetensors");
+  }
+
+  /// The run ends soon, with an error, and these words once.
+  void expect_end(const Result& result, const std::string& words) const {
+    EXPECT_NE(result.code, 0) << result.output;
+    EXPECT_LT(result.seconds, 20) << result.output;
+    const size_t place = result.output.find(words);
+    EXPECT_NE(place, std::string::npos) << words << "\nis missing in\n" << result.output;
+    EXPECT_EQ(result.output.find(words, place + 1), std::string::npos) << "twice:\n" << result.output;
+  }
+
+  fs::path folder_;
+};
+
+double difference(const Tensor& a, const Tensor& b) { return abs(a - b).amax().item() / abs(b).amax().item(); }
+
+void expect_close(const TensorMap& a, const TensorMap& b, double tolerance) {
+  for (const auto& [name, tensor] : b) EXPECT_LE(difference(a.at(name), tensor), tolerance) << name;
+}
+
+void expect_equal(const TensorMap& a, const TensorMap& b) {
+  for (const auto& [name, tensor] : b) EXPECT_EQ(a.at(name).to_vector(), tensor.to_vector()) << name;
+}
+
+TEST_F(Launch, OneTwoAndFourRanksLearnTheSame) {
+  const TensorMap one = train(1), two = train(2), four = train(4);
+  EXPECT_EQ(one.at("losses").numel(), 50);
+  EXPECT_LT(one.at("losses").at({-1}), 0.8 * one.at("losses").at({0}));
+  for (const TensorMap& more : {two, four}) {
+    expect_close(more, one, 2e-5);
+    EXPECT_EQ(more.at("samples").to_vector(), one.at("samples").to_vector());
+    EXPECT_GT(difference(more.at("first.weight"), one.at("first.weight")), 0);  // it was another sum
+  }
+  expect_equal(train(2), two);
+  expect_equal(train(4), four);
+}
+
+TEST_F(Launch, GoesOnInMidEpochOnAnotherNumberOfRanks) {
+  const TensorMap whole = train(1);
+  train(2, "checkpoint=run steps=13");
+  const TensorMap rest = train(4, "checkpoint=run");
+  EXPECT_EQ(rest.at("samples").to_vector(), whole.at("samples").slice(0, 13 * 8, 50 * 8).to_vector());
+  EXPECT_LE(difference(rest.at("losses"), whole.at("losses").slice(0, 13, 50)), 2e-5);
+  EXPECT_LE(difference(rest.at("first.weight"), whole.at("first.weight")), 2e-5);
+}
+
+TEST_F(Launch, GoesOnToTheSameBitsAfterAKill) {
+  const TensorMap whole = train(2);
+  for (const int rank : {1, 0}) {
+    fs::remove(folder_ / "run");
+    const Result killed = run(2, concat("checkpoint=run every=5 fail=kill at=23 rank=", rank));
+    EXPECT_NE(killed.code, 0) << killed.output;
+    EXPECT_LT(killed.seconds, 20) << killed.output;
+    const TensorMap rest = train(2, "checkpoint=run");
+    EXPECT_EQ(rest.at("losses").to_vector(), whole.at("losses").slice(0, 20, 50).to_vector());
+    EXPECT_EQ(rest.at("first.weight").to_vector(), whole.at("first.weight").to_vector());
+  }
+}
+
+TEST_F(Launch, AnExceptionOfOneRankEndsAll) {
+  for (const int rank : {0, 1, 3}) {
+    const Result result = run(4, concat("checkpoint=run every=1 fail=throw rank=", rank));
+    expect_end(result, concat("rank ", rank, " of 4 on host "));
+    expect_end(result, ": program: thrown on demand\n");
+    // A whole file: of step 2 if the exception ended rank 0 before it had written that of step 3.
+    EXPECT_GE(std::stoi(SafetensorsFile(folder_ / "run").metadata().at("step")), 2);
+    fs::remove(folder_ / "run");
+  }
+}
+
+TEST_F(Launch, ARankThatHangsIsNamed) {
+  const Result result = run(4, "timeout=1 fail=hang rank=2");
+  expect_end(result, "rank 0 of 4 on host ");
+  expect_end(result, "rank 2 did not come within 1 s");
+}
+
+TEST_F(Launch, ARankThatLeavesEndsAll) {
+  const Result result = run(2, "fail=exit");
+  EXPECT_NE(result.code, 0) << result.output;
+  EXPECT_LT(result.seconds, 20) << result.output;
+}
+
+TEST_F(Launch, ModelsThatDifferAreRefusedOnce) {
+  const Result result = run(3, "fail=model out=out.safetensors");
+  expect_end(result,
+             "DataParallel: the ranks' models differ: rank 1 has parameter first.weight, [8, 1, 3, 3, 3] f32, "
+             "where rank 0 has parameter first.weight, [4, 1, 3, 3, 3] f32");
+  EXPECT_FALSE(fs::exists(folder_ / "out.safetensors"));
+}
+
+TEST_F(Launch, CallsThatDifferAreNamed) {
+  expect_end(run(4, "fail=operation"),
+             "all_reduce: the ranks' calls differ: ranks 0, 2, 3 call all_reduce (sum) of [3] f32; rank 1 calls "
+             "all_reduce (max) of [3] f32\n");
+  expect_end(
+      run(2, "fail=shape"),
+      "the ranks' calls differ: rank 0 calls all_reduce (max) of [3] f32; rank 1 calls all_reduce (max) of [5] f32\n");
+  expect_end(
+      run(2, "fail=kind"),
+      "the ranks' calls differ: rank 0 calls all_reduce (sum) of [3] f32; rank 1 calls broadcast from rank 1 of [3] "
+      "f32\n");
+  expect_end(
+      run(2, "fail=slab"),
+      "send_receive: the ranks' calls differ: rank 0 calls send_receive of planes of [1, 1, 4, 4, 4], 64 bytes to "
+      "rank 1, 64 bytes from rank 1; rank 1 calls send_receive of planes of [1, 1, 5, 4, 4]");
+}
+
+TEST_F(Launch, ADroppedReductionCompletes) {
+  for (const int ranks : {1, 2, 4}) {
+    const Result result = run(ranks, "fail=drop steps=1");
+    EXPECT_EQ(result.code, 0) << result.output;
+  }
+}
+
+TEST_F(Launch, BadEnvironmentsAreRefused) {
+  const std::string good = "RANK=0 LOCAL_RANK=0 WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=29500 ";
+  const auto expect_refused = [&](const Result& result, const std::string& words) {
+    EXPECT_NE(result.code, 0) << result.output;
+    EXPECT_LT(result.seconds, 20) << result.output;
+    EXPECT_NE(result.output.find(words), std::string::npos) << result.output;
+  };
+  expect_refused(run_line(good + "'" PROGRAM "'"), "WORLD_SIZE says 2 ranks, MPI has 1");
+  expect_refused(run(2, "", good), "RANK says 0, for MPI this is rank 1");
+  expect_refused(run(2, "", good + "WORLD_SIZE=3"), "WORLD_SIZE says 3 ranks, MPI has 2");
+  expect_refused(run(2, "", good + "MASTER_ADDR="), "MASTER_ADDR is not set");
+  expect_refused(run_line("RANK=0 '" PROGRAM "'"), "WORLD_SIZE is not set");
+  expect_refused(run_line("PMI_SIZE=2 '" PROGRAM "'"), "the launcher started 2 ranks (PMI_SIZE), MPI has 1");
+  expect_refused(run_line("SLURM_STEP_NUM_TASKS=2 '" PROGRAM "'"), "try srun --mpi=pmix");
+  EXPECT_EQ(run_line("SLURM_STEP_NUM_TASKS=1 '" PROGRAM "' steps=1").code, 0);
+}
+
+/// By NCCL, as torchrun starts them. Where there is one GPU the two ranks share it: NCCL takes them for two machines.
+class LaunchOnGpu : public Launch {
+ protected:
+  void SetUp() override {
+    if (!distributed::nccl_available()) GTEST_SKIP() << "built without NCCL";
+    if (!cuda::is_available()) GTEST_SKIP() << "no GPU is present";
+    make_folder();
+  }
+  Result run_two(const std::string& options) {
+    const bool apart = cuda::device_count() > 1;
+    return run_line(
+        concat("export WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=", ++port_, " NCCL_SOCKET_IFNAME=lo; ",
+               apart ? "RANK=1 LOCAL_RANK=1 '" : "RANK=1 LOCAL_RANK=0 NCCL_HOSTID=b '", PROGRAM "' device=cuda ",
+               options, " & RANK=0 LOCAL_RANK=0 ", apart ? "'" : "NCCL_HOSTID=a '", PROGRAM "' device=cuda ", options,
+               "; a=$?; wait $!; exit $((a + $?))"));
+  }
+  TensorMap train_two(const std::string& options = "") {
+    const Result result = run_two(options + " out=out.safetensors");
+    EXPECT_EQ(result.code, 0) << result.output;
+    return load_safetensors(folder_ / "out.safetensors");
+  }
+
+ private:
+  int port_ = 20000 + 10 * (::getpid() % 3000);
+};
+
+TEST_F(LaunchOnGpu, OneAndTwoRanksLearnTheSame) {
+  EXPECT_EQ(run_line("'" PROGRAM "' launch=1 out=out.safetensors").code, 0);
+  const TensorMap one = load_safetensors(folder_ / "out.safetensors"), two = train_two();
+  EXPECT_LT(one.at("losses").at({-1}), 0.8 * one.at("losses").at({0}));
+  expect_close(two, one, 2e-5);
+  EXPECT_EQ(two.at("samples").to_vector(), one.at("samples").to_vector());
+  expect_equal(train_two(), two);
+  if (cuda::device_count() < 2) return;
+  const Result threads = run_line("'" PROGRAM "' launch=2 out=out.safetensors");
+  EXPECT_EQ(threads.code, 0) << threads.output;
+  expect_equal(load_safetensors(folder_ / "out.safetensors"), two);
+}
+
+TEST_F(LaunchOnGpu, GoesOnToTheSameBitsAfterAKill) {
+  const TensorMap whole = train_two();
+  const Result killed = run_two("checkpoint=run every=5 fail=kill at=23");
+  expect_end(killed, "rank 0 of 2 on host ");
+  expect_end(killed, "rank 1: its process ended");
+  const TensorMap rest = train_two("checkpoint=run");
+  EXPECT_EQ(rest.at("losses").to_vector(), whole.at("losses").slice(0, 20, 50).to_vector());
+  EXPECT_EQ(rest.at("first.weight").to_vector(), whole.at("first.weight").to_vector());
+}
+
+TEST_F(LaunchOnGpu, ARankThatFailsIsNamed) {
+  expect_end(run_two("fail=throw"), ": program: thrown on demand\n");
+  expect_end(run_two("fail=exit"), "rank 1: its process ended");
+  expect_end(run_two("timeout=2 fail=hang"), "rank 1 did not come to ");
+  expect_end(run_two("fail=model"), "DataParallel: the ranks' models differ: rank 1 has parameter first.weight");
+  expect_end(
+      run_two("fail=operation"),
+      "the ranks' calls differ: rank 0 calls all_reduce (sum) of [3] f32; rank 1 calls all_reduce (max) of [3] f32\n");
+  expect_end(run_two("fail=shape"), "the ranks' calls differ: rank 0 calls all_reduce (max) of [3] f32; rank 1 calls");
+  const Result dropped = run_two("fail=drop steps=1");
+  EXPECT_EQ(dropped.code, 0) << dropped.output;
+}
+
+}  // namespace
+}  // namespace voxgrad

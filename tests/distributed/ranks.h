@@ -1,0 +1,47 @@
+// The fixture of tests that run on as many ranks as mpirun or torchrun starts.
+#pragma once
+
+#include <cstdlib>
+#include <cstring>
+#include <string>
+
+#include "nn/distributed/communicator.h"
+#include "tests/support.h"
+
+namespace voxgrad {
+
+class EndOfRanks : public testing::Environment {
+  void TearDown() override { on_gpus() ? distributed::nccl_finalize() : distributed::mpi_finalize(); }
+
+ public:
+  /// VOXGRAD_TEST_DEVICE=cuda: by NCCL.
+  static bool on_gpus() {
+    const char* device = std::getenv("VOXGRAD_TEST_DEVICE");
+    return device && device == std::string("cuda");
+  }
+};
+
+class Ranks : public testing::Test {
+ protected:
+  void SetUp() override {
+    const bool gpus = EndOfRanks::on_gpus();
+    if (!gpus && !distributed::mpi_available()) GTEST_SKIP() << "built without MPI";
+    world_ = gpus ? &distributed::nccl_world() : &distributed::mpi_world();
+    world_->set_timeout(60);
+    rank_ = world_->rank();
+    size_ = world_->size();
+  }
+
+  /// All ranks have the same bits.
+  void expect_same_everywhere(const Tensor& tensor) const {
+    const Tensor all = world_->all_gather(tensor);
+    const size_t bytes = static_cast<size_t>(tensor.numel() * item_size(tensor.dtype()));
+    for (int other = 0; other < size_; ++other)
+      EXPECT_EQ(std::memcmp(all[other].raw_data(), all[0].raw_data(), bytes), 0) << "ranks 0 and " << other;
+  }
+
+  distributed::Communicator* world_ = nullptr;
+  int rank_ = 0, size_ = 1;
+};
+
+}  // namespace voxgrad

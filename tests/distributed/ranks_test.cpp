@@ -1,0 +1,77 @@
+// Collectives, on as many ranks as mpirun starts, one too.
+#include "tests/distributed/ranks.h"
+#include "core/random.h"
+#include "ops/create.h"
+#include "ops/elementwise.h"
+#include "ops/shape.h"
+
+namespace voxgrad {
+namespace {
+
+[[maybe_unused]] const auto* const end_of_ranks = testing::AddGlobalTestEnvironment(new EndOfRanks);
+
+TEST_F(Ranks, ReduceGatherAndScatter) {
+  const double sum = size_ * (size_ + 1) / 2.0;
+  for (const DType dtype : {f32, f64, bf16, f16, i64}) {
+    const Tensor own = full({3, 2}, rank_ + 1, {.dtype = dtype});
+    const Tensor total = own.clone();
+    world_->all_reduce(total);
+    EXPECT_EQ(total.to_vector(), std::vector<double>(6, sum)) << dtype;
+    const Tensor high = own.clone(), low = own.clone();
+    world_->all_reduce(high, distributed::ReduceOp::max);
+    world_->all_reduce(low, distributed::ReduceOp::min);
+    EXPECT_EQ(high.to_vector(), std::vector<double>(6, size_)) << dtype;
+    EXPECT_EQ(low.to_vector(), std::vector<double>(6, 1)) << dtype;
+
+    const Tensor all = world_->all_gather(own);
+    EXPECT_EQ(all.shape(), (Shape{size_, 3, 2}));
+    EXPECT_EQ(all.dtype(), dtype);
+    for (int other = 0; other < size_; ++other)
+      EXPECT_EQ(all[other].to_vector(), std::vector<double>(6, other + 1)) << dtype;
+    const Tensor part = world_->reduce_scatter(all * (rank_ + 1));
+    EXPECT_EQ(part.shape(), (Shape{3, 2}));
+    EXPECT_EQ(part.to_vector(), std::vector<double>(6, (rank_ + 1) * sum)) << dtype;
+  }
+  world_->barrier();
+}
+
+TEST_F(Ranks, BroadcastTakesAnyDtypeAndLayout) {
+  for (const DType dtype : {f32, f64, bf16, f16, i64, i32, u8, b8})
+    for (int root = 0; root < size_; ++root) {
+      const Tensor values = full({2, 3}, rank_ == root, {.dtype = dtype}).transpose(0, 1);
+      world_->broadcast(values, root);
+      EXPECT_EQ(values.to_vector(), std::vector<double>(6, 1)) << dtype;
+    }
+  const Tensor strided = arange(0, 12).reshape({3, 4}).transpose(0, 1).slice(0, 0, 4, 2);
+  const std::vector<double> before = strided.to_vector();
+  world_->all_reduce(strided);
+  for (size_t i = 0; i < before.size(); ++i) EXPECT_EQ(strided.to_vector()[i], before[i] * size_);
+}
+
+TEST_F(Ranks, SumsHaveTheSameBitsEverywhereAndAgain) {
+  for (const DType dtype : {f32, bf16})
+    for (const int64_t count : {7, 1000, 300000}) {
+      Generator random(static_cast<uint64_t>(rank_));
+      const Tensor own = randn({count}, {}, &random).to(dtype);
+      const Tensor once = own.clone(), twice = own.clone();
+      world_->all_reduce(once);
+      world_->all_reduce(twice);
+      expect_same_everywhere(once);
+      EXPECT_EQ(once.to_vector(), twice.to_vector()) << dtype << ' ' << count;
+    }
+}
+
+TEST_F(Ranks, RefusesWhatMpiDoesNotTake) {
+  if (world_->device().is_cuda()) GTEST_SKIP() << "is taken there";
+  EXPECT_ERROR(world_->all_reduce(zeros({2}, {.dtype = i32})), "all_reduce: ranks reduce f32, f64, bf16, f16 and i64");
+  EXPECT_ERROR(world_->broadcast(Tensor()), "broadcast: the tensor is undefined");
+  EXPECT_ERROR(world_->all_reduce(Tensor()), "all_reduce: the tensor is undefined");
+  EXPECT_ERROR(world_->broadcast(zeros({2}), size_), "broadcast: there is no rank");
+  EXPECT_ERROR(world_->all_reduce_async(zeros({2, 3}).transpose(0, 1)), "not contiguous");
+  EXPECT_ERROR(world_->reduce_scatter(zeros({size_ + 1, 2})), "the first axis must have");
+  EXPECT_ERROR(world_->all_reduce(zeros({2}, {.requires_grad = true})), "an in-place write is not recorded");
+  EXPECT_ERROR(world_->set_timeout(0), "the time must be positive");
+}
+
+}  // namespace
+}  // namespace voxgrad
