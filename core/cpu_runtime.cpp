@@ -8,6 +8,7 @@
 #include <mutex>
 #include <new>
 
+#include "core/detail/divide.h"
 #include "core/device.h"
 #include "core/error.h"
 #include "core/memory_snapshot.h"
@@ -100,7 +101,7 @@ class CpuAllocator {
   /// What is taken for so many bytes: of large blocks at most an eighth more.
   static size_t block_bytes(size_t bytes) {
     const size_t unit = !kCaching || bytes < kSmallestCached ? kAlignment : std::bit_floor(bytes) / 8;
-    return (bytes + unit - 1) / unit * unit;
+    return round_up(bytes, unit);
   }
   /// Locked while memory snapshots are made of what is noted, in the order in which current_ changes.
   std::unique_lock<std::mutex> in_order() {

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "core/detail/divide.h"
 #include "core/detail/philox.h"
 #include "core/error.h"
 
@@ -11,7 +12,7 @@ GeneratorState Generator::reserve(int64_t count, DType dtype) {
   check(count >= 0, "random", "negative count ", count);
   const GeneratorState start = state_;
   const uint64_t per_counter = dtype == DType::f64 ? 2 : 4;
-  state_.offset += (static_cast<uint64_t>(count) + per_counter - 1) / per_counter;
+  state_.offset += divide_up(static_cast<uint64_t>(count), per_counter);
   return start;
 }
 

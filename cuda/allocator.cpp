@@ -1,3 +1,4 @@
+#include "core/detail/divide.h"
 #include "cuda/detail/allocator.h"
 
 #include <algorithm>
@@ -22,7 +23,6 @@ constexpr size_t kMediumSegment = 20 * kMiB;
 constexpr size_t kLargeGranule = 2 * kMiB;
 constexpr size_t kLargest = size_t{1} << 62;  // sizes stay clear of overflow when rounded
 
-constexpr size_t round_up(size_t bytes, size_t granule) { return (bytes + granule - 1) / granule * granule; }
 
 size_t segment_size(size_t bytes, bool small) {
   if (small) return kSmallSegment;

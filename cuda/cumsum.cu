@@ -1,4 +1,5 @@
 // Running sums along an axis, in double or in unsigned 64-bit integers, which wrap around; always in the same order.
+#include "core/detail/divide.h"
 #include "cuda/detail/kernels.h"
 #include "cuda/map.cuh"
 #include "cuda/reduce.cuh"
@@ -17,7 +18,7 @@ __global__ void __launch_bounds__(kBlock)
     scan_lines(const __grid_constant__ ScanProblem problem, Out* __restrict__ out, const T* __restrict__ in) {
   __shared__ Sum shared[kBlock];
   const bool alone = problem.threads == 1;
-  const int64_t share = (problem.length + problem.threads - 1) / problem.threads;
+  const int64_t share = divide_up(problem.length, problem.threads);
   const int64_t begin = alone ? 0 : min(threadIdx.x * share, problem.length), end = min(begin + share, problem.length);
   const int64_t first = alone ? thread_index() : blockIdx.x, step = alone ? thread_count() : gridDim.x;
   for (int64_t line = first; line < problem.count; line += step) {

@@ -1,6 +1,7 @@
 // Sums over the voxels of every class, of which losses are made, and their gradient: one pass over the logits each. A
 // thread holds all classes of a voxel, and sums of all classes, in registers; it sums a few dozen voxels in compute_t,
 // and blocks, and what joins them, sum in double and in a fixed order.
+#include "core/detail/divide.h"
 #include "core/dtype.h"
 #include "cuda/detail/kernels.h"
 #include "cuda/reduce.cuh"
@@ -62,7 +63,7 @@ void class_sums(const char* op, const View& sums, const View& x, const View& tar
   const Launch launch(x);
   constexpr int64_t kStep = 8 * kBlock;
   const int64_t range = std::clamp<int64_t>(x.size[0] * x.size[2] / 512 / kStep, 1, 8) * kStep;
-  const int64_t ranges = (x.size[2] + range - 1) / range, blocks = x.size[0] * ranges;
+  const int64_t ranges = divide_up(x.size[2], range), blocks = x.size[0] * ranges;
   const int64_t rows = sums.size[0] == 1 ? blocks : ranges;
   const Workspace partial(launch, static_cast<size_t>(rows * sums.numel()) * sizeof(double));
   if (blocks > 0)

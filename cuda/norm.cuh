@@ -21,6 +21,7 @@
 
 #include <bit>
 
+#include "core/detail/divide.h"
 #include "core/dtype.h"
 #include "cuda/reduce.cuh"
 #include "cuda/vector.cuh"
@@ -172,23 +173,22 @@ struct Tiling {
 
   Tiling(Form form, const View& x, int width)
       : length(x.size[2]), sample_lines(form == Form::columns ? x.size[1] / width : x.size[1]) {
-    const auto parts = [](int64_t whole, int64_t part) { return (whole + part - 1) / part; };
     const bool columns = form == Form::columns;
     lines = x.size[0] * sample_lines;
     if (columns) {  // the channels of a sample, or an even part of them
-      const int64_t side = parts(sample_lines, parts(sample_lines, 64));
+      const int64_t side = divide_up(sample_lines, divide_up(sample_lines, 64));
       layout = {static_cast<int>(side), static_cast<int>(kBlock / side), true};
     } else {
       layout = BlockLayout::choose(length, x.size[1] > 1 && std::abs(x.stride[1]) < std::abs(x.stride[2]));
     }
-    tiles = parts(lines, layout.columns);
+    tiles = divide_up(lines, layout.columns);
     // Enough work for a thread to pay for its constants and sums; of columns, whose blocks have a sum for each of many
     // channels, fewer blocks: two or three at a time fill an SM.
     const int64_t shortest = layout.reducers * (columns ? 16 : 4 * width);
     const int64_t most = (columns ? 528 : 4096) / std::max<int64_t>(tiles, 1);
-    const int64_t wanted = std::clamp<int64_t>(parts(length, shortest), 1, std::max<int64_t>(most, 1));
-    range = std::max<int64_t>(parts(parts(length, wanted), 64), 1) * 64;  // whole cache lines
-    ranges = std::max<int64_t>(parts(length, range), 1);
+    const int64_t wanted = std::clamp<int64_t>(divide_up(length, shortest), 1, std::max<int64_t>(most, 1));
+    range = std::max<int64_t>(divide_up(divide_up(length, wanted), 64), 1) * 64;  // whole cache lines
+    ranges = std::max<int64_t>(divide_up(length, range), 1);
   }
   VG_HOST_DEVICE int64_t blocks() const { return tiles * ranges; }
 };

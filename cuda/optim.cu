@@ -1,5 +1,6 @@
 // The optimizers' steps (ops/detail/optim_step.h), one pass over the parameters and their state. A launch takes a table
 // of parameters as its argument: a model of some dozens is one launch.
+#include "core/detail/divide.h"
 #include "cuda/detail/graph.h"
 #include "cuda/detail/kernels.h"
 #include "cuda/map.cuh"
@@ -12,24 +13,24 @@ namespace {
 /// Elements that a block works on.
 constexpr int64_t kPiece = 8192;
 /// Parameters of a launch: the table stays below the 4 KB that the arguments of a kernel may have.
-constexpr int kMostParams = 64;
+constexpr int kMaxParams = 64;
 
 template <class T, int kStates>
 struct Table {
   using C = compute_t<T>;
   int params = 0;
-  T* param[kMostParams];
-  const T* grad[kMostParams];
-  C* state[kMostParams][kStates > 0 ? kStates : 1];
-  int64_t count[kMostParams];
-  int64_t first_piece[kMostParams + 1] = {0};
+  T* param[kMaxParams];
+  const T* grad[kMaxParams];
+  C* state[kMaxParams][kStates > 0 ? kStates : 1];
+  int64_t count[kMaxParams];
+  int64_t first_piece[kMaxParams + 1] = {0};
 
   void add(const StepViews& views) {
     param[params] = views.param.as<T>();
     grad[params] = views.grad.as<const T>();
     for (int k = 0; k < kStates; ++k) state[params][k] = views.state[k].template as<C>();
     count[params] = views.param.numel();
-    first_piece[params + 1] = first_piece[params] + (count[params] + kPiece - 1) / kPiece;
+    first_piece[params + 1] = first_piece[params] + divide_up(count[params], kPiece);
     ++params;
   }
 };
@@ -113,7 +114,7 @@ void for_each_table(size_t count, const Views& views, const F& run) {
   for (size_t i = 0; i < count; ++i) {
     const StepViews next = views(i);
     if (next.param.numel() > 0) table.add(next);
-    if (table.params == 0 || (table.params < kMostParams && i + 1 < count)) continue;
+    if (table.params == 0 || (table.params < kMaxParams && i + 1 < count)) continue;
     run(table);
     table = {};
   }
@@ -196,7 +197,7 @@ void sum_of_squares(const View& out, std::span<const View> list) {
   constexpr const char* kOp = "sum_of_squares";
   const Launch launch(out);
   int64_t pieces = 0;
-  for (const View& view : list) pieces += (view.numel() + kPiece - 1) / kPiece;
+  for (const View& view : list) pieces += divide_up(view.numel(), kPiece);
   const Workspace partial(launch, static_cast<size_t>(pieces) * sizeof(double));
   auto* sums = partial.as<double>();
   dispatch_cuda(Floats(), list.front().dtype, kOp, [&]<class T>() {

@@ -4,6 +4,7 @@
 // cuda/pool_rows.cuh, and a gradient in up to 16 bytes along the width.
 #include <limits>
 
+#include "core/detail/divide.h"
 #include "core/dtype.h"
 #include "cuda/detail/kernels.h"
 #include "cuda/map.cuh"
@@ -152,7 +153,7 @@ void run_pool(const char* op, const PoolViews& views, const F& f) {
       f.template operator()<width, 1>(PoolProblem(part, width), vectors);
     else if (gradient && part.out.stride[4] == 1)
       f.template operator()<width, gradient ? 4 : 1>(PoolProblem(part, width, 4),
-                                                     elements / row * ((row + width - 1) / width));
+                                                     elements / row * (divide_up(row, width)));
     else
       f.template operator()<1, 1>(PoolProblem(part, 1), elements);
     check_launch(op);

@@ -3,6 +3,7 @@
 // channels. Private to cuda/pool.cu.
 #pragma once
 
+#include "core/detail/divide.h"
 #include "cuda/pool.cuh"
 
 namespace voxgrad::cuda {
@@ -165,7 +166,7 @@ bool launch_cells(const PoolViews& v, cudaStream_t stream) {
     PoolProblem p(v, width, axis);
     for (int i = 2; i < 5; ++i) {
       const int side = i == axis ? width : i == 3 ? kRun<width> : 1;
-      p.size[i] = Divider((cells.size[i] + side - 1) / side);
+      p.size[i] = Divider(divide_up(cells.size[i], side));
     }
     int64_t count = v.out.size[0];
     for (int i = 1; i < 5; ++i) count *= p.size[i].divisor;

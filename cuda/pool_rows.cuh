@@ -3,6 +3,7 @@
 // cuda/pool.cu.
 #pragma once
 
+#include "core/detail/divide.h"
 #include "cuda/pool.cuh"
 
 namespace voxgrad::cuda {
@@ -112,7 +113,7 @@ bool launch_max_pool_rows(const View& y, const View* indices, const View& x, con
     p.dilation[i] = static_cast<int>(g.dilation[i]);
   }
   p.rows = static_cast<uint32_t>(y.numel() / y.size[4]);
-  const int64_t busy = (2 * kBlock + p.vectors.divisor - 1) / p.vectors.divisor;
+  const int64_t busy = divide_up(2 * kBlock, p.vectors.divisor);
   p.tile_rows =
       static_cast<uint32_t>(std::min({(kPoolSharedBytes - rounding) / row_bytes, busy, int64_t{kPoolTileRows}}));
   const auto kernel = vectors ? max_pool_rows<T, Index, width> : max_pool_rows<T, Index, 1>;

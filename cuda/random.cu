@@ -1,5 +1,6 @@
 // Random numbers: the streams of core/detail/philox.h. Uniforms have the same bits as on the CPU, normals agree to the
 // rounding of log, sin and cos.
+#include "core/detail/divide.h"
 #include "core/detail/philox.h"
 #include "cuda/detail/graph.h"
 #include "cuda/detail/kernels.h"
@@ -46,7 +47,7 @@ void draw_all(const char* op, const View& out, GeneratorState state) {
     refuse_in_capture(op, out.device, "random numbers, which replays would repeat, cannot be drawn");
     const Launch launch(out);
     constexpr int64_t lanes = kUniformsPerCounter<T>;
-    draw<Draw><<<grid_size((count + lanes - 1) / lanes), kBlock, 0, launch.stream>>>(out.as<T>(), count, state);
+    draw<Draw><<<grid_size(divide_up(count, lanes)), kBlock, 0, launch.stream>>>(out.as<T>(), count, state);
     check_launch(op);
   });
 }

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <limits>
 
+#include "core/detail/divide.h"
 #include "core/dtype.h"
 #include "cuda/detail/kernels.h"
 #include "cuda/reduce.cuh"
@@ -135,7 +136,7 @@ struct ReduceProblem {
 
   int64_t output_tiles(int width) const {
     const int64_t columns = int64_t{layout.columns} * width;
-    return (outputs + columns - 1) / columns;
+    return divide_up(outputs, columns);
   }
 };
 
@@ -322,7 +323,7 @@ BlockLayout strided_layout(const ReduceProblem& problem, int width) {
   const int64_t threads = problem.outputs / width;
   if (!columns_adjacent(problem)) {
     if (problem.length > 8 * kStridedUnroll) return BlockLayout::choose(problem.length, false);
-    const auto loads = static_cast<uint64_t>((problem.length + kStridedUnroll - 1) / kStridedUnroll);
+    const auto loads = static_cast<uint64_t>(divide_up(problem.length, kStridedUnroll));
     const int reducers = static_cast<int>(std::bit_ceil(std::max<uint64_t>(loads, 1)));
     return {kBlock / reducers, reducers, false};
   }
@@ -337,10 +338,10 @@ void cut_into_ranges(ReduceProblem& problem, int64_t output_tiles, int64_t threa
   constexpr int64_t kBlocks = 2112;  // twice as many as an H200 holds at a time
   const int64_t shortest = problem.layout.reducers * thread_elements;
   const int64_t most = std::max<int64_t>(kBlocks / std::max<int64_t>(output_tiles, 1), 1);
-  const int64_t ranges = std::clamp<int64_t>((problem.length + shortest - 1) / shortest, 1, most);
+  const int64_t ranges = std::clamp<int64_t>(divide_up(problem.length, shortest), 1, most);
   if (ranges == 1) return;
-  problem.range = ((problem.length + ranges - 1) / ranges + shortest - 1) / shortest * shortest;
-  problem.ranges = (problem.length + problem.range - 1) / problem.range;
+  problem.range = round_up(divide_up(problem.length, ranges), shortest);
+  problem.ranges = divide_up(problem.length, problem.range);
 }
 
 template <class Operation, class In, class Accumulator, class Out>

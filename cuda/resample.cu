@@ -5,6 +5,7 @@
 // - where the channels are innermost in memory, and for any other layout, a thread makes a vector of channels of a few
 //   neighbours along the width, and keeps the two last sums over depth and height for the next of them.
 // Maps by two need neither: cuda/resample_by_two.cuh.
+#include "core/detail/divide.h"
 #include "ops/detail/resample_taps.h"
 
 #include "core/dtype.h"
@@ -170,7 +171,7 @@ __global__ void __launch_bounds__(kBlock) resample_rows(const __grid_constant__ 
       store_values<width>(sums + r * p.in_width + w, sum);
     }
     __syncthreads();
-    const uint32_t groups = (rows + kRows - 1) / kRows;
+    const uint32_t groups = divide_up(rows, kRows);
     for (uint32_t item = threadIdx.x; item < groups * p.out_vectors.divisor; item += kBlock) {
       const uint32_t group = p.out_vectors.divide(item);
       const int ow = static_cast<int>(item - group * p.out_vectors.divisor) * out_width;
@@ -235,7 +236,7 @@ void launch_runs(const ResampleCall& call, ResampleProblem<compute_t<T>> p, bool
   const int64_t items = call.out.numel() / (vectors ? width : 1), enough = int64_t{1} << 19;
   p.length = 1;  // threads that lie side by side along the width make one element each
   while (p.channels_inner && p.length < 8 && p.length < size[4] && items / p.length > enough) p.length *= 2;
-  const int64_t runs = (size[4] + p.length - 1) / p.length;
+  const int64_t runs = divide_up(size[4], p.length);
   p.runs = Divider(runs);
   p.items = static_cast<uint32_t>(items / size[4] * runs);
   const auto kernel = vectors ? few ? resample_runs<T, width, 2> : resample_runs<T, width, 4> : resample_runs<T, 1, 2>;
@@ -264,7 +265,7 @@ void launch_rows(const ResampleCall& call, ResampleProblem<compute_t<T>> p, bool
   p.out_vectors = Divider(out_width / (pairs ? pair : 1));
   p.in_width = static_cast<uint32_t>(in_width);
   const int64_t fitting = kSumBytes / (in_width * static_cast<int64_t>(sizeof(C)));
-  const int64_t busy = (kBlock * kRows + p.out_vectors.divisor - 1) / p.out_vectors.divisor;
+  const int64_t busy = divide_up(kBlock * kRows, p.out_vectors.divisor);
   const int64_t wanted = std::min({fitting, busy, int64_t{kTileRows}}) / kRows * kRows;
   p.tile_rows = static_cast<uint32_t>(std::max<int64_t>(wanted, kRows));
   const auto kernel = vectors ? pairs ? few ? resample_rows<T, width, pair, 2> : resample_rows<T, width, pair, 4>

@@ -5,6 +5,7 @@
 // step reads too. Private to cuda/resample.cu.
 #pragma once
 
+#include "core/detail/divide.h"
 #include "core/dtype.h"
 #include "cuda/detail/kernels.h"
 #include "cuda/map.cuh"
@@ -165,8 +166,8 @@ void launch_by_two(const View& out, const View& in, ByTwoProblem p, cudaStream_t
   const int64_t lines = vectors * p.outside[0].divisor * p.outside[1].divisor * out.size[0];
   int64_t runs = (p.steps + 15) / 16;
   while (lines * runs < int64_t{1} << 19 && p.steps / runs > 4) ++runs;
-  p.length = static_cast<int>((p.steps + runs - 1) / runs + 3) / 4 * 4;  // whole batches
-  runs = (p.steps + p.length - 1) / p.length;
+  p.length = static_cast<int>(divide_up(p.steps, runs) + 3) / 4 * 4;  // whole batches
+  runs = divide_up(p.steps, p.length);
   p.runs = Divider(runs);
   p.items = static_cast<uint32_t>(lines * runs);
   by_two_kernel<T, up, linear, channels, columns><<<grid_size(p.items), kBlock, 0, stream>>>(p);

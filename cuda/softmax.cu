@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "core/detail/divide.h"
 #include "core/dtype.h"
 #include "cuda/detail/kernels.h"
 #include "cuda/reduce.cuh"
@@ -163,8 +164,7 @@ auto holding(int64_t vectors) {
 template <class T, int width, bool along>
 void launch_softmax(SoftmaxProblem problem, bool rows_adjacent, const Launch& launch) {
   constexpr int most = kHeld<T, width>, kWarp = 32;
-  const auto parts = [](int64_t whole, int64_t part) { return (whole + part - 1) / part; };
-  const int64_t vectors = problem.length / (along ? width : 1), slots = parts(vectors, most);
+  const int64_t vectors = problem.length / (along ? width : 1), slots = divide_up(vectors, most);
   auto kernel = softmax_kernel<T, 1, true, 0>;
   if (slots > (rows_adjacent ? kBlock / 8 : kBlock)) {
     problem.layout = BlockLayout::choose(problem.length, rows_adjacent);
@@ -175,10 +175,10 @@ void launch_softmax(SoftmaxProblem problem, bool rows_adjacent, const Launch& la
     const int64_t threads = !rows_adjacent && slots > kWarp ? kBlock : share;
     const int reducers = static_cast<int>(std::bit_ceil(static_cast<uint64_t>(threads)));
     problem.layout = {kBlock / reducers, reducers, rows_adjacent};
-    kernel = holding<T, width, along>(parts(vectors, reducers));
+    kernel = holding<T, width, along>(divide_up(vectors, reducers));
   }
   const int64_t columns = int64_t{problem.layout.columns} * (along ? 1 : width);
-  kernel<<<grid_size((problem.count + columns - 1) / columns, 1), kBlock, 0, launch.stream>>>(problem);
+  kernel<<<grid_size(divide_up(problem.count, columns), 1), kBlock, 0, launch.stream>>>(problem);
   check_launch("softmax");
 }
 

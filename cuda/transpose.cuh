@@ -3,6 +3,7 @@
 // axis and takes it out in vectors along the output's.
 #pragma once
 
+#include "core/detail/divide.h"
 #include "cuda/map.cuh"
 
 namespace voxgrad::cuda {
@@ -175,7 +176,7 @@ __global__ void __launch_bounds__(kBlock, 3) transpose_kernel(const __grid_const
 inline int64_t tile_length(int64_t size, int64_t most, int64_t width) {
   if (size <= most) return size;
   most -= most % width;
-  const int64_t parts = (size + most - 1) / most;
+  const int64_t parts = divide_up(size, most);
   return (size + parts * width - 1) / (parts * width) * width;
 }
 
@@ -192,7 +193,7 @@ TileSide tile_side(const T* data, const Nest<2>& nest, size_t k, int own, int ac
   if (joined) length *= rows;
   if (k == 0 && length < width) side.width = 1;  // so that neighbours write side by side
   const int64_t lead = aligned ? 0 : side.width - 1;
-  side.slots = Divider((length + lead + side.width - 1) / side.width);
+  side.slots = Divider(divide_up(length + lead, side.width));
   return side;
 }
 
@@ -227,7 +228,7 @@ void launch_transpose(To* out, const From* in, const Nest<2>& nest, int axis, co
   }
   p.tiles = static_cast<uint32_t>(tiles);
   const bool vectors = !p.from.joined && (tile_b % width == 0 || tile_b >= 4 * width);
-  p.pitch = static_cast<uint32_t>(vectors ? (tile_b + width - 1) / width * width : tile_b | 1);
+  p.pitch = static_cast<uint32_t>(vectors ? round_up(tile_b, width) : tile_b | 1);
   p.skew = vectors ? width : 0;
   const int64_t shared = narrow * (tile_a * p.pitch + tile_a / kVectorWidth<To> * p.skew);
   const auto threads = static_cast<unsigned>(std::clamp<int64_t>((tile_a * tile_b / 8 + 31) / 32 * 32, 64, kBlock));

@@ -193,7 +193,7 @@ Tensor of_all_ranks(const Tensor& sums, const Tensor& input) {
 /// The sums of ops/detail/kernels.h in f64: (N, C, 5), or (1, C, 5) over all samples.
 Tensor class_sums_here(const char* op, const Tensor& input, const Tensor& target, const ClassSums& options,
                        bool of_samples) {
-  if (is_soft(target) || input.size(1) > kMostClasses) return composed_sums(op, input, target, options, of_samples);
+  if (is_soft(target) || input.size(1) > kMaxClasses) return composed_sums(op, input, target, options, of_samples);
   const int64_t n = input.size(0), c = input.size(1), length = target.numel() / std::max<int64_t>(n, 1);
   const Tensor x = reshape(input, {n, c, length}), numbers = reshape(target, {n, length});
   const Tensor sums = empty({of_samples ? n : 1, c, kClassSums}, {f64, x.device()});
@@ -252,7 +252,7 @@ Tensor composed_cross_entropy(const char* op, const Tensor& input, const Tensor&
 /// Matrices (N, C) have one voxel a sample, of which sums are not worth their while.
 Tensor entropy_loss(const char* op, const Tensor& input, const Tensor& target, const CrossEntropyOptions& o,
                     bool logits) {
-  const bool composed = is_soft(target) || input.dim() == 2 || input.size(1) > kMostClasses;
+  const bool composed = is_soft(target) || input.dim() == 2 || input.size(1) > kMaxClasses;
   if (composed || o.reduction == Reduction::none) return composed_cross_entropy(op, input, target, o, logits);
   const Tensor sums = class_sums(op, input, target, {o.ignore_index, logits, false}, false);
   Tensor loss = logits ? cross_entropy_of(sums, o.weight, o.label_smoothing) : neg(weighted_sum(sums, 1, o.weight));

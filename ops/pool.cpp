@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "core/detail/divide.h"
 #include "core/autograd.h"
 #include "ops/create.h"
 #include "ops/detail/checks.h"
@@ -50,7 +51,7 @@ void check_not_empty(const char* op, const Windows& w, int64_t i, int64_t axis, 
   if (d == 1 || (p == 0 && w.padding_end[i] == 0)) return;
   for (int64_t o = 0; o < out; ++o) {
     const int64_t start = o * w.stride[i] - p;
-    const int64_t first = start < 0 ? start + (-start + d - 1) / d * d : start;
+    const int64_t first = start < 0 ? start + round_up(-start, d) : start;
     check(first <= start + (k - 1) * d && first < in, op, "a window along axis ", axis, " holds padding only (size ",
           in, ", kernel_size ", k, ", padding ", p, ", dilation ", d, ')');
     if (start >= 0) o = std::max(o, out - 2);  // of the windows that begin inside, the last is the one to look at
@@ -178,7 +179,7 @@ Tensor adaptive_max_pool(const char* op, const Tensor& x, const Dims& size) {
   for (int64_t i = 0; i < size.size(); ++i) {
     const int64_t axis = x.dim() - size.size() + i, in = x.size(axis), out = size[i];
     const auto begin = [&](int64_t o) { return o * in / out; };
-    const auto end = [&](int64_t o) { return ((o + 1) * in + out - 1) / out; };
+    const auto end = [&](int64_t o) { return divide_up((o + 1) * in, out); };
     kernel.push_back(in / out);
     if (in % out == 0) continue;
     for (int64_t o = 0; o < out; ++o) kernel[i] = std::max(kernel[i], end(o) - begin(o));

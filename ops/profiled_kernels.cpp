@@ -12,7 +12,7 @@
 namespace voxgrad {
 namespace {
 
-constexpr size_t kMostShapes = 8;  // of a call that are noted
+constexpr size_t kMaxShapes = 8;  // of a call that are noted
 
 /// What the arguments of a call tell.
 struct Call {
@@ -110,7 +110,7 @@ void run(F kernel, const Entry& entry, const Args&... args) {
   else if (const double rate = byte_rate<real>(index); rate > 0)
     work.floor = call.bytes / rate;
   std::vector<Shape> shapes;
-  for (size_t i = 0; i < std::min(call.views.size(), kMostShapes); ++i)
+  for (size_t i = 0; i < std::min(call.views.size(), kMaxShapes); ++i)
     shapes.emplace_back(std::span(call.views[i]->size, static_cast<size_t>(call.views[i]->rank)));
 
   const profiler::Scope scope(profiler::Kind::op, call.name, nullptr, device);

@@ -3,6 +3,7 @@
 // it is a convolution of the halo alone, added to what is there. The input is not copied.
 #include <algorithm>
 
+#include "core/detail/divide.h"
 #include "core/autograd.h"
 #include "ops/create.h"
 #include "ops/detail/conv_maps.h"
@@ -23,7 +24,7 @@ struct Axis {
   int64_t in, out, kernel, stride, padding, dilation;  // along D
 };
 
-int64_t ceil_quotient(int64_t a, int64_t b) { return a <= 0 ? 0 : (a + b - 1) / b; }
+int64_t ceil_quotient(int64_t a, int64_t b) { return a <= 0 ? 0 : divide_up(a, b); }
 
 // Position i of the volume and o of the strided side meet at tap k where i + padding = o * stride + k * dilation
 // (ops/detail/conv_geometry.h). For a halo that begins at plane a, and planes of the result from b on, that is the same

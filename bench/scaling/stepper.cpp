@@ -10,7 +10,7 @@ namespace scaling {
 namespace vg = voxgrad;
 namespace {
 
-constexpr int64_t kStages = 6, kChannels = 32, kMostChannels = 320, kClasses = 3;
+constexpr int64_t kStages = 6, kChannels = 32, kMaxChannels = 320, kClasses = 3;
 
 /// For all ranks of a process, none of which is within a step then.
 void set_precision(const Bench& bench, const std::string& mode) {
@@ -21,7 +21,7 @@ void set_precision(const Bench& bench, const std::string& mode) {
 
 std::unique_ptr<vg::UNetTraining> make_training(const Bench& bench, const std::string& mode) {
   vg::manual_seed(0);
-  vg::nn::UNet model(vg::unet_options(kStages, kChannels, kMostChannels, kClasses));
+  vg::nn::UNet model(vg::unet_options(kStages, kChannels, kMaxChannels, kClasses));
   model.to(bench.device());
   model.to(vg::MemoryFormat::channels_last);
   auto training = std::make_unique<vg::UNetTraining>(std::move(model), true,

@@ -97,9 +97,9 @@ void AtomicFile::fail_with(int error) const {
 /// abandoned are found without a search of the directory.
 void AtomicFile::create_temporary() {
   constexpr size_t kLongestStem = 200;  // file names end at 255 bytes
-  constexpr int kMostWriters = 8;       // what more of them at once leave, the next as many at once clean up
+  constexpr int kMaxWriters = 8;       // what more of them at once leave, the next as many at once clean up
   const std::string stem = path_.filename().string().substr(0, kLongestStem);
-  for (int number = 0; descriptor_ < 0 || number < kMostWriters; ++number) {
+  for (int number = 0; descriptor_ < 0 || number < kMaxWriters; ++number) {
     auto name = directory_of(path_) / concat('.', stem, ".voxgrad-", number, ".tmp");
     remove_abandoned(name);
     if (descriptor_ >= 0) continue;

@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 
+#include "core/detail/divide.h"
 #include "core/io/atomic_file.h"
 #include "core/io/detail/input_file.h"
 
@@ -289,7 +290,7 @@ void save_npy(const std::filesystem::path& path, const Tensor& tensor) {
   text += "), }";
   // As NumPy does: the elements begin at a multiple of 64, after a newline.
   constexpr size_t kPrefix = 10, kAlignment = 64;
-  const size_t total = (kPrefix + text.size() + 1 + kAlignment - 1) / kAlignment * kAlignment;
+  const size_t total = round_up(kPrefix + text.size() + 1, kAlignment);
   text.resize(total - kPrefix - 1, ' ');
   text += '\n';
 

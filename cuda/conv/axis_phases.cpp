@@ -1,3 +1,4 @@
+#include "core/detail/divide.h"
 #include "cuda/conv/axis_phases.h"
 
 #include <algorithm>
@@ -74,7 +75,7 @@ std::optional<AxisPhases> dgrad_phases(int64_t in_size, int64_t out_size, int64_
     if (axis.phases == kMaxAxisPhases) return std::nullopt;
     AxisPhase phase{};
     phase.first = static_cast<int>(first);
-    phase.count = static_cast<int>((out_size - first + stride - 1) / stride);
+    phase.count = static_cast<int>(divide_up(out_size - first, stride));
     phase.start = static_cast<int>((first + padding - k * dilation) / stride);
     phase.step = static_cast<int>(-tap_step * dilation / stride);
     phase.tap_first = static_cast<int>(k);

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <atomic>
 
+#include "core/detail/divide.h"
 #include "cuda/conv/plan_common.h"
 
 namespace voxgrad::cuda {
@@ -133,8 +134,8 @@ bool may_use_wgmma(const ConvProblem& p) { return p.wgmma && !p.choice.mma_sync;
 std::vector<int> box_widths(int count, int most) {
   std::vector<int> result;
   for (int width = std::min(count, most); width > 0; --width) {
-    const int pieces = (count + width - 1) / width;
-    width = (count + pieces - 1) / pieces;
+    const int pieces = divide_up(count, width);
+    width = divide_up(count, pieces);
     result.push_back(width);
   }
   return result;

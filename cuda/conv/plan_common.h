@@ -4,19 +4,19 @@
 #include <algorithm>
 #include <cstdlib>
 #include <optional>
-#include <type_traits>
 #include <vector>
 
+#include "core/detail/divide.h"
 #include "cuda/conv/plan.h"
 
 namespace voxgrad::cuda {
 
 /// Bytes of copied inputs at a time, unless a single sample takes more and its planner allows that; of partial sums,
 /// unless those of a single range are more.
-inline constexpr int64_t kMostCopied = int64_t{1} << 30, kMostSums = int64_t{256} << 20;
+inline constexpr int64_t kMaxCopied = int64_t{1} << 30, kMaxSums = int64_t{256} << 20;
 
 /// Of TMA: positions of a box's axis; from one that is copied to the next.
-inline constexpr int kMostBox = 256, kMostStep = 8;
+inline constexpr int kMaxBox = 256, kMaxStep = 8;
 
 /// An H200's. Plans of sums go by them on every GPU: the sums of others shall have the same bits.
 inline constexpr int64_t kMultiprocessors = 132;
@@ -94,13 +94,13 @@ inline bool is_narrow(const ConvProblem& p) { return p.in_channels <= 8 && p.out
 /// Whether boxes of inputs are no further from their CTA tile than 16 bits tell (params.h of the channels-last
 /// kernels).
 inline bool has_short_offsets(const AxisPhases& axis) {
-  const auto is_short = [&](int64_t row) { return std::abs(row) * axis.in_step < INT16_MAX - kMostStep; };
+  const auto is_short = [&](int64_t row) { return std::abs(row) * axis.in_step < INT16_MAX - kMaxStep; };
   return std::all_of(axis.phase, axis.phase + axis.phases, [&](const AxisPhase& phase) {
     return is_short(phase.start) && is_short(phase.start + int64_t{phase.taps - 1} * phase.step);
   });
 }
 /// Of a persistent kernel, so that a number of one and of a grid add up below 2^31.
-inline constexpr int64_t kMostUnits = int64_t{1} << 30;
+inline constexpr int64_t kMaxUnits = int64_t{1} << 30;
 
 /// Of a sample's input and result.
 inline int64_t sample_bytes(const ConvProblem& p) {
@@ -108,11 +108,5 @@ inline int64_t sample_bytes(const ConvProblem& p) {
   const int64_t out = p.out_channels * p.out_size[0] * p.out_size[1] * p.out_size[2];
   return p.groups * (in + out) * static_cast<int64_t>(item_size(p.dtype));
 }
-
-template <class A, class B>
-constexpr std::common_type_t<A, B> divide_up(A value, B divisor) {
-  return (value + divisor - 1) / divisor;
-}
-constexpr int round_up(int value, int multiple) { return divide_up(value, multiple) * multiple; }
 
 }  // namespace voxgrad::cuda

@@ -2,6 +2,7 @@
 
 #include <cuda_runtime.h>
 
+#include "core/detail/divide.h"
 #include "core/error.h"
 #include "cuda/detail/kernels.h"
 #include "cuda/detail/launch.h"
@@ -37,7 +38,7 @@ int64_t TmaTensor::copy_bytes(const View& view) {
 TmaTensor::TmaTensor(const View& view, const Launch& launch) : view_(view) {
   if (is_tma_tensor(view)) return;
   const int64_t wide = 16 / item_size(view.dtype);
-  int64_t stride = (view.size[1] + wide - 1) / wide * wide;
+  int64_t stride = round_up(view.size[1], wide);
   view_.stride[1] = 1;
   for (const int axis : {4, 3, 2, 0}) {
     view_.stride[axis] = stride;

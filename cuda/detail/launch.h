@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "core/detail/divide.h"
 #include "core/view.h"
 #include "cuda/cuda.h"
 
@@ -80,7 +81,7 @@ inline constexpr int64_t kMaxGrid = int64_t{1} << 20;
 /// Blocks for a loop over `count` items, `per_block` of them in a block at a time. Never more than kMaxGrid (so the
 /// kernel must loop in steps of thread_count()), and at least one.
 inline unsigned grid_size(int64_t count, int per_block = kBlock) {
-  return static_cast<unsigned>(std::clamp<int64_t>((count + per_block - 1) / per_block, 1, kMaxGrid));
+  return static_cast<unsigned>(std::clamp<int64_t>(divide_up(count, per_block), 1, kMaxGrid));
 }
 
 /// Lets the kernel have so many bytes of dynamic shared memory from now on, or more if it might have more before: of

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <atomic>
 
+#include "core/detail/divide.h"
 #include "core/thread_pool.h"
 #include "ops/cpu/conv_pack.h"
 #include "ops/cpu/conv_tile.h"
@@ -54,7 +55,7 @@ class Convolution {
   explicit Convolution(const ConvProblem<T>& problem)
       : p_(problem), blocks_(column_blocks<T>(problem.out_channels())), weights_(problem) {
     channels_per_unit_ = choose_channels();
-    const int64_t wanted = (4 * num_threads() + p_.out.batch - 1) / p_.out.batch;
+    const int64_t wanted = divide_up(4 * num_threads(), p_.out.batch);
     const int64_t slots = kTileBytes / item() / std::max<int64_t>(1, channels_per_unit_);
     tiling_ = make_tiling(p_.gather, p_.kernel, {.slots = slots, .tiles = wanted});
     layout_ = {tiling_.windows[2].slots * channels_per_unit_, tiling_.windows[2].slots, 1};
@@ -73,7 +74,7 @@ class Convolution {
  private:
   static constexpr int64_t item() { return static_cast<int64_t>(sizeof(T)); }
 
-  int64_t slabs() const { return (p_.in_channels() + channels_per_unit_ - 1) / channels_per_unit_; }
+  int64_t slabs() const { return divide_up(p_.in_channels(), channels_per_unit_); }
   ConvUnit<T> unit_of(int64_t group, int64_t slab, const ColumnBlock<T>& block) const {
     const int64_t first = slab * channels_per_unit_, channels = std::min(channels_per_unit_, p_.in_channels() - first);
     return {group, first, channels, block, 0, weights_.taps() * channels * block.family->columns};
@@ -169,7 +170,7 @@ class Convolution {
 
   /// All outputs of these units, whose weights are packed first.
   void run_pass(const std::vector<ConvUnit<T>>& units, T* weights) const {
-    const int64_t parts = (channels_per_unit_ + kPackedChannels - 1) / kPackedChannels;
+    const int64_t parts = divide_up(channels_per_unit_, kPackedChannels);
     parallel_for(static_cast<int64_t>(units.size()) * parts, 1, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i)
         weights_.pack(units[static_cast<size_t>(i / parts)], i % parts * kPackedChannels, kPackedChannels, weights);
@@ -380,8 +381,8 @@ void fill_bias(const View& out, const View* bias) {
 /// Whether it is a matrix product of few rows with voxels that lie side by side: a head's.
 template <class T>
 bool is_head(const ConvProblem<T>& p, const View& out, const View& in, const View& w, const ConvGeometry& geometry) {
-  constexpr int64_t kMostOutputs = 8;
-  bool whole = p.out_channels() <= kMostOutputs;
+  constexpr int64_t kMaxOutputs = 8;
+  bool whole = p.out_channels() <= kMaxOutputs;
   for (int axis = 0; axis < 3; ++axis)
     whole = whole && w.size[axis + 2] == 1 && geometry.stride[axis] == 1 && geometry.padding[axis] == 0 &&
             out.size[axis + 2] == in.size[axis + 2];  // or not, by output_padding
@@ -394,7 +395,7 @@ bool is_head(const ConvProblem<T>& p, const View& out, const View& in, const Vie
 template <class T>
 void multiply_head(const ConvProblem<T>& p) {
   constexpr int64_t kPiece = 256;
-  const int64_t voxels = p.out.size[0] * p.out.size[1] * p.out.size[2], pieces = (voxels + kPiece - 1) / kPiece;
+  const int64_t voxels = p.out.size[0] * p.out.size[1] * p.out.size[2], pieces = divide_up(voxels, kPiece);
   const int64_t outputs = p.out_channels(), inputs = p.in_channels(), work = kPiece * inputs * outputs;
   parallel_for(p.out.batch * p.groups * pieces, grain_of(work), [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {

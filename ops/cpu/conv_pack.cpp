@@ -1,3 +1,4 @@
+#include "core/detail/divide.h"
 #include "ops/cpu/conv_pack.h"
 
 #include <utility>
@@ -6,11 +7,11 @@ namespace voxgrad::cpu {
 
 void for_each_kernel_piece(const View& w, const ConvGeometry& geometry,
                            const std::function<void(const View&, const ConvGeometry&)>& body) {
-  constexpr int64_t kMostTaps = 1 << 15;
+  constexpr int64_t kMaxTaps = 1 << 15;
   int axis = 2;
   for (int i = 3; i < 5; ++i)
     if (w.size[i] > w.size[axis]) axis = i;
-  if (w.size[2] * w.size[3] * w.size[4] <= kMostTaps) return body(w, geometry);
+  if (w.size[2] * w.size[3] * w.size[4] <= kMaxTaps) return body(w, geometry);
   const int64_t half = w.size[axis] / 2;
   View first = w, second = w;
   first.size[axis] = half;
@@ -52,8 +53,8 @@ int64_t AxisWindow::position(int64_t slot, int64_t in_step) const {
 PackedRun::PackedRun(const AxisWindow::Run& run, const ConvGather& gather, int64_t origin, int64_t stride)
     : slot(run.slot), length(run.length), step(gather.in_step * stride) {
   const int64_t first = run.position + origin * gather.in_step;
-  begin = first >= 0 ? 0 : std::min(length, (-first + gather.in_step - 1) / gather.in_step);
-  if (first < gather.in_size) end = (gather.in_size - first + gather.in_step - 1) / gather.in_step;
+  begin = first >= 0 ? 0 : std::min(length, divide_up(-first, gather.in_step));
+  if (first < gather.in_size) end = divide_up(gather.in_size - first, gather.in_step);
   end = std::clamp(end, begin, length);
   start = first * stride + begin * step;
 }

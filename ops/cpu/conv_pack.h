@@ -9,6 +9,7 @@
 #include <limits>
 #include <vector>
 
+#include "core/detail/divide.h"
 #include "core/storage.h"
 #include "core/view.h"
 #include "ops/cpu/conv_tile.h"
@@ -204,8 +205,8 @@ void pack_tile(T* packed, const PackedLayout& layout, const T* source, const Vol
 
 /// Rows to give each tile of a run of `count`: as few tiles as possible, as even as possible.
 inline int64_t even_piece(int64_t count, int64_t most) {
-  const int64_t pieces = (count + most - 1) / most;
-  return pieces == 0 ? 0 : (count + pieces - 1) / pieces;
+  const int64_t pieces = divide_up(count, most);
+  return pieces == 0 ? 0 : divide_up(count, pieces);
 }
 
 }  // namespace voxgrad::cpu

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <utility>
 
+#include "core/detail/divide.h"
 #include "ops/cpu/conv_tile.h"
 #include "ops/cpu/vectors.h"
 
@@ -58,7 +59,7 @@ std::vector<ColumnBlock<T>> column_blocks(int64_t channels) {
     blocks.push_back({first, std::min<int64_t>(family->columns, channels - first), family});
     first += family->columns;
   };
-  int64_t units = (channels + unit - 1) / unit;
+  int64_t units = divide_up(channels, unit);
   if constexpr (units_per_vector == 2) {
     if (units % 2 == 1) {
       add(units >= 3 ? tile_family<T, half, 3>() : tile_family<T, half, 1>());

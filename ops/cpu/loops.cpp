@@ -4,6 +4,7 @@
 
 #include <cstring>
 
+#include "core/detail/divide.h"
 #include "core/dtype.h"
 
 namespace voxgrad::cpu {
@@ -32,7 +33,7 @@ template <class F>
 void walk(const Nest& nest, int64_t piece, int64_t work, F&& row) {
   if (nest.numel() == 0) return;
   const int64_t inner = nest.inner_size();
-  const int64_t pieces = (inner + piece - 1) / piece;
+  const int64_t pieces = divide_up(inner, piece);
   const Offsets step = nest.inner_stride();
   parallel_for(nest.rows() * pieces, grain_of(std::min(inner, piece) * work), [&](int64_t begin, int64_t end) {
     RowCursor cursor(nest, begin / pieces);

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "core/detail/divide.h"
 #include "core/dtype.h"
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/loops.h"
@@ -12,7 +13,7 @@ namespace voxgrad::cpu {
 void class_sums(const char* op, const View& sums, const View& x, const View& target, const ClassSums& options) {
   constexpr int64_t kPart = 4096;  // voxels
   const int64_t length = x.size[2], classes = x.size[1], own = classes * kClassSums;
-  const int64_t parts = (length + kPart - 1) / kPart, count = x.size[0] * parts;
+  const int64_t parts = divide_up(length, kPart), count = x.size[0] * parts;
   std::vector<double> partial(static_cast<size_t>(count * own));
   const auto add_part = [&]<class T, int kClasses>(int64_t part) {
     const int64_t n = part / parts, first = part % parts * kPart, last = std::min(first + kPart, length);

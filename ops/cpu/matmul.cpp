@@ -2,6 +2,7 @@
 // by one thread, so the order of every sum is the same for any number of threads.
 #include <vector>
 
+#include "core/detail/divide.h"
 #include "core/dtype.h"
 #include "ops/cpu/eigen.h"
 #include "ops/cpu/kernels.h"
@@ -68,7 +69,7 @@ void matmul(const View& c, const View& a, const View& b) {
   const int64_t batches = c.size[0], m = c.size[1], n = c.size[2], depth = a.size[2];
   if (c.numel() == 0) return;
   if (depth == 0) return fill(c, 0);
-  const int64_t down = (m + kTileRows - 1) / kTileRows, across = (n + kTileColumns - 1) / kTileColumns;
+  const int64_t down = divide_up(m, kTileRows), across = divide_up(n, kTileColumns);
   const int64_t work = std::min(m, kTileRows) * std::min(n, kTileColumns) * depth / 8;
   dispatch(Floats(), c.dtype, "matmul", "CPU", [&]<class T>() {
     using C = compute_t<T>;

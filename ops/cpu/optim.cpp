@@ -2,6 +2,7 @@
 #include <numeric>
 #include <vector>
 
+#include "core/detail/divide.h"
 #include "core/dtype.h"
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/loops.h"
@@ -13,7 +14,7 @@ namespace {
 /// Calls step(i) for every element of `param`, in pieces that do not depend on the number of threads.
 template <class F>
 void for_each_element(const View& param, F step) {
-  const int64_t count = param.numel(), pieces = (count + kRowPiece - 1) / kRowPiece;
+  const int64_t count = param.numel(), pieces = divide_up(count, kRowPiece);
   parallel_for(pieces, grain_of(kRowPiece), [&](int64_t begin, int64_t end) {
     const int64_t last = std::min(end * kRowPiece, count);
     VG_INDEPENDENT
@@ -59,7 +60,7 @@ void sum_of_squares(const View& out, std::span<const View> list) {
   for (const View& view : list)
     dispatch(Floats(), view.dtype, "sum_of_squares", "CPU", [&]<class T>() {
       const T* const x = view.as<const T>();
-      const int64_t count = view.numel(), pieces = (count + kRowPiece - 1) / kRowPiece;
+      const int64_t count = view.numel(), pieces = divide_up(count, kRowPiece);
       std::vector<double> sums(static_cast<size_t>(pieces));
       parallel_for(pieces, grain_of(kRowPiece), [&](int64_t begin, int64_t end) {
         for (int64_t piece = begin; piece < end; ++piece) {

@@ -2,6 +2,7 @@
 #include <limits>
 #include <vector>
 
+#include "core/detail/divide.h"
 #include "core/dtype.h"
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/loops.h"
@@ -25,7 +26,7 @@ struct RowMaxima {
 
   /// Offers one tap to every window whose tap falls into the input row: x[o * stride + shift] to window o.
   void offer(const T* x, int64_t x_step, int64_t width, int64_t stride, int64_t shift, int64_t position) {
-    const int64_t begin = shift < 0 ? (-shift + stride - 1) / stride : 0;
+    const int64_t begin = shift < 0 ? divide_up(-shift, stride) : 0;
     const int64_t end = std::min(static_cast<int64_t>(values.size()), (width - 1 - shift + stride) / stride);
     T* best = values.data();
     int64_t* at = indices.data();

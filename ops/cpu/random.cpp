@@ -1,6 +1,7 @@
 // Uniform and normal numbers: element i is the i-th of the Philox stream of core/detail/philox.h, counter by counter.
 #include <algorithm>
 
+#include "core/detail/divide.h"
 #include "core/detail/philox.h"
 #include "core/dtype.h"
 #include "ops/cpu/kernels.h"
@@ -16,7 +17,7 @@ void generate(const char* op, const View& out, GeneratorState state, F&& draw) {
     constexpr int64_t n = kUniformsPerCounter<T>;
     const int64_t count = out.numel();
     T* y = out.as<T>();
-    parallel_for((count + n - 1) / n, kGrain / 64, [&](int64_t begin, int64_t end) {
+    parallel_for(divide_up(count, n), kGrain / 64, [&](int64_t begin, int64_t end) {
       for (int64_t c = begin; c < end; ++c) {
         const Philox4 words = philox(state.seed, state.offset + static_cast<uint64_t>(c));
         compute_t<T> uniforms[n];

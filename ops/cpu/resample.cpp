@@ -3,6 +3,7 @@
 // ops/detail/resample_taps.h. Sums are of doubles, and rounded once.
 #include <vector>
 
+#include "core/detail/divide.h"
 #include "core/dtype.h"
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/loops.h"
@@ -90,7 +91,7 @@ void resample(const View& out, const View& in, const ResampleMaps& maps, bool tr
   };
   const ResampleProblem p{out, in, {matrix(0), matrix(1), matrix(2)}};
   const bool channels_inner = in.size[1] > 1 && std::abs(in.stride[1]) < std::abs(in.stride[4]);
-  const int64_t most = channels_inner ? kLanes : 1, parts = (out.size[1] + most - 1) / most, depth = out.size[2];
+  const int64_t most = channels_inner ? kLanes : 1, parts = divide_up(out.size[1], most), depth = out.size[2];
   const int64_t terms = static_cast<int64_t>(p.axes[1].entries.size() * p.axes[0].entries.size()) / depth;
   dispatch(Floats(), in.dtype, "resample", "CPU", [&]<class T>() {
     const int64_t work = (terms * in.size[4] + out.size[3] * out.size[4]) * std::min(most, out.size[1]);

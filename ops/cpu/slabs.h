@@ -7,6 +7,7 @@
 #include <functional>
 #include <vector>
 
+#include "core/detail/divide.h"
 #include "core/dtype.h"
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/loops.h"
@@ -34,7 +35,7 @@ struct Slabs {
         length(x.size[2]),
         channels_inner(channels > 1 && std::abs(x.stride[1]) < std::abs(x.stride[2])) {
     positions = channels_inner ? std::max<int64_t>(1, kSlab / channels) : kSlab;
-    chunks = (length + positions - 1) / positions;
+    chunks = divide_up(length, positions);
   }
 
   /// Calls f(slab) for all, in parallel.

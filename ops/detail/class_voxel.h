@@ -95,7 +95,7 @@ void with_classes(int64_t classes, const F& f) {
   if (classes <= 2) return f.template operator()<2>();
   if (classes <= 4) return f.template operator()<4>();
   if (classes <= 8) return f.template operator()<8>();
-  f.template operator()<kMostClasses>();
+  f.template operator()<kMaxClasses>();
 }
 
 /// Beside sums (S, C, 5): those of `rows` parts of the voxels of each, (S, rows, C, 5) at `data`.

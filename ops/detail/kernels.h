@@ -79,7 +79,7 @@ struct ClassSums {
   bool squared;  ///< the first sum is of p * p
 };
 /// The number of sums of a class, and how many classes kernels take.
-inline constexpr int kClassSums = 5, kMostClasses = 12;
+inline constexpr int kClassSums = 5, kMaxClasses = 12;
 
 struct PoolGeometry {
   Triple kernel_size{1};
@@ -177,7 +177,7 @@ struct Kernels {
   ConvExplanation (*explain_conv)(ConvPass pass, const View& x, const View& w, const View& y,
                                   const ConvGeometry& geometry);
 
-  // ---- losses: x (N, C, L), C <= kMostClasses; target (N, L), the numbers of classes in i64, i32 or u8. Numbers
+  // ---- losses: x (N, C, L), C <= kMaxClasses; target (N, L), the numbers of classes in i64, i32 or u8. Numbers
   // outside [0, C) other than ignore_index are on the CPU the operator's to find; on CUDA they are an error of `op`, as
   // in indexing, and their voxels are passed over.
   /// sums (N, C, 5), or (1, C, 5): over the samples too; f64, contiguous. With t = 1 in voxels of class c, else 0, over

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "../../core/detail/divide.h"
 #include "kernels.h"
 
 namespace voxgrad {
@@ -45,7 +46,7 @@ VG_HOST_DEVICE inline Taps resample_taps(const Resample& map, int64_t o, int64_t
     return window_taps(map, start, start + map.kernel, n);
   }
   if (map.mode == adaptive)
-    return window_taps(map, o * n / map.outputs, ((o + 1) * n + map.outputs - 1) / map.outputs, n);
+    return window_taps(map, o * n / map.outputs, divide_up((o + 1) * n, map.outputs), n);
   if (map.mode == nearest || map.mode == nearest_exact) {
     // A hair above the product: where a rounded scale such as 2.0 / 98 falls just short of a whole number, o belongs to
     // the input that the exact ratio names.
@@ -144,19 +145,18 @@ VG_HOST_DEVICE void for_terms(const Resample& map, bool transposed, int64_t o, i
 /// The most terms that an element can have.
 inline int64_t most_terms(const Resample& map, bool transposed, int64_t n, int64_t outputs) {
   using enum Resample::Mode;
-  const auto ratio = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
   int64_t most = 1;
   if (!transposed) {
     if (map.mode == box) most = map.kernel;
-    if (map.mode == adaptive) most = ratio(n, outputs) + 1;
+    if (map.mode == adaptive) most = divide_up(n, outputs) + 1;
     if (map.mode == linear) most = 2;
     if (map.mode == cubic) return 4;
     return most < n ? most : n;
   }
   if (map.mode == box) {
-    most = ratio(map.kernel, map.stride);
+    most = divide_up(map.kernel, map.stride);
   } else if (map.mode == adaptive) {
-    most = ratio(outputs, n) + 1;
+    most = divide_up(outputs, n) + 1;
   } else if (map.mode == replicate) {
     const int64_t behind = outputs - n - map.padding;
     most = 1 + (map.padding > 0 ? map.padding : 0) + (behind > 0 ? behind : 0);

@@ -59,7 +59,7 @@ bool compiled(std::span<const int> widths, int width) {
 }
 
 /// Bytes of shared memory by mma.sync: two blocks a multiprocessor of sm_90.
-constexpr int kMostShared = 113 * 1024;
+constexpr int kMaxShared = 113 * 1024;
 
 void check_fprop_dgrad(const ConvProblem& p, const MmaSyncPlan& plan) {
   constexpr int kRows = 256, kMaxTaps = 1024, kMaxClasses = 64, kKWords = 8;  // of cuda/conv/mma_sync/params.cuh
@@ -81,7 +81,7 @@ void check_fprop_dgrad(const ConvProblem& p, const MmaSyncPlan& plan) {
   EXPECT_TRUE(plan.pitch > halo / plan.extent[2] * plan.line && plan.pitch % 32 == 8) << plan.pitch;
   const int staged = (halo + 127) / 128 * 128;
   EXPECT_LE((ring + plan.input_stages * kKWords * plan.pitch + 2 * staged) * 4,
-            plan.merged ? p.shared_limit : kMostShared);
+            plan.merged ? p.shared_limit : kMaxShared);
   EXPECT_TRUE(plan.classes == classes && classes <= kMaxClasses && taps <= kMaxTaps);
   const auto widths = mma_sync_widths(arithmetic_of(p));
   EXPECT_TRUE(compiled(widths, plan.columns)) << plan.columns;
@@ -106,7 +106,7 @@ int most_blocks(const MmaSyncWgradPlan& plan, const MmaSyncWgradPlan::Class& c) 
   return most;
 }
 
-constexpr int64_t kMostWorkspace = int64_t{256} << 20;
+constexpr int64_t kMaxWorkspace = int64_t{256} << 20;
 
 void check_wgrad(const ConvProblem& p, const MmaSyncWgradPlan& plan) {
   constexpr int kKTileWords = 128, kMaxTaps = 1024, kMaxClasses = 64;  // of cuda/conv/mma_sync/wgrad.cuh
@@ -146,10 +146,10 @@ void check_wgrad(const ConvProblem& p, const MmaSyncWgradPlan& plan) {
   EXPECT_EQ(plan.columns, columns);
   EXPECT_GE(plan.shared_bytes, (plan.rows * (kKTileWords + 4) + most * 8 * plan.pitch) * 4);
   EXPECT_EQ(plan.shared_bytes % 16, 0);
-  EXPECT_LE(plan.stages * plan.shared_bytes, kMostShared);
+  EXPECT_LE(plan.stages * plan.shared_bytes, kMaxShared);
   expect_tiled(plan.k_tiles, plan.range, plan.ranges, "ranges");
   const int64_t one = p.groups * p.out_channels * plan.columns * 8 * 4;
-  EXPECT_LE(workspace_bytes(p, plan), std::max(kMostWorkspace, one));
+  EXPECT_LE(workspace_bytes(p, plan), std::max(kMaxWorkspace, one));
 }
 
 TEST(ConvPlan, HoldsWhateverTheProblem) {

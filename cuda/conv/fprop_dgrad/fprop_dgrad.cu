@@ -272,7 +272,7 @@ void run_plan(const ConvCall& call, const ConvProblem& problem, const FpropDgrad
   const View &out = call.out, &in = call.in, &w = call.w;
   const bool transposed = call.pass == ConvPass::dgrad, three = plan.products > 1;
   const int64_t copied = three ? copied_bytes(problem) : TmaTensor::copy_bytes(in), half = problem.batch / 2;
-  if (copied > kMostCopied && half > 0) {  // half of the samples, then the others
+  if (copied > kMaxCopied && half > 0) {  // half of the samples, then the others
     for (const int64_t first : {int64_t{0}, half}) {
       ConvCall part = call;
       part.in = samples_of(in, first, first == 0 ? half : problem.batch - half);

@@ -14,6 +14,7 @@
 // other's products.
 #pragma once
 
+#include "core/detail/divide.h"
 #include "cuda/conv/fprop_dgrad/epilogue.cuh"
 #include "cuda/conv/fprop_dgrad/pipeline.cuh"
 #include "cuda/conv/fprop_dgrad/scheduler.cuh"
@@ -146,7 +147,7 @@ struct Mainloop {
     if (p.splits > 1) {
       boxes = stages = 0;
       for (KBlocks k(p, unit, phase); k.left > 0; k.next(), ++boxes)
-        stages += (k.box(p).taps + p.stage_taps - 1) / p.stage_taps;
+        stages += divide_up(k.box(p).taps, p.stage_taps);
     }
     ++gemm;
     if (p.kept_taps == 0) weights.skip(stages);

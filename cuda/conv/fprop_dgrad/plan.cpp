@@ -3,13 +3,14 @@
 #include <algorithm>
 #include <array>
 
+#include "core/detail/divide.h"
 #include "cuda/conv/plan_common.h"
 #include "ops/detail/halves.h"
 
 namespace voxgrad::cuda {
 namespace {
 
-constexpr int kMostTaps = 512, kMostPhases = 64, kMostSide = 255, kMostStages = 8;
+constexpr int kMaxTaps = 512, kMaxPhases = 64, kMaxSide = 255, kMaxStages = 8;
 constexpr int kStatic = 8 * 1024;  // bytes: barriers, list of rows, alignment
 // Clocks of a model: what an SM gets from L2, writes results at, what a unit and a second kernel cost, and bytes a
 // clock of all memory.
@@ -63,10 +64,10 @@ bool choose_axes(const ConvProblem& p, FpropDgradPlan& plan) {
   int taps = 1, parts = 1;
   for (int a = 0; a < 3; ++a) {
     const auto axis = phases_of(p, a, false);
-    if (!axis || axis->in_step > kMostStep || axis->kernel > kMostTaps) return false;
+    if (!axis || axis->in_step > kMaxStep || axis->kernel > kMaxTaps) return false;
     taps *= axis->kernel;
     parts *= axis->phases;
-    if (taps > kMostTaps || parts > kMostPhases || !has_short_offsets(*axis)) return false;
+    if (taps > kMaxTaps || parts > kMaxPhases || !has_short_offsets(*axis)) return false;
     plan.axis[a] = *axis;
   }
   plan.phases = transposed ? parts : 1;
@@ -125,7 +126,7 @@ class Search {
 
   void try_tiles(FpropDgradPlan& plan) {
     const int rows = 64 * plan.m_tiles();
-    if (!plan.resident && plan.phases > 1 && plan.halo[0] && plan.resident_chunks() <= kMostStages) {
+    if (!plan.resident && plan.phases > 1 && plan.halo[0] && plan.resident_chunks() <= kMaxStages) {
       FpropDgradPlan resident = plan;
       resident.resident = true;
       for (AxisPhases& axis : resident.axis) merge_halos(axis);
@@ -136,7 +137,7 @@ class Search {
         for (const int d : sides(plan.axis[0].count, plan.cta.slide > 1 ? 1 : rows / (w * h))) {
           const bool whole = w == plan.axis[2].count && h == plan.axis[1].count && d == plan.axis[0].count;
           plan.tile[0] =
-              whole ? static_cast<int>(std::min<int64_t>(p_.batch, std::min(rows / (w * h * d), kMostSide))) : 1;
+              whole ? static_cast<int>(std::min<int64_t>(p_.batch, std::min(rows / (w * h * d), kMaxSide))) : 1;
           plan.tile[1] = d;
           plan.tile[2] = h;
           plan.tile[3] = w;
@@ -146,7 +147,7 @@ class Search {
   /// Near-equal pieces, and multiples of 8.
   static std::vector<int> sides(int count, int most) {
     std::vector<int> result;
-    for (const int width : box_widths(count, std::min(most, kMostSide)))
+    for (const int width : box_widths(count, std::min(most, kMaxSide)))
       if (result.size() < 6) result.push_back(width);
     for (const int width : {8, 16, 32})
       if (width <= most && width < count + 8) result.push_back(width);
@@ -157,7 +158,7 @@ class Search {
     plan.box[0] = plan.tile[0];
     for (int a = 0; a < 3; ++a) {
       plan.box[a + 1] = plan.tile[a + 1] + (plan.halo[a] ? plan.axis[a].max_span - 1 : 0);
-      if ((plan.box[a + 1] - 1) * plan.axis[a].in_step + 1 > kMostBox) return;
+      if ((plan.box[a + 1] - 1) * plan.axis[a].in_step + 1 > kMaxBox) return;
     }
     if (plan.box_rows() * plan.row_bytes > (p_.shared_limit - kStatic) / 2) return;
     const auto covered = best_cover(plan.tile, plan.box, plan.m_tiles());
@@ -196,21 +197,21 @@ class Search {
       if (plan.halo[a]) end += (plan.axis[a].max_span - 1) * pitch[a];
     const bool by_tap = !plan.halo[1] || taps_ == 1;
     plan.stage_taps =
-        std::min(plan.kept ? kMostTaps : most_stage_taps(plan.cta.product_columns()), most_box_taps(plan));
+        std::min(plan.kept ? kMaxTaps : most_stage_taps(plan.cta.product_columns()), most_box_taps(plan));
     const int weight = plan.weight_bytes(), input = plan.input_bytes();
     const int room = p_.shared_limit - kStatic;
     plan.weight_stages =
-        plan.kept ? weight_stages(plan) : std::min(by_tap && !plan.resident ? room / (input + weight) : 4, kMostStages);
-    if (plan.weight_stages > kMostStages) return false;
-    const int most = plan.resident        ? std::min(2 * plan.resident_chunks(), kMostStages)
-                     : by_tap             ? (plan.kept ? kMostStages : plan.weight_stages)
+        plan.kept ? weight_stages(plan) : std::min(by_tap && !plan.resident ? room / (input + weight) : 4, kMaxStages);
+    if (plan.weight_stages > kMaxStages) return false;
+    const int most = plan.resident        ? std::min(2 * plan.resident_chunks(), kMaxStages)
+                     : by_tap             ? (plan.kept ? kMaxStages : plan.weight_stages)
                      : plan.cta.slide > 1 ? 6
                                           : 3;
     plan.input_stages = std::min((room - plan.all_weight_bytes()) / input, most);
     if (plan.input_stages < (plan.resident ? plan.resident_chunks() : plan.cta.slide > 1 ? 3 : 2)) return false;
     if (!plan.kept) {
       if (plan.weight_stages < 2) return false;
-      plan.weight_stages = std::min((room - plan.input_stages * input) / weight, kMostStages);
+      plan.weight_stages = std::min((room - plan.input_stages * input) / weight, kMaxStages);
     }
     return end * plan.row_bytes <= input + plan.all_weight_bytes();
   }
@@ -223,7 +224,7 @@ class Search {
   }
   /// Of all weights; too many where they are not the same for all work units.
   int weight_stages(const FpropDgradPlan& plan) const {
-    if (p_.groups > 1 || p_.out_channels > plan.cta.columns) return kMostStages + 1;
+    if (p_.groups > 1 || p_.out_channels > plan.cta.columns) return kMaxStages + 1;
     return plan.chunks * all_loads(plan);
   }
 
@@ -238,7 +239,7 @@ class Search {
       plan.splits = splits;
       plan.units = units * splits;
       plan.cycles = cycles(plan);
-      if (plan.units < kMostUnits && (!best_ || plan.cycles < best_->cycles)) best_ = plan;
+      if (plan.units < kMaxUnits && (!best_ || plan.cycles < best_->cycles)) best_ = plan;
       const bool complete = std::all_of(plan.axis, plan.axis + 3, [](const AxisPhases& axis) { return axis.complete; });
       if (!complete || units >= kMultiprocessors || plan.resident || plan.kept || plan.cta.slide > 1 ||
           p_.choice.unsplit)
@@ -263,7 +264,7 @@ class Search {
     // One warpgroup's epilogue hides behind the other's products.
     const double epilogue =
         results * (plan.splits > 1 ? 4.0 : static_cast<double>(item_size(p_.dtype))) / kToMemory + kUnit * phases;
-    const int64_t rounds = (plan.units + kMultiprocessors - 1) / kMultiprocessors;
+    const int64_t rounds = divide_up(plan.units, kMultiprocessors);
     const double mainloop = std::max({multiplies, bytes / kFromL2, stages}) / plan.splits;
     // Alone on its multiprocessor, a warpgroup does not keep the tensor cores busy.
     const bool alone = !plan.cooperative && plan.cta.slide == 1 && rounds * phases == 1;
@@ -314,7 +315,7 @@ std::optional<FpropDgradPlan> plan_fprop_dgrad(const ConvProblem& p) {
     return std::nullopt;
   const bool copies = three_products(p) || !is_channels_last(p);
   if (copies && p.choice == ConvChoice{} && !pays_to_copy(p)) return std::nullopt;
-  if (copied_bytes(p) > p.batch * std::max(kMostCopied, sample_bytes(p))) return std::nullopt;
+  if (copied_bytes(p) > p.batch * std::max(kMaxCopied, sample_bytes(p))) return std::nullopt;
   FpropDgradPlan axes;
   if (!choose_axes(p, axes)) return std::nullopt;
   const auto best = Search(p, axes).best();

@@ -1,3 +1,4 @@
+#include "core/detail/divide.h"
 #include "cuda/conv/fprop_dgrad/split.h"
 
 #include "cuda/conv/common/mma.cuh"
@@ -53,7 +54,7 @@ int64_t lay_out(View& view, const std::array<int, 5>& axes) {
   int64_t stride = 1;
   for (const int axis : axes) {
     view.stride[axis] = stride;
-    stride = axis == axes[0] ? (view.size[axis] + wide - 1) / wide * wide : stride * view.size[axis];
+    stride = axis == axes[0] ? round_up(view.size[axis], wide) : stride * view.size[axis];
   }
   return stride;
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/detail/divide.h"
 #include "cuda/conv/mma_sync/plan.h"
 #include "cuda/conv/plan_common.h"
 
@@ -76,11 +77,11 @@ MmaSyncWgradPlan::Class tile_class(int taps, int blocks8, int most, int pitch, i
   if (taps <= most) {
     c.tile_columns = std::min({most / taps, fitting, blocks8}) * taps;
   } else {
-    const int pieces = (taps + most - 1) / most;
-    c.tile_columns = (taps + pieces - 1) / pieces;
+    const int pieces = divide_up(taps, most);
+    c.tile_columns = divide_up(taps, pieces);
     c.padded_taps = c.tile_columns * pieces;
   }
-  c.tiles = (blocks8 * c.padded_taps + c.tile_columns - 1) / c.tile_columns;
+  c.tiles = divide_up(blocks8 * c.padded_taps, c.tile_columns);
   return c;
 }
 
@@ -123,11 +124,11 @@ void choose_range(const ConvProblem& p, MmaSyncWgradPlan& plan) {
   // Accumulators truncate: a range is short enough for that not to be seen beside the rounding of the inputs.
   const int64_t most = three_products(p) ? 32 : 128;
   const int64_t bytes = p.groups * p.out_channels * plan.columns * 8 * static_cast<int64_t>(sizeof(float));
-  int64_t ranges = std::max((kBlocks + tiles - 1) / tiles, (plan.k_tiles + most - 1) / most);
-  ranges = std::clamp<int64_t>(std::min(ranges, kMostSums / std::max<int64_t>(bytes, 1)), 1,
+  int64_t ranges = std::max(divide_up(kBlocks, tiles), divide_up(plan.k_tiles, most));
+  ranges = std::clamp<int64_t>(std::min(ranges, kMaxSums / std::max<int64_t>(bytes, 1)), 1,
                                std::max<int64_t>(plan.k_tiles, 1));
-  plan.range = std::max<int64_t>(1, (plan.k_tiles + ranges - 1) / ranges);
-  plan.ranges = (plan.k_tiles + plan.range - 1) / plan.range;
+  plan.range = std::max<int64_t>(1, divide_up(plan.k_tiles, ranges));
+  plan.ranges = divide_up(plan.k_tiles, plan.range);
 }
 
 /// The best k-tile and tiles.

@@ -6,7 +6,7 @@
 namespace voxgrad::cuda {
 namespace {
 
-constexpr int64_t kMostTiles = 256;  // of a warp of wgrad, so that no float is a sum of more than 2048 voxels
+constexpr int64_t kMaxTiles = 256;  // of a warp of wgrad, so that no float is a sum of more than 2048 voxels
 
 bool is_pointwise(const ConvProblem& p) {
   bool pointwise = p.groups == 1;
@@ -23,7 +23,7 @@ void plan_ranges(const ConvProblem& p, PointwisePlan& plan) {
   plan.groups = divide_up(groups, plan.grid_rows);
   const int64_t tiles = divide_up(plan.voxels, pointwise_wgrad_voxels(plan.narrow)),
                 warps = kPointwiseWgradWarps / plan.groups;
-  plan.blocks = std::max(std::min(divide_up(tiles, warps), kMultiprocessors), divide_up(tiles, warps * kMostTiles));
+  plan.blocks = std::max(std::min(divide_up(tiles, warps), kMultiprocessors), divide_up(tiles, warps * kMaxTiles));
 }
 
 }  // namespace
@@ -35,7 +35,7 @@ std::optional<PointwisePlan> plan_pointwise(const ConvProblem& p) {
   const int64_t narrow = std::min(p.in_channels, p.out_channels), wide = std::max(p.in_channels, p.out_channels);
   const int64_t voxels = p.batch * p.in_size[0] * p.in_size[1] * p.in_size[2];
   if (narrow < 1 || narrow > most_narrow_channels(item_size(p.dtype)) ||
-      wide * pointwise_weight_rows(static_cast<int>(narrow)) > kMostPointwiseWeights || voxels < 1 ||
+      wide * pointwise_weight_rows(static_cast<int>(narrow)) > kMaxPointwiseWeights || voxels < 1 ||
       wide * item_size(p.dtype) % 16 != 0 || !(wide_in ? p.in_aligned : p.out_aligned))
     return std::nullopt;
   PointwisePlan plan{

@@ -11,7 +11,7 @@ namespace voxgrad::cuda {
 /// Of the narrow tensor: with more, halves are quicker on tensor cores.
 constexpr int most_narrow_channels(int64_t item_bytes) { return item_bytes == 4 ? 16 : 8; }
 /// Floats in shared memory: weights, a bias, and what keeps vectors in different banks.
-inline constexpr int kMostPointwiseWeights = 7168;
+inline constexpr int kMaxPointwiseWeights = 7168;
 constexpr int pointwise_weight_rows(int narrow) { return (narrow + 1) | 1; }
 /// Voxels of a warp at a time; warps of a block. Lanes of a voxel, of the wide tensor.
 inline constexpr int kPointwiseVoxels = 32, kPointwiseWarps = 8, kPointwiseLanes = 4;

@@ -12,6 +12,7 @@
 // and walks just the taps of that phase. Phases that no tap reaches write the bias.
 #include <numeric>
 
+#include "core/detail/divide.h"
 #include "cuda/conv/dispatch.h"
 #include "cuda/conv/simt/tile.cuh"
 
@@ -50,7 +51,7 @@ __device__ Lattice lattice_of(const ConvAxis& axis, bool transposed, int64_t pha
     return lattice;
   }
   lattice.out_step = static_cast<int>(axis.stride);
-  lattice.count = static_cast<int>((axis.out_size - phase + axis.stride - 1) / axis.stride);
+  lattice.count = static_cast<int>(divide_up(axis.out_size - phase, axis.stride));
   int64_t k = 0;  // the first tap that lands on a whole input position
   while (k < axis.tap_step && k < axis.kernel && (phase + axis.padding - k * axis.dilation) % axis.stride != 0) ++k;
   const bool reached = k < axis.tap_step && k < axis.kernel;
@@ -201,7 +202,7 @@ ConvAxis conv_axis(const View& in, const View& out, const View& w, const ConvGeo
   if (transposed) {
     result.phases = std::min(result.stride, result.out_size);
     result.tap_step = result.stride / std::gcd(result.stride, result.dilation);
-    result.max_count = (result.out_size + result.stride - 1) / result.stride;
+    result.max_count = divide_up(result.out_size, result.stride);
   }
   return result;
 }

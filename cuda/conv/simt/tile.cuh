@@ -10,6 +10,7 @@
 
 #include <cstdint>
 
+#include "core/detail/divide.h"
 #include "core/error.h"
 #include "cuda/detail/launch.h"
 #include "ops/detail/kernels.h"
@@ -133,10 +134,10 @@ template <class Tile, bool kRowsAdjacent, class Total, class T, class MakeSite, 
 __device__ void tile_product(Total (&total)[Tile::kThreadM][Tile::kThreadN], TileMemory<Tile>& memory,
                              const TileOperands<T>& operands, MakeSite make_site, MakeRow make_row) {
   constexpr int kK = Tile::kK, kTableKBlocks = Tile::kRows / kK, kFlushKBlocks = 256 / kK;
-  constexpr int kLoadsA = Tile::kM * kK / kTileThreads, kLoadsB = (Tile::kN * kK + kTileThreads - 1) / kTileThreads;
+  constexpr int kLoadsA = Tile::kM * kK / kTileThreads, kLoadsB = divide_up(Tile::kN * kK, kTileThreads);
   constexpr int kSites = kRowsAdjacent ? kLoadsA : 1;
   const int thread = static_cast<int>(threadIdx.x);
-  const int k_blocks = (operands.k_count + kK - 1) / kK;
+  const int k_blocks = divide_up(operands.k_count, kK);
 
   // Where load l of this thread goes in the staged k-block of A.
   const auto a_row = [&](int l) { return kRowsAdjacent ? thread % kK : (thread + l * kTileThreads) / Tile::kM; };

@@ -5,6 +5,7 @@
 // product of one range for a tile of (channel, tap) by output channels, with float sums of 256 products added up in
 // double. The partial results of all ranges are then summed in a fixed order by the reduction kernel: two runs give
 // the same bits, on any GPU.
+#include "core/detail/divide.h"
 #include "cuda/conv/dispatch.h"
 #include "cuda/conv/simt/tile.cuh"
 #include "cuda/detail/kernels.h"
@@ -93,7 +94,7 @@ __global__ void __launch_bounds__(kTileThreads, Tile::kBlocks)
 int range_length(int64_t voxels, int64_t tiles) {
   constexpr int64_t kBlocks = 1024, kShortest = 2048, kLongest = 1 << 24;
   const int64_t ranges = std::max<int64_t>(kBlocks / tiles, 1);
-  return static_cast<int>(std::clamp((voxels + ranges - 1) / ranges, kShortest, kLongest));
+  return static_cast<int>(std::clamp(divide_up(voxels, ranges), kShortest, kLongest));
 }
 
 /// Sums the ranges' partial results into w.
@@ -123,7 +124,7 @@ void launch_tile(WgradParams<T> problem, const View& w, bool innermost, const La
   problem.channel_tiles = (problem.out_channels + Tile::kN - 1) / Tile::kN;
   const int64_t tiles = problem.column_tiles * problem.channel_tiles * problem.groups;
   problem.range = range_length(problem.voxels, tiles);
-  const int64_t ranges = (problem.voxels + problem.range - 1) / problem.range;
+  const int64_t ranges = divide_up(problem.voxels, problem.range);
   problem.tiles = tiles * ranges;
 
   const Workspace partial(launch, static_cast<size_t>(ranges * w.numel()) * sizeof(T));

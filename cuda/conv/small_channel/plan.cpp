@@ -280,7 +280,7 @@ std::optional<SmallChannelWgradPlan> plan_small_channel_wgrad(const ConvProblem&
       if (finish(p, plan) && (!best || plan.cycles < best->cycles)) best = plan;
     }
   if (!best || static_cast<double>(best->ranges) * static_cast<double>(p.groups) >= 2147483647.0) return std::nullopt;
-  return workspace_bytes(p, *best) <= kMostSums ? best : std::nullopt;
+  return workspace_bytes(p, *best) <= kMaxSums ? best : std::nullopt;
 }
 
 int64_t workspace_bytes(const ConvProblem& p, const SmallChannelWgradPlan& plan) {

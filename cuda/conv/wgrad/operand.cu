@@ -15,7 +15,7 @@ namespace {
 
 constexpr const char* kOp = "conv weight gradient";
 /// Of a slice of 16 channels: clusters of blocks, which read it twice, of so many voxels at most.
-constexpr int kSlice = 16, kCluster = 8, kSliceBlock = 512, kMostSliceVoxels = 1 << 15;
+constexpr int kSlice = 16, kCluster = 8, kSliceBlock = 512, kMaxSliceVoxels = 1 << 15;
 
 /// float32 voxels in any order of axes.
 struct Voxels {
@@ -245,7 +245,7 @@ View Operand::copy_of(const View& view) const {
 bool Operand::suits_slices() const {
   const int64_t channels = view_.size[1];
   return view_.dtype == DType::f32 && view_.stride[1] == 1 && channels / groups_ % 4 == 0 && is_tma_tensor(view_) &&
-         samples_ == view_.size[0] && view_.numel() / channels <= kMostSliceVoxels;
+         samples_ == view_.size[0] && view_.numel() / channels <= kMaxSliceVoxels;
 }
 
 View Operand::samples(int64_t first, int64_t count) {

@@ -3,13 +3,14 @@
 #include <algorithm>
 #include <bit>
 
+#include "core/detail/divide.h"
 #include "cuda/conv/plan_common.h"
 #include "ops/detail/halves.h"
 
 namespace voxgrad::cuda {
 namespace {
 
-constexpr int kMostTaps = 343, kMostSets = 64, kMostBoxes = 384, kMostSteps = 32, kMostStages = 6;
+constexpr int kMaxTaps = 343, kMaxSets = 64, kMaxBoxes = 384, kMaxSteps = 32, kMaxStages = 6;
 constexpr int kStatic = 2 * 1024;  // bytes: barriers, alignment
 constexpr double kFromL2 = 45, kUnit = 1500, kStage = 150, kToMemory = 16, kReduction = 4000, kReductionBytes = 2500;
 
@@ -24,10 +25,10 @@ bool choose_axes(const ConvProblem& p, WgradPlan& plan) {
   int taps = 1;
   for (int a = 0; a < 3; ++a) {
     const auto axis = phases_of(p, a, false);
-    if (!axis || axis->in_step > kMostStep || !has_short_offsets(*axis)) return false;
+    if (!axis || axis->in_step > kMaxStep || !has_short_offsets(*axis)) return false;
     plan.axis[a] = *axis;
     taps *= axis->kernel;
-    if (taps > kMostTaps) return false;
+    if (taps > kMaxTaps) return false;
   }
   return taps > 0;
 }
@@ -49,7 +50,7 @@ class Search {
         plan.cta = cta;
         plan.depth = static_cast<int>(cta.slide > 1 ? read_size(p_, 0) : p_.out_size[0]);
         list_sets(plan, most_taps, chunks);
-        if (plan.sets.size() > kMostSets || plan.sets.size() * static_cast<size_t>(plan.most_boxes()) > kMostBoxes)
+        if (plan.sets.size() > kMaxSets || plan.sets.size() * static_cast<size_t>(plan.most_boxes()) > kMaxBoxes)
           continue;
         plan.channel_tiles = divide_up(chunks, plan.chunks);
         try_tiles(plan);
@@ -127,13 +128,13 @@ class Search {
             if (n > 1 && plan.cta.slide > 1) continue;         // steps take neighbouring rows of y
             const int tile[] = {n, d, h, w};
             std::copy_n(tile, 4, plan.tile);
-            if (plan.rows() % (products_ > 1 ? 64 : 16) != 0 || plan.rows() > 16 * kMostSteps || plan.rows() < 64)
+            if (plan.rows() % (products_ > 1 ? 64 : 16) != 0 || plan.rows() > 16 * kMaxSteps || plan.rows() < 64)
               continue;
             plan.box[0] = n;
             bool fits = true;
             for (int a = 0; a < 3; ++a) {
               plan.box[a + 1] = tile[a + 1] + span[a] - 1;
-              fits &= (plan.box[a + 1] - 1) * plan.axis[a].in_step < kMostBox;
+              fits &= (plan.box[a + 1] - 1) * plan.axis[a].in_step < kMaxBox;
             }
             if (fits) try_tile(plan);
           }
@@ -149,7 +150,7 @@ class Search {
   }
 
   void try_tile(WgradPlan& plan) {
-    plan.stages = static_cast<int>(std::min<int64_t>((p_.shared_limit - kStatic) / plan.stage_bytes(), kMostStages));
+    plan.stages = static_cast<int>(std::min<int64_t>((p_.shared_limit - kStatic) / plan.stage_bytes(), kMaxStages));
     if (plan.stages < 2) return;
     int64_t tiles = products_ * divide_up(p_.batch, plan.tile[0]);
     for (int a = 0; a < 3; ++a) tiles *= divide_up(a == 0 ? plan.depth : p_.out_size[a], plan.tile[a + 1]);
@@ -164,7 +165,7 @@ class Search {
       plan.splits = divide_up(plan.all_tiles, plan.tiles_of_split);
       plan.units = units * plan.splits;
       plan.cycles = cycles(plan);
-      if (plan.units < kMostUnits && workspace_bytes(p_, plan) <= kMostSums && (!best_ || plan.cycles < best_->cycles))
+      if (plan.units < kMaxUnits && workspace_bytes(p_, plan) <= kMaxSums && (!best_ || plan.cycles < best_->cycles))
         best_ = plan;
     }
   }
@@ -186,7 +187,7 @@ class Search {
     const bool direct = plan.splits == 1 && elements_of(p_) == 2 && is_channels_last(p_);  // and the weights, then
     const double unit = of_units / static_cast<double>(plan.sets.size()) + first_load +
                         2.0 * plan.cta.m_tiles * 64 * b * (direct ? 2 : 4) / kToMemory + kUnit;
-    const double units = static_cast<double>((plan.units + kMultiprocessors - 1) / kMultiprocessors) * unit;
+    const double units = static_cast<double>(divide_up(plan.units, kMultiprocessors)) * unit;
     return direct ? units : units + kReduction + static_cast<double>(workspace_bytes(p_, plan)) / kReductionBytes;
   }
 
@@ -210,7 +211,7 @@ int64_t samples_at_once(const ConvProblem& p) {
     in *= std::max<int64_t>(read_size(p, a), 1);
     out *= p.out_size[a];
   }
-  int64_t samples = std::clamp<int64_t>(kMostCopied / std::max<int64_t>(in + out, 1), 1, p.batch);
+  int64_t samples = std::clamp<int64_t>(kMaxCopied / std::max<int64_t>(in + out, 1), 1, p.batch);
   // Of two parts the low one begins behind the last sample: a tile of samples must not reach it in any launch.
   while (parts(p) > 1 && p.batch % samples != 0) --samples;
   return samples;
